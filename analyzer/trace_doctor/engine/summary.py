@@ -46,7 +46,7 @@ def summary(
     reserved = [m.max_reserved_bytes for m in memory if m.max_reserved_bytes is not None]
     return Summary(
         step_us=slowest[0] / 1e3 if slowest else None,
-        plain_step_us=plain.median_ns / 1e3 if plain else None,
+        plain_step_us=plain.mean_ns / 1e3 if plain else None,
         gpu_busy_share=(window - idle) / window if window and on_gpu else None,
         gpu_idle_share=idle / window if window and on_gpu else None,
         peak_allocated_bytes=max((m.peak_bytes for m in memory), default=None),

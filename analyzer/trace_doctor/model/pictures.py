@@ -19,7 +19,7 @@ class StepRow(Struct, frozen=True, kw_only=True):
     dur_us: Us
     """from its mark to the next one"""
     pace_us: Us | None = None
-    """from the completion of the step before it to its own, GPU work included: what `Summary.step_us` is the median of"""
+    """from the completion of the step before it to its own, GPU work included"""
     warmup: bool = False
 
 

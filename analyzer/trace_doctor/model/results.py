@@ -43,9 +43,9 @@ class SavingUpTo(Struct, frozen=True, kw_only=True):
 
 class Summary(Struct, frozen=True, kw_only=True):
     step_us: Us | None = None
-    """Median steady step; None without a step source."""
+    """Mean steady step; None without a step source."""
     plain_step_us: Us | None = None
-    """Median step without the profiler, of the capture that `step_us` is of; only a recording tells."""
+    """Mean step without the profiler, of the capture that `step_us` is of; only a recording tells."""
     gpu_busy_share: Share | None = None
     gpu_idle_share: Share | None = None
     peak_allocated_bytes: Bytes | None = None

@@ -188,13 +188,12 @@ def _time_table(terminal: Terminal, result: Result, rows: list[TimeLedgerRow], n
     }
     lines = [["", "step", *(_SHORT[k] for k in there), "idle", "mostly"]]
     for row in rows:
-        pace = result.inputs[row.input].pace if row.input < len(result.inputs) else None
         window = max(row.window_ns, 1)
         cause, ns = next(iter(_largest(msgspec.structs.asdict(row.idle_ns))), ("", 0))
         lines.append(
             [
                 names.place(row),
-                duration(pace.median_us) if pace else "",
+                duration(row.step_us) if row.steps else "",
                 *(share(of(row) / window) for of in there.values()),
                 share(row.idle_ns.total() / window),
                 f"{IDLE[cause].label} {share(ns / window)}" if ns / window >= 0.01 else "",

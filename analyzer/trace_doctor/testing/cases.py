@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import isclose
 from typing import Any
 
 from trace_doctor.capture import Capture
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Facts, Options
 from trace_doctor.evidence.rank_summary import RankSummary, ranks_of_jobs, summarised
+from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.model import Confidence, Severity
 from trace_doctor.model.parameters import misfit
 from trace_doctor.rule import Claim, Context, Rule, View
@@ -100,7 +102,8 @@ def run_case(rule: type[Rule], case: Valid | Invalid) -> list[Claim]:
     """Runs one case and raises AssertionError where the rule does not do what the case says."""
     made = rule(**case.thresholds)
     try:
-        claims = claims_of(made, case.build(), case.options)
+        ranks = [Facts(capture, Options(**case.options)) for capture in captures_of(case.build())]
+        claims = claims_on(made, ranks)
     except NotCaptured as missing:
         assert isinstance(case, Valid) and case.skipped is not None, f"abstained: {missing.reason}"
         assert case.skipped in missing.reason, f"abstained for another reason: {missing.reason}"
@@ -143,4 +146,18 @@ def run_case(rule: type[Rule], case: Valid | Invalid) -> list[Claim]:
             assert abs(claimed - amount) <= case.tolerance * abs(amount), (
                 f"saving: wanted {amount}, got {claimed}"
             )
+    for claim in claims:
+        _of_the_mean_step(claim, ranks)
     return claims
+
+
+def _of_the_mean_step(claim: Claim, ranks: Sequence[Facts]) -> None:
+    """Raises AssertionError where time and share of a saving are not of one step, the mean one of a rank, or exceed it."""
+    steps = [s.step_ns / 1e3 for facts in ranks if (s := facts.get(Steps)) is not None]
+    gain = claim.saving
+    if gain is None or gain.time_us_per_step is None or gain.share_of_step is None or not steps:
+        return
+    time, share = gain.time_us_per_step, gain.share_of_step
+    assert share <= 1 and any(isclose(time, share * us, rel_tol=1e-3, abs_tol=0.1) for us in steps), (
+        f"{time} us are not {share:.2%} of a mean step of {steps} us"
+    )

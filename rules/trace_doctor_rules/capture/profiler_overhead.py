@@ -150,12 +150,12 @@ class ProfilerOverhead(Rule):
         )
 
     def _measured(self, cost: ProfilerCost, plain: PlainPace) -> Iterator[Claim]:
-        longer = cost.step_ns - plain.median_ns
+        longer = cost.median_ns - plain.median_ns
         if longer < max(self.min_measured_share * plain.median_ns, self.min_deviations * plain.mad_ns):
             return
         yield Claim(
             message=(
-                f"A step takes {milliseconds(plain.median_ns / 1e3)}, and {milliseconds(cost.step_ns / 1e3)} under the "
+                f"A step takes {milliseconds(plain.median_ns / 1e3)}, and {milliseconds(cost.median_ns / 1e3)} under the "
                 f"profiler ({longer / plain.median_ns:.0%} more): host times of this capture are longer than without it."
             ),
             confidence="high",

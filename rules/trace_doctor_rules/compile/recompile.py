@@ -301,20 +301,21 @@ class Recompile(Rule):
     ) -> Claim:
         times = [c for c in some if c.of_frame]
         ns = _blocking_ns(ctx, some, steady)
-        length = total(intervals(steady))
+        count, step_ns = ctx[Steps].count, ctx[Steps].step_ns
+        share = ns / max(step_ns * count, 1)
         frame = next((c.frame for c in times if c.frame), None)
         changed = tuple(dict.fromkeys(why for c in times for why in c.changed[:1]))
         often = len(times) >= self.min_recompiles
         moments = ctx[Moments]
         return Claim(
-            message=_message(frame_id, times, changed, ns, ns / max(length, 1), len(steady)),
+            message=_message(frame_id, times, changed, ns, share, len(steady)),
             confidence="high" if frame_id is not None and (often or changed) else "medium",
             severity=None if often else "info",
             saving=Saving(
-                time_us_per_step=ns / ctx[Steps].count / 1e3,
-                share_of_step=ns / max(length, 1),
+                time_us_per_step=ns / count / 1e3,
+                share_of_step=share,
                 basis="measured",
-                how=f"time inside {len(some)} compilations of this function, averaged over {ctx[Steps].count} steady steps",
+                how=f"time inside {len(some)} compilations of this function, averaged over {count} steady steps",
             ),
             location=location(frame, ts_us=moments.ts_us(some[0].start)),
             evidence=[_table(some, steady)],

@@ -213,7 +213,7 @@ class DataLoaderStarvation(TimeRule):
         Invalid(
             "400 us a step in the training process",
             lambda: _training(400),
-            saving_us=200,
+            saving_us=220,
             message="waits for data",
             fixes=("num_workers=2", "Hugging Face", "Lightning", "IterableDataset"),
             confidence="high",

@@ -22,6 +22,7 @@ class PlainPace(Evidence, frozen=True):
     """What a step takes without the profiler, in the same run. Raises NotCaptured where only profiled steps are known."""
 
     steps: int
+    mean_ns: int
     median_ns: int
     mad_ns: int
     """median absolute deviation of the steps"""
@@ -34,7 +35,8 @@ class PlainPace(Evidence, frozen=True):
                 "steps without the profiler were not timed", "trace-doctor record -- python train.py"
             )
         middle = float(np.median(times))
-        return cls(len(times), round(middle * 1e6), round(float(np.median(np.abs(times - middle))) * 1e6))
+        spread = float(np.median(np.abs(times - middle)))
+        return cls(len(times), *(round(ms * 1e6) for ms in (float(times.mean()), middle, spread)))
 
 
 class ProfilerCost(Evidence, frozen=True):
@@ -50,8 +52,8 @@ class ProfilerCost(Evidence, frozen=True):
     """Python calls recorded on the main thread in the steady steps; those of another trace cost nothing here"""
     plain: PlainPace | None = None
     """what the steps take without the profiler, where that was measured"""
-    step_ns: int = 0
-    """what they take with it"""
+    median_ns: int = 0
+    """what they take with it, in the median as those without it"""
     phases: tuple[tuple[str, int, int], ...] = ()
     """(phase, steps, median ns) of a recording, in its order"""
 
@@ -80,7 +82,7 @@ class ProfilerCost(Evidence, frozen=True):
             marked_ns=total(intersect(union(spans), steady)),
             frames=sum(int(python[a:b].sum()) for a, b in np.searchsorted(run.ts, steady).tolist()),
             plain=facts.get(PlainPace),
-            step_ns=facts[Steps].step_ns,
+            median_ns=facts[Steps].median_ns,
             phases=tuple(
                 (phase, len(times), round(float(np.median(times)) * 1e6))
                 for phase, times in facts.capture.step_ms.items()

@@ -49,8 +49,6 @@ LATE_NS = 3_000_000
 """A wait for workers from here on is one for a batch that is still being made: to take one that is ready (unpickling, mapping
 shared memory) took up to 2.5 ms in captures whose workers keep up."""
 T = TypeVar("T", bound=Any)
-SKEWED = 1.5
-"""A mean step this much longer than the median one says that single steps hold the time."""
 
 
 class Removal(Struct, frozen=True):
@@ -96,7 +94,7 @@ class ReplayOutcome(Struct, frozen=True):
     saved_ns: int
     """of all steady steps; never negative"""
     step_us: float
-    """median steady step, after; of a skewed run the mean"""
+    """mean steady step, after"""
     saved_us_per_step: float
     share_of_step: float
     basis: Basis
@@ -105,7 +103,7 @@ class ReplayOutcome(Struct, frozen=True):
 
     @property
     def before_us(self) -> float:
-        """Median steady step, as captured; of a skewed run the mean."""
+        """Mean steady step, as captured."""
         return self.step_us + self.saved_us_per_step
 
     @property
@@ -145,7 +143,8 @@ class Replay(Evidence, frozen=True):
     """share of the window in delays of the GPU that no stream, launch or other stream explains"""
     reproduction_error: float | None
     """|replay of everything - window| / window: a check of the arithmetic, not of the model"""
-    median_ns: int
+    step_ns: int
+    """mean steady step"""
     main: int
     """thread, -1 when nothing says"""
     cores: int | None
@@ -182,7 +181,7 @@ class Replay(Evidence, frozen=True):
             base_error=errors[0],
             unexplained_share=errors[1],
             reproduction_error=errors[2],
-            median_ns=steps.step_ns,
+            step_ns=steps.step_ns,
             main=threads.main if threads is not None else -1,
             cores=cores if isinstance(cores, int) and cores > 0 else None,
             on_cpu=1.0 if on_cpu is None else on_cpu,
@@ -221,7 +220,7 @@ class Replay(Evidence, frozen=True):
         if removal not in self._known:
             length = self.window[1] - self.window[0]
             new_ns = self._host_bound(removal) if self.graph is None else self._retimed(self.graph, removal)
-            self._known[removal] = self._outcome(length, min(max(new_ns, 0), length))
+            self._known[removal] = self._outcome(min(max(new_ns, 0), length))
         return self._known[removal]
 
     def beside(self, removal: Removal, done: Removal) -> float:
@@ -270,13 +269,10 @@ class Replay(Evidence, frozen=True):
             new_ns = max(new_ns, -(-max(needed, loading) // self.cores))
         return new_ns
 
-    def _outcome(self, length: int, new_ns: int) -> ReplayOutcome:
-        saved = length - new_ns
-        median_us, mean_us = self.median_ns / 1e3, length / self.count / 1e3
-        # Where a few steps hold the time (recompiling ones, say), what they cost is in the mean and not in the median.
-        skewed = mean_us > SKEWED * median_us
-        before = mean_us if skewed else median_us
-        per_step = saved / length * before if length else 0.0
+    def _outcome(self, new_ns: int) -> ReplayOutcome:
+        saved = self.window[1] - self.window[0] - new_ns
+        before = self.step_ns / 1e3
+        per_step = min(saved / self.count / 1e3, before)
         after = before - per_step
         basis: Basis = "replay" if self.usable else "bound"
         steps = f"{self.count} steady step{'s' if self.count > 1 else ''}"
@@ -287,8 +283,6 @@ class Replay(Evidence, frozen=True):
         else:
             how = f"{steps} re-timed without it"
         how += f": {milliseconds(before)} → {milliseconds(after)} a step at best"
-        if skewed:
-            how += f" (the mean: the median step takes {milliseconds(median_us)})"
         if self.limit:
             how += f"; a bound, because {self.limit}"
         return ReplayOutcome(

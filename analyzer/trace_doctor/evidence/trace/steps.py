@@ -87,10 +87,16 @@ class Steps(Evidence, frozen=True):
 
     @property
     def step_ns(self) -> int:
-        """Median pace of the steady steps; the window without a source."""
+        """Mean steady step; the window without a source. All that is said per step, or as a share of it, goes by this one:
+        what a few long steps cost is in it, and parts of a step sum to it."""
         if not self.steps:
             return self.window[1] - self.window[0]
-        return int(np.median([s.pace for s in self.steady]))
+        return sum(s.dur for s in self.steady) // self.count
+
+    @property
+    def median_ns(self) -> int:
+        """Median pace of the steady steps, to compare recordings by; the window without a source."""
+        return int(np.median([s.pace for s in self.steady])) if self.steps else self.step_ns
 
     def spans(self, phase: Phase) -> list[Span]:
         """The stretches of the window of this phase, one per step. Without a source all of it is steady."""
@@ -119,7 +125,7 @@ class Steps(Evidence, frozen=True):
         steps = cls._of(facts, cut)
         if more:
             steps = replace(steps, not_judged=_not_judged(steps, parts))
-        return steps if not steps.steps or steps.step_ns else cls._without(facts, _NO_TIME)
+        return steps if not steps.steps or steps.median_ns else cls._without(facts, _NO_TIME)
 
     @classmethod
     def _without(cls, facts: Facts, doubt: str) -> Self:

@@ -72,20 +72,14 @@ def _time_lead(rows: list[TimeLedgerRow], result: Result) -> list[Child]:
     if any(r.device < 0 for r in rows) and not is_cpu(result):
         whose, idle = "each device, the main thread where no GPU was recorded", ["idle or waiting, by cause"]
     return [
-        f"Time of {whose} over {_over(rows)}.{_means(rows, result)} Solid: working. Hatched: ",
+        f"Time of {whose} over {_over(rows)}.{_beside(rows)} Solid: working. Hatched: ",
         *idle,
         ".",
     ]
 
 
-def _means(rows: list[TimeLedgerRow], result: Result) -> str:
-    """The parts sum to the mean step; the step time at the top of the page is a median."""
-    if len(rows) > 1:
-        return " Beside each bar: its mean step." if any(r.steps > 1 for r in rows) else ""
-    mean, middle = rows[0].step_us, result.summary.step_us
-    if rows[0].steps < 2 or not middle or abs(mean - middle) <= 0.02 * middle:
-        return ""
-    return f" A step takes {duration(mean)} in the mean, {duration(middle)} in the median."
+def _beside(rows: list[TimeLedgerRow]) -> str:
+    return " Beside each bar: its mean step." if len(rows) > 1 and any(r.steps > 1 for r in rows) else ""
 
 
 def _over(rows: list[TimeLedgerRow]) -> str:

@@ -88,10 +88,10 @@ def _step(result: Result) -> Html:
     plain = result.summary.plain_step_us
     beside = "" if plain is None else f"; under the profiler, {duration(plain)} without it"
     if captures > 1:
-        return tile("Step time", duration(us), f"median; the slowest of {captures:,} captures{beside}")
+        return tile("Step time", duration(us), f"mean; the slowest of {captures:,} captures{beside}")
     counted = max((r.steps for r in result.time_ledger if r.phase == "steady"), default=0)
-    note = ["median of ", f"{counted:,} ", term("steady", "steady " + ("step" if counted == 1 else "steps"))]
-    return tile("Step time", duration(us), [*note, beside] if counted else f"median{beside}")
+    note = ["mean of ", f"{counted:,} ", term("steady", "steady " + ("step" if counted == 1 else "steps"))]
+    return tile("Step time", duration(us), [*note, beside] if counted else f"mean{beside}")
 
 
 def _busy(result: Result) -> Html:
