@@ -6,6 +6,7 @@ import pytest
 
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Facts, Options
+from trace_doctor.evidence.idle.time_ledger import TimeLedger
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.run import Cat
 
@@ -189,6 +190,21 @@ def test_recordings_without_marks_of_steps_are_apart_as_well(facts: Make) -> Non
 def test_marks_that_overlap_by_rounding_are_steps(facts: Make) -> None:
     events = [(NOTE, f"ProfilerStep#{n}", 100 + 50 * n, 50.3, {}) for n in range(4)]
     assert len(facts([*events, *(e for n in range(4) for e in work(101 + 50 * n, n + 1))])[Steps].steps) == 4
+
+
+def test_a_step_has_the_gpu_work_that_it_launched_and_a_backlog_is_outside(facts: Make) -> None:
+    """The host runs ahead: 30 us are still to be done from before the capture, and each step launches 70 us."""
+    marks = [(NOTE, f"ProfilerStep#{n + 5}", 100 + 50 * n, 50, {}) for n in range(3)]
+    launched = [e for n in range(3) for e in work(101 + 50 * n, n + 1, gpu_at=130 + 70 * n, gpu_us=70)]
+    seen = facts([*marks, *launched, (KERNEL, "gemm", 100, 30, {"correlation": 99})])
+    steps = seen[Steps]
+    assert steps.window == (100_000, 340_000)
+    assert [s.pace for s in steps.steps] == [70_000] * 3
+    assert steps.step_ns == 70_000
+    assert steps.on_device("outside") == [(100_000, 130_000)]
+    rows = {r.phase: r for r in seen[TimeLedger].rows}
+    assert (rows["steady"].window_ns, rows["steady"].compute_ns) == (210_000, 210_000)
+    assert sum(r.window_ns for r in rows.values()) == 240_000
 
 
 def test_steps_that_take_no_time_are_none(facts: Make) -> None:

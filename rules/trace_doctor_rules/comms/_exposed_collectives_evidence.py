@@ -26,8 +26,8 @@ class CollectiveExposure(Evidence, frozen=True):
     """(start, end) ns of collectives in steady steps beside no compute, without the set-up of a communicator"""
     exposed_ns: float
     """the same, of a step"""
-    steady_ns: float
-    """of a step"""
+    steady_ns: int
+    """of a step: its length"""
     steps: int
     has_gpu: bool
     """whether GPU work was replayed; else the main thread was"""
@@ -62,7 +62,7 @@ class CollectiveExposure(Evidence, frozen=True):
         return cls(
             intervals=tuple(exposed),
             exposed_ns=total(own.lasting) / steps.count,
-            steady_ns=sum(end - start for start, end in steps.spans("steady")) / steps.count,
+            steady_ns=steps.step_ns,
             steps=steps.count,
             has_gpu=replay.graph is not None,
             usable=replay.usable,

@@ -85,11 +85,11 @@ class DataParallelModule(Rule):
         timeline, steps = ctx[GpuTimeline], ctx[Steps]
         if not ctx[Parallelism].data_parallel or len(timeline.devices) < 2:
             return
-        spans = intervals(steps.spans("steady"))
+        spans = intervals(steps.on_device("steady"))
         computing = {
             d: total(intersect(timeline.work(d, COMPUTE), spans)) / steps.count for d in timeline.devices
         }
-        longest, step = max(computing.values()), total(spans) / steps.count
+        longest, step = max(computing.values()), steps.step_ns
         saved = max(step - longest, 0.0)
         yield Claim(
             message=(

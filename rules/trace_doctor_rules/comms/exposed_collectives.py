@@ -58,6 +58,21 @@ def _rank(
     return b
 
 
+def _with_backlog() -> RunBuilder:
+    """The GPU still exchanges what was launched before the first step."""
+    b = RunBuilder(world_size=2)
+    for _ in range(4):
+        b.launch(800, _ALL_REDUCE)
+    for _ in range(5):
+        with b.step():
+            b.loader(5)
+            with b.op("aten::mm"):
+                b.launch(2000)
+            b.launch(600, _ALL_REDUCE)
+            b.sync()
+    return b
+
+
 def _of_two_kinds() -> RunBuilder:
     b = _rank(600, small=1, small_us=300)
     for n, event in enumerate(e for e in b.events if e["name"] == _ALL_REDUCE):
@@ -175,6 +190,7 @@ class ExposedCollectives(Rule):
             fixes=("DistributedDataParallel", "accumulated gradients"),
             confidence="medium",
         ),
+        Invalid("behind a backlog of such", _with_backlog, saving_us=600, message="For 0.6 ms"),
         Invalid("a communicator is set up first", lambda: _rank(600, first_us=9000), saving_us=600, tolerance=0.3),
         Invalid("one step with two equal ones", lambda: _rank(600, steps=1, small=1, small_us=600), confidence="low"),
         Invalid("of FSDP", lambda: _rank(600, name=_ALL_GATHER, mark="FSDP::pre_forward"), message="all-gather", fixes=("Gather the parameters",)),
@@ -219,9 +235,9 @@ class ExposedCollectives(Rule):
         if exposed < least * own.steady_ns:
             return
         saving, saved_us, share = own.saving, own.saved_us, own.share_of_step
-        if transfer is not None and transfer / 1e3 < saved_us:
-            saved_us, share = transfer / 1e3, share * transfer / 1e3 / saved_us
-            saving = _capped(saving, saved_us, share)
+        if exposed / 1e3 < saved_us:
+            saved_us, share = exposed / 1e3, share * exposed / 1e3 / saved_us
+            saving = _capped(saving, saved_us, share, waiting=transfer is not None)
         if share < self.min_saving:
             return
         doubt = (
@@ -270,13 +286,14 @@ def _of_this_rank(ctx: Context, own: CollectiveExposure) -> Sequence[tuple[int, 
     return spans_of(subtract(intervals(own.intervals), waits))
 
 
-def _capped(saving: Saving, us: float, share: float) -> Saving:
+def _capped(saving: Saving, us: float, share: float, *, waiting: bool) -> Saving:
     """The saving, but no more than so much."""
+    most = f"no more than the exposed transfer of {milliseconds(us)}, the rest is waiting for other ranks"
     return Saving(
         time_us_per_step=us,
         share_of_step=share,
         basis=saving.basis,
-        how=f"{saving.how}; no more than the exposed transfer of {milliseconds(us)}, the rest is waiting for other ranks",
+        how=f"{saving.how}; {most if waiting else 'no more than runs beside no compute'}",
     )
 
 

@@ -29,6 +29,21 @@ def _job(*compute_us: float, gpu: bool = True, operators: tuple[int, ...] = ()) 
     return ranks
 
 
+def _with_backlog() -> tuple[RunBuilder, ...]:
+    """Both compute 1000 us a step; the GPU of rank 1 still runs what was launched before the first one."""
+    ranks = RunBuilder(rank=0, world_size=2), RunBuilder(rank=1, world_size=2)
+    for b, before in zip(ranks, (0, 1500), strict=True):
+        if before:
+            b.launch(before)
+        for _ in range(5):
+            with b.step():
+                b.loader(5)
+                with b.op("aten::mm"):
+                    b.compute(1000)
+                b.sync()
+    return ranks
+
+
 class RankImbalance(Rule):
     """The ranks of a job compute for different lengths of time.
 
@@ -82,6 +97,7 @@ class RankImbalance(Rule):
 
     VALID = [
         Valid("even", lambda: _job(1000, 1020, 990)),
+        Valid("even, with a backlog on one of them", _with_backlog),
         Valid("not that different", lambda: _job(1000, 1500, 1000), thresholds={"min_difference": 0.5}),
         Valid("a small part of the step", lambda: _job(1000, 1500, 1000), thresholds={"min_share": 0.5}),
         Valid("one rank alone", lambda: _job(1000), skipped="one rank"),

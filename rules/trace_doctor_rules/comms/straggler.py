@@ -241,7 +241,7 @@ def _standard_errors(ranked_collectives: RankedCollectives, late: list[int], oth
     if not excess:
         return 0.0
     values, at = np.concatenate(excess), np.concatenate(when)
-    borders = [s.end for s in ranked_collectives.members[late[0]][Steps].steady[:-1]]
+    borders = [s.done for s in ranked_collectives.members[late[0]][Steps].steady[:-1]]
     if not borders:
         return _errors(values)
     steps = np.bincount(np.searchsorted(borders, at), weights=values, minlength=len(borders) + 1)

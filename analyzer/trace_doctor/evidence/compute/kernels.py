@@ -40,7 +40,7 @@ class Kernels(Evidence, frozen=True):
     @classmethod
     def build(cls, facts: Facts) -> Self:
         run, timeline, steps = facts.run, facts[GpuTimeline], facts[Steps]
-        steady = intervals(steps.spans("steady"))
+        steady = intervals(steps.on_device("steady"))
         parts = []
         for device in timeline.devices:
             rows = timeline.rows(device, COMPUTE)

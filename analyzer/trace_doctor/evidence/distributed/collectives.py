@@ -83,12 +83,12 @@ class Collectives(Evidence, frozen=True):
         if not len(rows):
             raise NotCaptured("no collective in the trace", "record a rank of a distributed run")
         arguments = run.args(rows)
-        window = facts[Steps].window
+        window, steady = facts[Steps].window, intervals(facts[Steps].on_device("steady"))
         start, end = run.ts[rows], run.end[rows]
         compute = union(np.concatenate([parts[0] for parts in exposed(facts).values()]))
         alone = subtract(clip(union(pairs(start, end)), *window), compute)
-        set_up = _set_up(end - start, facts[Steps].steady_at(start) >= 0)
-        lasting = intersect(alone, intervals(facts[Steps].spans("steady")))
+        set_up = _set_up(end - start, covered(pairs(start, start + 1), steady) > 0)
+        lasting = intersect(alone, steady)
         return cls(
             rows=rows,
             keys=tuple(
@@ -271,8 +271,12 @@ def _together(start: I64, end: I64) -> Bool:
 def _steady(summary: RankSummary, key: Key) -> tuple[I64, I64, I64]:
     """(start, end, number) of the collectives of a kind from the first steady step on."""
     own = summary[Collectives]
-    of_kind = np.array([k == key for k in own.keys]) & (own.start >= summary[Steps].spans("steady")[0][0])
+    of_kind = np.array([k == key for k in own.keys]) & (own.start >= _steady_from(summary))
     return own.start[of_kind], own.end[of_kind], own.sequence[of_kind]
+
+
+def _steady_from(summary: RankSummary) -> int:
+    return next(iter(summary[Steps].on_device("steady")), summary[Steps].window)[0]
 
 
 def _alone(members: list[RankSummary], i: int, matches: list[Match]) -> tuple[int, int]:
@@ -283,7 +287,9 @@ def _alone(members: list[RankSummary], i: int, matches: list[Match]) -> tuple[in
             arrived = match.start[at] + match.wait[at]
             waiting.append(pairs(match.start[at], arrived))
             transferring.append(pairs(arrived, match.end[at]))
-    alone, count = members[i][Collectives].alone, members[i][Steps].count
+    steps = members[i][Steps]
+    alone = intersect(members[i][Collectives].alone, intervals(steps.on_device("steady")))
+    count = steps.count
     moving = union(np.concatenate(transferring)) if transferring else alone[:0]
     still = subtract(union(np.concatenate(waiting)), moving) if waiting else alone[:0]
     return int(covered(still, alone).sum()) // count, int(covered(moving, alone).sum()) // count

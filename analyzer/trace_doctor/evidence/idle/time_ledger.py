@@ -23,7 +23,8 @@ class TimeLedger(Evidence, frozen=True):
     """Rows by device, then steady, warmup, outside (rows of no length are left out).
 
     window = compute + exposed communication + exposed copies + idle, for every row. The rows of a device are the
-    analysed window. Device -1 is the main thread of a capture without GPU work. Raises NotCaptured when the trace
+    analysed window. GPU work counts for the step that launched it: a step lasts from the completion of what was launched
+    before it to that of its own, so a backlog of earlier steps is warm-up or outside, and a tail is its step's. Device -1 is the main thread of a capture without GPU work. Raises NotCaptured when the trace
     holds neither GPU work nor host events.
     """
 
@@ -68,10 +69,10 @@ def exposed(facts: Facts) -> dict[int, tuple[I64, I64, I64]]:
 
 
 def _row(facts: Facts, steps: Steps, device: int, phase: Phase, parts: tuple[I64, I64, I64]) -> TimeLedgerRow:
-    spans = intervals(steps.spans(phase))
+    spans = intervals(steps.on_device(phase))
     compute, comm, copies = (total(intersect(part, spans)) for part in parts)
     window = total(spans)
-    counted = 0 if not steps.steps or phase == "outside" else len(steps.spans(phase))
+    counted = 0 if not steps.steps or phase == "outside" else len(steps.spans(phase))  # one may take no time
     return TimeLedgerRow(
         rank=facts.capture.rank,
         device=device,

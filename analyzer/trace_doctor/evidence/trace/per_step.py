@@ -6,22 +6,15 @@ import numpy as np
 
 from trace_doctor.arrays import I64
 from trace_doctor.evidence.base import Facts
-from trace_doctor.evidence.intervals import overlaps, pairs
-from trace_doctor.evidence.trace.launches import Launches
-from trace_doctor.evidence.trace.steps import Steps, completions
-
-
-def steady_spans(steps: Steps) -> I64:
-    """The steady steps, (n, 2) ns, in time order; neighbours touch and stay apart. None without a source."""
-    return np.array(steps.spans("steady") if steps.steps else [], dtype=np.int64).reshape(-1, 2)
+from trace_doctor.evidence.intervals import overlaps
+from trace_doctor.evidence.trace.steps import Steps
 
 
 def device_steps(facts: Facts) -> I64:
-    """The steady steps as a device sees them, (n, 2) ns: from the completion of the work before each to that of its own.
-    A device that lags behind the host's marks would else show work of one step in the next."""
-    spans = steady_spans(facts[Steps])
-    start, end = (completions(facts.run, facts[Launches], spans[:, side]) for side in (0, 1))
-    return pairs(start, np.maximum(start, end))
+    """The steady steps as a device sees them, (n, 2) ns, in time order; neighbours touch and stay apart. None without a
+    source."""
+    steps = facts[Steps]
+    return np.array([(s.begun, s.done) for s in steps.steady], dtype=np.int64).reshape(-1, 2)
 
 
 def in_steps(raw: I64, spans: I64) -> I64:

@@ -48,14 +48,21 @@ class Step(Struct, frozen=True):
     end: int
     warmup: bool = False
     label: str = ""
-    pace: int = 0
-    """ns from the completion of the previous step to that of this one, GPU work included: how long a step takes when
-    the host runs ahead of the device and its marks are short"""
+    begun: int = 0
+    """when the GPU work that was launched before the step was done, ns: what runs from here on is the step's own"""
+    done: int = 0
+    """when all that the step launched was done, and the host past it, ns"""
 
     @property
     def dur(self) -> int:
         """Length, ns."""
         return self.end - self.start
+
+    @property
+    def pace(self) -> int:
+        """ns from the completion of the previous step to that of this one, GPU work included: how long a step takes when
+        the host runs ahead of the device and its marks are short."""
+        return self.done - self.begun
 
 
 class Steps(Evidence, frozen=True):
@@ -91,7 +98,7 @@ class Steps(Evidence, frozen=True):
         what a few long steps cost is in it, and parts of a step sum to it."""
         if not self.steps:
             return self.window[1] - self.window[0]
-        return sum(s.dur for s in self.steady) // self.count
+        return sum(s.pace for s in self.steady) // self.count
 
     @property
     def median_ns(self) -> int:
@@ -105,6 +112,19 @@ class Steps(Evidence, frozen=True):
         if phase == "outside":
             return list(self.outside)
         return [(s.start, s.end) for s in self.steps if s.warmup == (phase == "warmup")]
+
+    def on_device(self, phase: Phase) -> list[Span]:
+        """The same stretches as a device sees them: each from the completion of the work launched before a step to that of
+        its own. Work that the host had launched before the first step (a backlog) is outside, and what the last one
+        launched is its own. They tile the window too."""
+        if not self.steps:
+            return self.spans(phase)
+        start, end = self.window
+        if phase == "outside":
+            edges = [(start, self.steps[0].begun), (self.steps[-1].done, end)]
+        else:
+            edges = [(s.begun, s.done) for s in self.steps if s.warmup == (phase == "warmup")]
+        return [(max(a, start), min(b, end)) for a, b in edges if min(b, end) > max(a, start)]
 
     def steady_at(self, moments: I64) -> I64:
         """The place in `spans("steady")` of the one that holds each of these moments (ns); -1: none does."""
@@ -149,12 +169,13 @@ class Steps(Evidence, frozen=True):
         if run.damage.truncated:
             steps = before_the_cut(run, steps) or steps
         spans = np.array([(s.start, s.end) for s in steps], dtype=np.int64).reshape(-1, 2)
-        pace = _pace(run, facts[Launches], spans)
-        warm, reason = leading_warmup(facts, spans, pace)
+        done = _completions(run, facts[Launches], spans)
+        warm, reason = leading_warmup(facts, spans, np.diff(done))
         if warm == len(steps) and warm:
             warm, reason = 0, f"no step is steady ({reason}): all steps are counted"
         steps = [
-            replace(s, warmup=i < warm, pace=int(p)) for i, (s, p) in enumerate(zip(steps, pace, strict=True))
+            replace(s, warmup=i < warm, begun=begun, done=done)
+            for i, (s, (begun, done)) in enumerate(zip(steps, pairwise(done.tolist()), strict=True))
         ]
         if facts.options.steps is not None:
             steps, window = _selected(steps, facts.options.steps)
@@ -317,17 +338,19 @@ def _gpu_end(run: Run, launches: Launches, span: Span) -> int:
     return int(run.end[work].max()) if len(work) else span[0]
 
 
-def _pace(run: Run, launches: Launches, spans: I64) -> I64:
-    """From the completion of each step's predecessor to its own: the host is past it, its GPU work has ended."""
+def _completions(run: Run, launches: Launches, spans: I64) -> I64:
+    """For the border before each step, and the last one: when everything that the host had launched before it was done,
+    and the host past it."""
     if not len(spans):
         return np.empty(0, dtype=np.int64)
-    return np.asarray(np.diff(completions(run, launches, np.concatenate([spans[:1, 0], spans[:, 1]]))))
-
-
-def completions(run: Run, launches: Launches, borders: I64) -> I64:
-    """When everything that the host had launched before each of these moments (ns) was done, and the host past it."""
+    borders = np.concatenate([spans[:1, 0], spans[:, 1]])
     known = launches.launch >= 0
     at, ends = run.ts[launches.launch[known]], run.end[run.gpu[known]]
+    if len(at) and at.min() < borders[1]:
+        # Work without a call that runs in front of all that the first step launched was launched before the capture.
+        early = ~known & (run.ts[run.gpu] < run.ts[run.gpu[known]].min())
+        at = np.append(at, np.full(np.count_nonzero(early), np.iinfo(np.int64).min))
+        ends = np.append(ends, run.end[run.gpu[early]])
     order = np.argsort(at, kind="stable")
     reach = np.concatenate([[np.iinfo(np.int64).min], np.maximum.accumulate(ends[order])])
     return np.asarray(np.maximum(borders, reach[np.searchsorted(at[order], borders)]))
@@ -360,12 +383,12 @@ def _worked(run: Run, span: Span) -> bool:
 
 
 def _selected(steps: list[Step], requested: tuple[int, int]) -> tuple[list[Step], Span]:
-    """The steps with first <= index < last, and the window that they span."""
+    """The steps with first <= index < last, and the window that they span, with all that they launched."""
     chosen = [s for s in steps if requested[0] <= s.index < requested[1]]
     if not chosen:
         there = f"steps {steps[0].index} to {steps[-1].index}" if steps else "no steps"
         raise NotCaptured(f"the trace has {there}, not {requested[0]}:{requested[1]}")
-    return chosen, (chosen[0].start, chosen[-1].end)
+    return chosen, (chosen[0].start, max(chosen[-1].end, chosen[-1].done))
 
 
 def _outside(window: Span, steps: list[Step]) -> tuple[Span, ...]:
