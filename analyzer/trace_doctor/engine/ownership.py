@@ -42,7 +42,7 @@ def ownership(facts: Facts, owners: Sequence[Owner]) -> list[OwnershipRow]:
     Empty where the capture has no time ledger."""
     if facts.get(IdleLedger) is None:
         return []
-    steady, start = intervals(facts[Steps].spans("steady")), facts.get(StartUp)
+    steady, start = intervals(facts[Steps].on_device("steady")), facts.get(StartUp)
     rows = []
     for device, (_, comm, copies) in exposed(facts).items():
         own = [owner for owner in owners if owner.device in (None, device)]

@@ -50,7 +50,7 @@ class HostBound(Evidence, frozen=True):
         run, ledger, timeline, replay = facts.run, facts[IdleCauses].ledger, facts[GpuTimeline], facts[Replay]
         if replay.graph is None:
             raise NotCaptured(replay.limit, "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]")
-        steady = intervals(facts[Steps].spans("steady"))
+        steady = intervals(facts[Steps].on_device("steady"))
         threads = np.unique(replay.graph.calls.thread).tolist()
         views = union(np.concatenate([NOTHING, *(view_time(run, t) for t in threads)]))
         best: tuple[int, dict[str, int], I64] = (-1, {}, steady[:0])
@@ -72,7 +72,7 @@ class HostBound(Evidence, frozen=True):
             median_kernel_us=float(np.median(run.dur[rows])) / 1e3 if len(rows) else 0.0,
             length=total(steady),
             by_cause=own,
-            other=sum(ledger.owned(cause, facts[Steps].spans("steady"), device) for cause in OTHER_WORK),
+            other=sum(ledger.owned(cause, facts[Steps].on_device("steady"), device) for cause in OTHER_WORK),
             owned=owned,
             halved=halved,
             lasting=replay.beside(Removal(host_share=0.25), HALF) if stacks else halved.share_of_step,

@@ -99,7 +99,7 @@ class HostGaps(Evidence, frozen=True):
     @classmethod
     def build(cls, facts: Facts) -> Self:
         facts[Processor]  # refuses where a GPU worked that was not recorded
-        ledger, spans = facts[IdleCauses].ledger, facts[Steps].spans("steady")
+        ledger, spans = facts[IdleCauses].ledger, facts[Steps].on_device("steady")
         return cls(
             thread=facts[Threads].main,
             device=max(
@@ -115,7 +115,8 @@ class HostGaps(Evidence, frozen=True):
         facts, run = self._facts, self._facts.run
         search = Search(facts, self.thread, limits)
         steady = intervals(facts[Steps].spans("steady"))
-        idle = intersect(self._idle(*CAUSES), steady)
+        on_device = intervals(facts[Steps].on_device("steady"))
+        idle = intersect(self._idle(*CAUSES), on_device)
         computing = facts[CpuTimeline].compute if self.device < 0 else NOTHING
         rows = stretches(search)
         sites = facts.get(CallSites)
@@ -141,7 +142,7 @@ class HostGaps(Evidence, frozen=True):
         meeting = facts[Nesting].parent[collectives(search)]
         named = np.concatenate([rows, meeting[meeting >= 0]])
         cover = union(pairs(run.ts[named], run.end[named]))
-        blank = subtract(intersect(self._idle("python", "annotation"), steady), cover)
+        blank = subtract(intersect(self._idle("python", "annotation"), on_device), cover)
         return NamedGaps(
             gaps=tuple(sorted(gaps, key=lambda gap: (-gap.idle_ns, gap.name))),
             blank=blank[blank[:, 1] - blank[:, 0] >= limits.gap_ns],

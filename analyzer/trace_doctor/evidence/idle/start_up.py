@@ -30,7 +30,7 @@ class StartUp(Evidence, frozen=True):
     @classmethod
     def build(cls, facts: Facts) -> Self:
         steps, ledger = facts[Steps], facts[IdleLedger]
-        common = intervals(steps.spans("warmup"))
+        common = intervals(steps.on_device("warmup"))
         by_device = {}
         for device in ledger.devices:
             before = _before_the_first_kernel(facts, device) if steps.source == "none" else []
