@@ -34,14 +34,12 @@ SHARED = ROOT.parent / "shared/traces"
 DOSES = (0.01, 0.02, 0.05, 0.10, 0.20, 0.40)
 REAL = (
     "facebookresearch_HolisticTraceAnalysis/control_control.json.gz",
-    "facebookresearch_HolisticTraceAnalysis/negative_queue_length_values_check_rank0.json.gz",
     "facebookresearch_HolisticTraceAnalysis/b8cce2cd_cpu_only_rank-34.Jul_15_10_52_41.1074.pt.trace.json.gz",
     "luatil_torch-profile/trace_04.json.gz",
     "luatil_torch-profile/trace_05.json.gz",
     "luatil_torch-profile/trace_06.json.gz",
     "pytorch_benchmark/cce09c0b_trace.json",
     "pytorch_kineto/resnet50_num_workers_4_worker0.1623212756351.pt.trace.json.gz",
-    "AMD-AGI_TraceLens/mi300_resnet_act_checkpoint.json.gz",
 )
 SAMPLES = (
     *(f"{name}/cpu/healthy/rank0.light.json.gz" for name in ("dataloader_starvation", "slow_launch_thread", "straggler", "tensor_indexing_loop")),
@@ -126,15 +124,15 @@ class Author:
 def loader(base: Base, us: float) -> Planted:
     author, name = Author(base), "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
     made = lambda begin, end, *_: [author.host("user_annotation", name, begin, end)]  # noqa: E731
-    return _each(base, lambda step: [Plant(step[0], us, drains=False, made=made)])
+    return _each(base, lambda step: [Plant(step[0], us, made=made)])
 
 
-def unnamed(base: Base, us: float, *, drains: bool = False) -> Planted:
-    """`drains`, here and below: the host waits for the GPU first, so that no queue hides any of it."""
+def unnamed(base: Base, us: float, *, drains: bool = True) -> Planted:
+    """`drains`, here and below: the host waits for the GPU first, so that no queue hides it in any step."""
     return _each(base, lambda step: [Plant(_middle(step), us, drains=drains)])
 
 
-def in_an_operator(base: Base, us: float, *, drains: bool = False) -> Planted:
+def in_an_operator(base: Base, us: float, *, drains: bool = True) -> Planted:
     steps = planting.inside_operators(base.events, base.moments)
     return planting.plant(base.events, [Plant(_middle(s), us, drains=drains) for s in steps])
 
@@ -149,7 +147,7 @@ def small(base: Base, us: float, *, drains: bool = False) -> Planted:
     return _each(base, places)
 
 
-def compiled(base: Base, us: float, *, drains: bool = False) -> Planted:
+def compiled(base: Base, us: float, *, drains: bool = True) -> Planted:
     """A region around the pause and the operator behind it."""
     author = Author(base)
     lengths = {
@@ -167,7 +165,7 @@ def compiled(base: Base, us: float, *, drains: bool = False) -> Planted:
 def annotated(base: Base, us: float) -> Planted:
     author = Author(base)
     made = lambda begin, end, *_: [author.host("user_annotation", "log_metrics", begin, end)]  # noqa: E731
-    return _each(base, lambda step: [Plant(_middle(step), us, drains=False, made=made)])
+    return _each(base, lambda step: [Plant(_middle(step), us, made=made)])
 
 
 def driver_calls(base: Base, us: float) -> Planted:
@@ -253,7 +251,7 @@ def collective(base: Base, us: float) -> Planted:
 
 def _all_reduce(author: Author, begin: float, end: float, gpu_begin: float, gpu_end: float) -> list[Event]:
     name = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*, unsigned long, ncclWork*)"
-    op = author.host("cpu_op", "c10d::allreduce_", min(begin, end - 2.0), end)
+    op = author.host("cpu_op", "c10d::allreduce_", end - 2.0, end)
     return [
         op,
         author.call("cudaLaunchKernel", end - 1.5, end - 0.5),
@@ -274,11 +272,10 @@ def late_rank(base: Base, us: float) -> tuple[list[Planted], Planted]:
 
         return made
 
-    late = _each(base, lambda s: [Plant(s[-1], us, own, drains=False, made=note(Author(base)))])
+    on_time, own_time = note(Author(base)), note(Author(base))
+    late = _each(base, lambda s: [Plant(s[-1], us, own, drains=us > 0, made=own_time)])
     untils = iter(ends[:])
-    others = _each(
-        base, lambda s: [Plant(s[-1], 0.0, own, drains=False, until=next(untils), made=note(Author(base)))]
-    )
+    others = _each(base, lambda s: [Plant(s[-1], 0.0, own, drains=False, until=next(untils), made=on_time)])
     plain = _each(base, lambda s: [Plant(s[-1], 0.0, own, drains=False)])
     ranks = [late if rank == LATE else others for rank in range(RANKS)]
     return ranks, Planted(late.events, late.longer_us - plain.longer_us)

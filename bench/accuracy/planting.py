@@ -72,7 +72,7 @@ def step_us(events: Sequence[Event]) -> float:
 
 def boundaries(events: Sequence[Event]) -> list[list[float]]:
     """For each step the moments at which an outermost operator of the main thread begins that no annotation holds but the
-    step's own mark: there a pause has no name."""
+    step's own mark: there a pause has no name. Not between two gradients, where no code of the user's runs."""
     steps = marks(events)
     thread = steps[0]["tid"]
     own = [
@@ -92,7 +92,8 @@ def boundaries(events: Sequence[Event]) -> list[list[float]]:
     for op in ops:
         start, end = float(op["ts"]), float(op["ts"]) + float(op["dur"])
         if start >= reached:
-            outermost.append(start)
+            if not str(op["name"]).startswith("autograd::engine"):
+                outermost.append(start)
             reached = end
     starts = [float(e["ts"]) for e in steps]
     ends = [float(e["ts"]) + float(e["dur"]) for e in steps]
@@ -191,7 +192,7 @@ class _Behind:
         late = self.gpu[-1]
         for work in pending:
             if work.ts >= plant.at:
-                late = max(late, self.host_of(work.launch) - max(work.ts - work.launch - LATENCY, 0.0))
+                late = max(late, self._needed(work))
                 free = max(free, work.end + late)
         end = (max(begin, free) if plant.drains else begin) + plant.host_us
         gpu_begin = gpu_end = 0.0
