@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
+from warm_commands import warm
 
 from trace_doctor.config import load_config
 from trace_doctor.gate.decision import terms_of
@@ -42,7 +44,7 @@ def project(tmp_path: Path) -> Path:
     for name, does in {
         "pip": "exit 0",
         "python": f'[ "$1 $2" = "-m pip" ] && exit 0\n{python}',
-        "trace-doctor": f'exec "{sys.executable}" -c "from trace_doctor.cli import main; main()" "$@"',
+        "trace-doctor": f'exec {shlex.join(warm())} "$@"',
     }.items():
         (tools / name).write_text(f"#!/bin/bash\n{does}\n")
         (tools / name).chmod(0o755)

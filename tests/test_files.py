@@ -6,11 +6,11 @@ import errno
 import os
 import stat
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
+from warm_commands import warm
 
 from trace_doctor.errors import UsageError
 from trace_doctor.files import replacing
@@ -141,7 +141,7 @@ def test_the_default_report_follows_no_link_to_what_is_no_report(tmp_path: Path,
     if kind != "dangling":
         victim.write_text("mine")
     (tmp_path / "trace-doctor-report.html").symlink_to(victim)
-    command = [sys.executable, "-c", "from trace_doctor.cli import main; main()", "analyze", "trace.json"]
+    command = [*warm(), "analyze", "trace.json"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
     assert victim.exists() == (kind != "dangling")

@@ -12,18 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from warm_commands import warm
 
 from trace_doctor.cli.options import format_words, rule_words
 from trace_doctor.model import Result
 from trace_doctor.testing import RunBuilder
 
-EXE = [sys.executable, "-c", "from trace_doctor.cli import main; main()"]
-
 
 def run(*args: str | Path, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
     clean = {k: v for k, v in os.environ.items() if not k.startswith("TRACE_DOCTOR") and k != "FORCE_COLOR"}
     return subprocess.run(
-        [*EXE, *map(str, args)],
+        [*warm(), *map(str, args)],
         cwd=cwd,
         env={**clean, **env},
         capture_output=True,
@@ -194,12 +193,14 @@ def test_a_trace_from_stdin(logs: Path) -> None:
     data = (logs / "logs" / "rank0.pt.trace.json").read_bytes()
     for piped in (data, gzip.compress(data)):
         done = subprocess.run(
-            [*EXE, "check", "-", "-o", "json"], cwd=logs, input=piped, capture_output=True, check=False
+            [*warm(), "check", "-", "-o", "json"], cwd=logs, input=piped, capture_output=True, check=False
         )
         assert done.returncode == 1, done.stderr
         result = Result.from_json(done.stdout)
         assert (result.inputs[0].path, result.findings[0].code) == ("stdin", "TD101")
-    assert subprocess.run([*EXE, "check", "-"], input=b"", capture_output=True, check=False).returncode == 2
+    assert (
+        subprocess.run([*warm(), "check", "-"], input=b"", capture_output=True, check=False).returncode == 2
+    )
 
 
 def test_what_the_filters_leave_out_is_said(logs: Path) -> None:

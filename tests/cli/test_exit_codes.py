@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import NamedTuple
 
 import pytest
 from example_files import EXAMPLES, make_examples
+from warm_commands import warm
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "exit-codes.md"
 _ROW = re.compile(r"^\| `((?:\w+=\S+ |timeout .+? |[^`]+; )?trace-doctor[^`]*)` \| (.+?) \| (\d+) \|$", re.M)
@@ -40,11 +42,11 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `trace-doctor` and `python`, as a shell finds them after an install."""
     folder = tmp_path_factory.mktemp("bin")
-    for name, arguments in (
-        ("trace-doctor", "-c 'from trace_doctor.cli import main; main()'"),
-        ("python", ""),
+    for name, command in (
+        ("trace-doctor", warm()),
+        ("python", [sys.executable]),
     ):
-        (folder / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments} "$@"\n')
+        (folder / name).write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
         (folder / name).chmod(0o755)
     return folder
 

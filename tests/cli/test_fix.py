@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from repositories import committed
+from warm_commands import warm
 
 from trace_doctor.fixes.journal import Edit, open_journal
 from trace_doctor.model import Finding, Fix, Result
 
-EXE = [sys.executable, "-c", "from trace_doctor.cli import main; main()"]
 SCRIPT = """\
 import torch
 from torch.utils.data import DataLoader
@@ -29,7 +28,7 @@ for x in loader:
 def run(*args: str, cwd: Path, answers: str = "", **more: str) -> subprocess.CompletedProcess[str]:
     env = {k: v for k, v in os.environ.items() if not k.startswith("TRACE_DOCTOR")} | more
     return subprocess.run(
-        [*EXE, *args],
+        [*warm(), *args],
         cwd=cwd,
         env=env,
         input=answers,

@@ -6,17 +6,16 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from repositories import git
+from warm_commands import FRESH, warm
 
 from trace_doctor.model import Finding, Fix, Location, Result, Target
 from trace_doctor.reporters import FORMATS, render
 
-MAIN = [sys.executable, "-c", "from trace_doctor.cli import main; main()"]
 SCRIPT = """\
 import torch
 from torch.utils.data import DataLoader, IterableDataset
@@ -41,7 +40,7 @@ EVIL = "\x1b]0;PWNED\x07\x1b[2J title\n1 fix applied to train.py\r\ndiff --git a
 def run(*args: str, cwd: Path, answers: str = "") -> subprocess.CompletedProcess[str]:
     env = {"PATH": os.environ["PATH"], "HOME": str(cwd), "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
     return subprocess.run(
-        [*MAIN, *args], cwd=cwd, env=env, input=answers, capture_output=True, encoding="utf-8", timeout=60
+        [*warm(), *args], cwd=cwd, env=env, input=answers, capture_output=True, encoding="utf-8", timeout=60
     )  # fmt: skip
 
 
@@ -244,7 +243,7 @@ def test_a_patch_on_a_terminal_holds_nothing_that_it_obeys(job: Path) -> None:
     piped = run(*command, cwd=job).stdout
     assert "# \x1b[31m" in piped, "what is piped is applied"
     master, slave = pty.openpty()
-    process = subprocess.Popen([*MAIN, *command], cwd=job, stdout=slave, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen([*FRESH, *command], cwd=job, stdout=slave, stderr=subprocess.DEVNULL)
     os.close(slave)
     shown = b""
     try:

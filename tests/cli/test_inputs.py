@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from warm_commands import warm
 
 import trace_doctor
 from trace_doctor.testing import RunBuilder
 
-MAIN = [sys.executable, "-c", "from trace_doctor.cli import main; main()"]
 DEEP = '{"a":' * 200_000
 
 
@@ -28,7 +27,7 @@ def trace(tmp_path: Path) -> Path:
 
 def run(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     env = {"PATH": os.environ["PATH"], "HOME": str(cwd)}
-    return subprocess.run([*MAIN, *args], cwd=cwd, env=env, capture_output=True, text=True, timeout=60)
+    return subprocess.run([*warm(), *args], cwd=cwd, env=env, capture_output=True, text=True, timeout=60)
 
 
 def refused(done: subprocess.CompletedProcess[str]) -> str:
@@ -113,7 +112,7 @@ def test_a_user_without_a_home(trace: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_stdin_that_never_ends_is_looked_at_first(tmp_path: Path) -> None:
     with open("/dev/zero", "rb") as endless:
         done = subprocess.run(
-            [*MAIN, "analyze", "-"], stdin=endless, capture_output=True, text=True, timeout=60
+            [*warm(), "analyze", "-"], stdin=endless, capture_output=True, text=True, timeout=60
         )
     assert done.returncode == 2
     assert done.stderr == "trace-doctor: stdin: the file is empty\n"

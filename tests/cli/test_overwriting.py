@@ -7,15 +7,14 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from example_files import SAMPLE, baseline, fed, job, saved
+from warm_commands import warm
 
 from trace_doctor.reporters import FORMATS, OF_CAPTURES
 
-MAIN = [sys.executable, "-c", "from trace_doctor.cli import main; main()"]
 REFUSED = "it is not overwritten"
 
 
@@ -38,7 +37,7 @@ def here(made: Path, tmp_path: Path) -> Path:
 
 
 def run(here: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*MAIN, *args], cwd=here, capture_output=True, text=True, timeout=120)
+    return subprocess.run([*warm(), *args], cwd=here, capture_output=True, text=True, timeout=120)
 
 
 def contents(here: Path) -> dict[str, bytes]:

@@ -11,11 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from warm_commands import warm
 
 pytestmark = pytest.mark.torch
 pytest.importorskip("torch")
 
-MAIN = [sys.executable, "-c", "from trace_doctor.cli import main; main()"]
 SCRIPT = """
 import sys, torch
 torch.manual_seed(0)
@@ -32,7 +32,7 @@ for i in range(1000000):
 
 def record(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     (folder / "train.py").write_text(SCRIPT)
-    command = [*MAIN, "record", "--max-steps", "30", "--", sys.executable, "train.py", *arguments]
+    command = [*warm(), "record", "--max-steps", "30", "--", sys.executable, "train.py", *arguments]
     return subprocess.run(
         command, cwd=folder, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
@@ -57,7 +57,7 @@ def test_the_script_is_stopped_and_the_next_command_works(
     following = re.search(r"^next: trace-doctor (.+)$", done.stderr, re.M)
     assert following
     analyzed = subprocess.run(
-        [*MAIN, *shlex.split(following[1]), "-o", "json=-"], cwd=folder, capture_output=True, text=True
+        [*warm(), *shlex.split(following[1]), "-o", "json=-"], cwd=folder, capture_output=True, text=True
     )
     assert analyzed.returncode == 0, analyzed.stderr
     assert json.loads(analyzed.stdout)["summary"]["step_us"] > 0

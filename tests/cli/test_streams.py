@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from warm_commands import FRESH
 
 from trace_doctor.errors import UsageError
 from trace_doctor.files import replacing
 from trace_doctor.testing import RunBuilder
 
-MAIN = f"{sys.executable} -c 'from trace_doctor.cli import main; main()'"
+MAIN = shlex.join(FRESH)
 
 
 @pytest.fixture(scope="module")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+from warm_commands import warm
 
 import trace_doctor
 from trace_doctor.config import defaults
@@ -21,9 +21,8 @@ PAIRS = sorted(p.parent.relative_to(SAMPLES).as_posix() for p in SAMPLES.glob("*
 
 def run(*args: str | Path, cwd: Path = SAMPLES) -> subprocess.CompletedProcess[str]:
     env = {k: v for k, v in os.environ.items() if not k.startswith("TRACE_DOCTOR")}
-    exe = [sys.executable, "-c", "from trace_doctor.cli import main; main()"]
     return subprocess.run(
-        [*exe, "verify", *map(str, args)], cwd=cwd, env={**env, "PYTHONUTF8": "1"}, capture_output=True,
+        [*warm(), "verify", *map(str, args)], cwd=cwd, env=env, capture_output=True,
         text=True, encoding="utf-8", check=False,
     )  # fmt: skip
 

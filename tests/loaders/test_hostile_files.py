@@ -7,10 +7,10 @@ import json
 import os
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from warm_commands import warm
 
 import trace_doctor
 from trace_doctor.errors import DamagedCapture, NoCaptures, NotACapture, TooLarge, one_line
@@ -89,15 +89,9 @@ def test_names_never_reach_a_terminal_as_they_are(tmp_path: Path) -> None:
     for name in ("a\x1b[31m\nb.json", os.fsdecode(b"c\xff.json"), "<script>.json"):
         put(tmp_path, name, HEAD + json.dumps(EVENT | {"name": "\x1b[2J\x07\u202e<script>"}) + "]}")
     put(tmp_path, "\x1b]0;no\x07.json", "{}")
-    run = [
-        sys.executable,
-        "-c",
-        "from trace_doctor.cli import main; main()",
-        "analyze",
-        str(tmp_path),
-    ]
+    run = [*warm(), "analyze"]
     for form in ("text", "json", "html"):
-        made = subprocess.run([*run, "-o", form], capture_output=True, cwd=tmp_path)
+        made = subprocess.run([*run, str(tmp_path), "-o", form], capture_output=True, cwd=tmp_path)
         assert made.returncode == 0, made.stderr
         assert b"\x1b" not in made.stdout + made.stderr
         assert b"\x07" not in made.stdout + made.stderr
@@ -105,9 +99,7 @@ def test_names_never_reach_a_terminal_as_they_are(tmp_path: Path) -> None:
             assert b"<script>.json" not in made.stdout
         if form == "json":
             json.loads(made.stdout)
-    refused = subprocess.run(
-        [*run[:4], str(tmp_path / "\x1b]0;no\x07.json")], capture_output=True, cwd=tmp_path
-    )
+    refused = subprocess.run([*run, str(tmp_path / "\x1b]0;no\x07.json")], capture_output=True, cwd=tmp_path)
     assert refused.returncode == 2
     assert b"\x1b" not in refused.stderr
     assert refused.stderr.count(b"\n") == 1
@@ -180,8 +172,8 @@ def test_a_library_call_with_a_limit(tmp_path: Path) -> None:
         HEAD + " " * 2_000_000,
         HEAD + json.dumps(EVENT) + "]" + " " * 2_000_000 + "x",
         HEAD + (json.dumps(EVENT) + "\n") * 20_000 + " " * (18 << 20) + "]}",
-        HEAD + json.dumps(EVENT) + ('], "k": "v" "v", "traceEvents": [' + json.dumps(EVENT)) * 900 + "]" + "x" * (18 << 20),
-        HEAD + json.dumps(EVENT) + ('], "k": {"a": [}, "traceEvents": [' + json.dumps(EVENT)) * 300 + "]" + "x" * (18 << 20),
+        HEAD + json.dumps(EVENT) + ('], "k": "v" "v", "traceEvents": [' + json.dumps(EVENT)) * 200 + "]" + "x" * (18 << 20),
+        HEAD + json.dumps(EVENT) + ('], "k": {"a": [}, "traceEvents": [' + json.dumps(EVENT)) * 60 + "]" + "x" * (18 << 20),
     ],
     ids=["lists", "events", "args", "field", "quotes", "fields", "ends", "broken", "keys", "closings", "backslashes", "nul",
          "digits", "empty", "space", "space behind the end", "no commas", "broken fields", "fields without an end"],

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from warm_commands import FRESH
 
 from trace_doctor.recording import processes
 from trace_doctor.recording.guardian import guarding
 from trace_doctor.recording.options import OPTIONS_VARIABLE
 
-CLI = [sys.executable, "-c", "from trace_doctor.cli import main; main()"]
 SECONDS = 60
 """more than what anything here takes"""
 STAYS = "import signal, time\n[signal.signal(s, signal.SIG_IGN) for s in (1, 2, 15)]\n"
@@ -66,7 +66,7 @@ def left(pids: list[int]) -> list[int]:
 
 
 def test_killed_it_leaves_no_training(tmp_path: Path) -> None:
-    recorder, pids = started(tmp_path, TRAINS, 1, *CLI, "record", "--")
+    recorder, pids = started(tmp_path, TRAINS, 1, *FRESH, "record", "--")
     recorder.kill()
     recorder.wait()
     assert left(pids) == []
@@ -100,7 +100,7 @@ def test_a_run_of_treat_ends_with_it(tmp_path: Path) -> None:
         f"import os\nopen({str(says)!r}, 'w').write(str(os.getpid()))\n" + TRAINS
     )
     treat = subprocess.Popen(
-        [*CLI, "treat", "--", sys.executable, "script.py"], cwd=project, env={**os.environ, "TMPDIR": str(aside)},
+        [*FRESH, "treat", "--", sys.executable, "script.py"], cwd=project, env={**os.environ, "TMPDIR": str(aside)},
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     until = time.monotonic() + SECONDS
@@ -115,7 +115,7 @@ def test_a_run_of_treat_ends_with_it(tmp_path: Path) -> None:
 def test_what_a_command_leaves_behind_by_itself_stays(tmp_path: Path) -> None:
     """The recorder ends with its command, as if it had not been there."""
     program = "import subprocess, sys\nsubprocess.Popen([sys.executable, 'rank.py'])\n"
-    recorder, (pid,) = started(tmp_path, program, 1, *CLI, "record", "--")
+    recorder, (pid,) = started(tmp_path, program, 1, *FRESH, "record", "--")
     try:
         recorder.wait(SECONDS)
         time.sleep(0.5)

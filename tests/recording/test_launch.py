@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from warm_commands import FRESH, warm
 
 import trace_doctor
 from trace_doctor.errors import UsageError
@@ -21,8 +22,6 @@ from trace_doctor.recording.options import OPTIONS_VARIABLE, RecordOptions
 from trace_doctor.recording.recording_warnings import shortcomings
 from trace_doctor.recording.running import Ended
 from trace_doctor.testing import RunBuilder
-
-CLI = [sys.executable, "-c", "from trace_doctor.cli import main; main()", "record"]
 
 
 def run(tmp_path: Path, program: str, *, flags: tuple[str, ...] = (), **options: object) -> Recorded:
@@ -298,7 +297,7 @@ def start(tmp_path: Path, program: str, **kwargs: object) -> subprocess.Popen[st
     """Waits until the program has written its first line."""
     (tmp_path / "script.py").write_text(program)
     process = subprocess.Popen(
-        [*CLI, "--", sys.executable, "-u", "script.py"],
+        [*FRESH, "record", "--", sys.executable, "-u", "script.py"],
         cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **kwargs,  # type: ignore[call-overload]
     )  # fmt: skip
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
@@ -345,7 +344,7 @@ def test_ctrl_c_at_a_terminal_reaches_the_script_once(tmp_path: Path) -> None:
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(tmp_path)
-        os.execv(CLI[0], [*CLI, "--", sys.executable, "-u", "script.py"])
+        os.execv(sys.executable, [*FRESH, "record", "--", sys.executable, "-u", "script.py"])
     said = b""
     typed = {b"name: ": b"somebody\n", b"ready": b"\x03"}
     until = time.monotonic() + 60
@@ -366,7 +365,7 @@ def test_ctrl_c_at_a_terminal_reaches_the_script_once(tmp_path: Path) -> None:
     "arguments", [["--no-such-option"], [], ["--max-steps", "0", "--", "true"], ["no-such-command"]]
 )
 def test_our_own_failures_exit_with_125(tmp_path: Path, arguments: list[str]) -> None:
-    done = subprocess.run([*CLI, *arguments], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run([*warm(), "record", *arguments], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 125
     assert "Traceback" not in done.stderr
     assert not list(tmp_path.glob("logs/*"))

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from warm_commands import warm
 
-MAIN = [sys.executable, "-c", "from trace_doctor.cli import main; main()"]
 SECRETS = ("swordfish-7Kd92mXq", "moonflower-4f8d2c9b", "hunter2hunter2")
 ARGUMENTS = [
     "--password", SECRETS[0], "--extra", f"Authorization: Bearer {SECRETS[0]}", f"https://me:{SECRETS[2]}@host/?sig={SECRETS[0]}",
@@ -36,7 +36,7 @@ REFUSES = "import argparse\nargparse.ArgumentParser().parse_args()\n"
 
 def run(folder: Path, *command: str) -> subprocess.CompletedProcess[bytes]:
     environment = {**os.environ, **SECRETIVE, "OMP_NUM_THREADS": "1"}
-    return subprocess.run([*MAIN, *command], cwd=folder, capture_output=True, env=environment, timeout=300)
+    return subprocess.run([*warm(), *command], cwd=folder, capture_output=True, env=environment, timeout=300)
 
 
 def told(data: bytes) -> list[str]:

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from warm_commands import warm
 
-CLI = [sys.executable, "-c", "from trace_doctor.cli import main; main()", "record"]
 STEPS = """
 import os, sys, torch
 model = torch.nn.Linear(8, 8)
@@ -26,7 +26,7 @@ def record(
     folder: Path, program: str, *options: str, python: tuple[str, ...] = ()
 ) -> subprocess.CompletedProcess[str]:
     (folder / "train.py").write_text(program)
-    command = [*CLI, *options, "--", *python, sys.executable, "train.py"]
+    command = [*warm(), "record", *options, "--", *python, sys.executable, "train.py"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment, timeout=300)
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from warm_commands import warm
 
 from trace_doctor.errors import UsageError
 from trace_doctor.recording.startable import missing_script
 from trace_doctor.treatment import treat
 
-MAIN = [sys.executable, "-c", "from trace_doctor.cli import main; main()"]
 TYPOS = (
     "trian.py", "./trian.py", "python trian.py", "/usr/bin/python3.11 -u trian.py --lr 1", "python -W ignore -Xdev trian.py",
     "python -- trian.py", "torchrun --nproc-per-node 2 trian.py out.py", "accelerate launch --config_file a.yaml trian.py",
@@ -49,7 +48,7 @@ def test_what_is_there_or_lies_elsewhere_is_left_to_the_command(project: Path, c
 )
 def test_nothing_is_made_for_what_cannot_run(project: Path, command: str, code: int, said: str) -> None:
     done = subprocess.run(
-        [*MAIN, "record", *command.split()],
+        [*warm(), "record", *command.split()],
         cwd=project,
         capture_output=True,
         text=True,

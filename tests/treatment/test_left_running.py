@@ -10,10 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
+from warm_commands import FRESH
 
 from trace_doctor.recording import processes
 
-EXECUTABLE = [sys.executable, "-c", "from trace_doctor.cli import main; main()"]
 LINUX = sys.platform.startswith("linux")
 WRITER = """
 import os, signal, sys, time
@@ -120,7 +120,7 @@ def test_treat_says_that_it_ended_them(tmp_path: Path) -> None:
     file, said = script(tmp_path, STARTS["an orphan without the environment"])
     (tmp_path / "temporary").mkdir()
     done = subprocess.run(
-        [*EXECUTABLE, "treat", "--", sys.executable, file.name],
+        [*FRESH, "treat", "--", sys.executable, file.name],
         cwd=file.parent, env={**os.environ, "TMPDIR": str(tmp_path / "temporary")},
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from repositories import committed, git
+from warm_commands import FRESH
 
 from trace_doctor.errors import UsageError
 from trace_doctor.treatment import confined, removal
@@ -137,7 +138,7 @@ def test_treat_names_what_a_run_has_mounted_and_ends_with_2(project: Path, store
     temporary = project.parent / "temporary"
     temporary.mkdir()
     done = subprocess.run(
-        [sys.executable, "-c", "from trace_doctor.cli import main; main()", "treat", "--", sys.executable, "train.py"],
+        [*FRESH, "treat", "--", sys.executable, "train.py"],
         cwd=project, env={**os.environ, "TMPDIR": str(temporary)},
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip

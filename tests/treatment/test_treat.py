@@ -14,12 +14,12 @@ from pathlib import Path
 import jsonschema
 import pytest
 from repositories import committed, git
+from warm_commands import FRESH, warm
 
 from trace_doctor.model import json_schema
 from trace_doctor.model.treatment import Treatment
 from trace_doctor.reporters.embedded_json import extract
 
-EXECUTABLE = [sys.executable, "-c", "from trace_doctor.cli import main; main()"]
 SCRIPT = '''\
 import time
 
@@ -77,7 +77,7 @@ def environment() -> dict[str, str]:
 
 def treat(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*EXECUTABLE, "treat", *arguments],
+        [*warm(), "treat", *arguments],
         cwd=cwd,
         env=environment(),
         capture_output=True,
@@ -233,7 +233,7 @@ class TestLive:
         temporary = tmp_path / "temporary"
         temporary.mkdir()
         command = [
-            *EXECUTABLE,
+            *FRESH,
             "treat",
             "--unsafe-fixes",
             "--max-steps",
