@@ -59,7 +59,7 @@ def circular(link: Path) -> bool:
     return False
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(links)
 @example({"src/a": "{O}/train.py", "exp/b": "../src/a"})
 @example({"src/a": "exp/../train.py", "d": "{elsewhere}"})
