@@ -41,13 +41,15 @@ def comes_back(gap: HostGap, count: int) -> bool:
 
 
 def _together(gaps: Sequence[HostGap], steps: Steps) -> HostGap:
-    """Several gaps as one, named by their number and the longest of them."""
-    spans = tuple(sorted(span for gap in gaps for span in gap.spans))
+    """Several gaps as one, named by their number and the longest of them. Of short ones the idle time alone counts: as much
+    of the rest may be the host's ordinary work."""
+    idle = union(np.concatenate([gap.idle for gap in gaps]))
+    spans = tuple((start, end) for start, end in idle.tolist())
     return HostGap(
         name=f"in {len(gaps)} places, most of it {gaps[0].name if gaps[0].nameless else f'inside {gaps[0].name}'}",
         site=None,
         spans=spans,
-        idle=union(np.concatenate([gap.idle for gap in gaps])),
+        idle=idle,
         steps=len(np.unique(steps.steady_at(np.array(spans, dtype=np.int64)[:, 0]))),
     )
 

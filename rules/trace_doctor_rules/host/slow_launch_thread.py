@@ -381,7 +381,7 @@ class SlowLaunchThread(TimeRule):
         ),
         Invalid("without marks of steps", lambda: _training(marked=False), confidence="low", message="(up to 81% less)."),
         Invalid("once, without marks of steps", lambda: _training(9000, every=6, marked=False), message="in one step only"),
-        Invalid("a queue that stands still", lambda: _training(stall=12_000), confidence="low"),
+        Invalid("a queue that stands still", lambda: _training(stall=12_000), confidence="medium"),
         Invalid("for a moment", lambda: _training(stall=700), confidence="medium", thresholds={"max_unattributed": 1e-4}),
         Invalid(
             "nobody named it",
@@ -454,7 +454,7 @@ class SlowLaunchThread(TimeRule):
     ) -> Claim:
         """`named`: all gaps that have a name; none where this one has none."""
         host, moments, count = ctx[HostGaps], ctx[Moments], ctx[Steps].count
-        confidence = self._confidence(ctx, outcome)
+        confidence = self._confidence(ctx, outcome, gap)
         if not named:  # who waits there is known, and where; what for is not
             sure = host.device >= 0 and comes_back(gap, count) and confidence != "low"
             confidence = "medium" if sure else "low"
@@ -485,10 +485,13 @@ class SlowLaunchThread(TimeRule):
             key=gap.name,
         )
 
-    def _confidence(self, ctx: Context, outcome: ReplayOutcome) -> Confidence:
+    def _confidence(self, ctx: Context, outcome: ReplayOutcome, gap: HostGap) -> Confidence:
+        """Where the replay gives a bound only, what comes back in most steps is as plain as its idle time."""
         bound = ctx.get(HostBound)
-        if ctx[Steps].source == "none" or (bound is not None and outcome.basis != "replay"):
+        if ctx[Steps].source == "none":
             return "low"
+        if bound is not None and outcome.basis != "replay":
+            return "medium" if comes_back(gap, ctx[Steps].count) else "low"
         doubts = bound is None or bound.stacks or self.much_unattributed(ctx)
         return "medium" if doubts else "high"
 

@@ -16,8 +16,7 @@ from trace_doctor.evidence.host.host_gaps import HostGap, HostGaps, NamedGaps, r
 from trace_doctor.evidence.idle.gaps import IdleCauses
 from trace_doctor.evidence.idle.host_causes import CAUSE, HostCauses
 from trace_doctor.evidence.intervals import covered, intersect, intervals, overlaps, pairs, subtract, union
-from trace_doctor.evidence.names.event_names import is_step, is_torch_mark
-from trace_doctor.evidence.replay.what_if import view_time
+from trace_doctor.evidence.names.event_names import is_step, is_torch_mark, is_view
 from trace_doctor.evidence.trace.call_sites import CallSites, Site
 from trace_doctor.evidence.trace.gpu_timeline import GpuTimeline
 from trace_doctor.evidence.trace.nesting import Nesting
@@ -27,6 +26,9 @@ from trace_doctor.run import Cat, Run
 from trace_doctor.user_frames import is_user_function
 
 _AUTOGRAD = "autograd::engine::evaluate_function"
+LONG = 10
+"""In gaps that many times longer than the shortest the host stayed away since its last event; in shorter ones as much may be its
+ordinary work, and the idle part alone counts"""
 EDGES = 10
 """A part in so many at each end of a stretch may belong to what comes before and behind: events are written late."""
 
@@ -69,12 +71,15 @@ Place = tuple[tuple[str, Site | None], Spans, Spans]
 
 
 def _of_device(facts: Facts, named: NamedGaps, limits: GapLimits) -> Iterator[Place]:
-    """Gaps of a GPU that hold so much idle time of the host's own work, by what was open on the thread that ended them."""
+    """Gaps of a GPU that hold so much idle time of the host's own work, by what was open on the thread that ended them. Where it is
+    long, the host stayed away since its last event: the GPU went on for a while with what was queued."""
     host, steps, ledger, run = facts[HostGaps], facts[Steps], facts[IdleCauses].ledger, facts.run
     threads = (host.thread, *facts[Threads].autograd)
+    views = run.is_named(is_view) & np.isin(run.thread, threads) & (run.dur < limits.gap_ns)
     idle = subtract(
-        named.rest, union(np.concatenate([view_time(run, t) for t in threads]))
-    )  # TD202's, however long
+        named.rest, union(pairs(run.ts[views], run.end[views]))
+    )  # many views are TD202's, however long
+    returns = np.sort(run.end[run.is_cat(Cat.CPU_OP, Cat.RUNTIME, Cat.DRIVER) & np.isin(run.thread, threads)])
     gaps = facts[GpuTimeline].gaps(host.device, *steps.window)
     gaps = gaps[(covered(gaps, idle) >= limits.gap_ns) & (steps.steady_at(gaps[:, 0]) >= 0)]
     own = ledger.device == host.device
@@ -90,7 +95,11 @@ def _of_device(facts: Facts, named: NamedGaps, limits: GapLimits) -> Iterator[Pl
         place = _place(facts, rows[mine], tiles[mine], around[number])
         if place is not None:
             spans, taken = by_place.setdefault(place, ([], []))
-            spans.append((int(tiles[mine][0, 0]), int(tiles[mine][-1, 1])))
+            first, last = int(tiles[mine][0, 0]), int(tiles[mine][-1, 1])
+            before = int(np.searchsorted(returns, first, side="right")) - 1
+            if before >= 0 and last - first >= LONG * limits.gap_ns:
+                first = max(int(returns[before]), steps.window[0])
+            spans.append((first, last))
             taken += [(int(a), int(b)) for a, b in tiles[mine]]
     return ((place, *spans) for place, spans in by_place.items())
 
