@@ -7,6 +7,8 @@ import json
 import os
 import pickle
 import shutil
+import tarfile
+import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -248,6 +250,14 @@ def cut(path: Path) -> None:
     whole.unlink()
 
 
+def archived(path: Path) -> None:
+    whole = path.with_name("whole.json")
+    starved(whole)
+    with tarfile.open(path, "w") as archive:
+        archive.add(whole, "rank1.json")
+    whole.unlink()
+
+
 def packed_badly(whole: bytes) -> bytes:
     packed = bytearray(gzip.compress(whole))
     packed[12:60] = bytes(48)
@@ -286,6 +296,9 @@ EXAMPLES: dict[str, Make] = {
     "with-others/": with_others,
     "pointer/": beside_rank_0("snapshot.pickle", b"version https://git-lfs.github.com/spec/v1\nsize 12345\n"),
     "rank1-backup/": beside_rank_0("rank1.pt.trace.json~", starved),
+    "rank1-renamed/": beside_rank_0("rank1.txt", starved),
+    "rank1-tar/": beside_rank_0("rank1.tar", archived),
+    "rank1-zlib/": beside_rank_0("rank1.json.zlib", zlib.compress(b"{}")),
     "rank1-few/": beside_rank_0("rank1.pt.trace.json", few_events),
     "rank1-empty/": beside_rank_0("rank1.pt.trace.json", b""),
     "rank1-nuls/": beside_rank_0("rank1.pt.trace.json", bytes(4096)),

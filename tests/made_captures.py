@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import tarfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -23,3 +25,11 @@ def job(folder: Path, ranks: Iterable[int], world: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for rank in ranks:
         healthy(rank, world).write(folder / f"rank{rank}.json")
+
+
+def tar(name: str, content: bytes) -> bytes:
+    made, member = io.BytesIO(), tarfile.TarInfo(name)
+    member.size = len(content)
+    with tarfile.open(fileobj=made, mode="w") as archive:
+        archive.addfile(member, io.BytesIO(content))
+    return made.getvalue()

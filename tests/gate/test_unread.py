@@ -9,12 +9,13 @@ import lzma
 import os
 import pickle
 import socket
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from made_captures import healthy, job
+from made_captures import healthy, job, tar
 
 from trace_doctor.loaders.kineto import decode
 from trace_doctor.reporters import FORMATS
@@ -65,6 +66,19 @@ UNREADABLE: dict[str, tuple[str, Callable[[Path], None]]] = {
     "packed JSON that is cut": ("memory.json.gz", _bytes(lambda p: gzip.compress(json.dumps([*range(9999)]).encode())[:-99])),
     "another pickle that is cut": ("memory.pickle", _bytes(lambda p: pickle.dumps({"state": [1, 2, 3]})[:-4])),
     "a pickle that kills its reader": ("memory.pkl", _bytes(lambda p: b"\x80\x04" + b")" * 10 + b"r\xff\xff\xff\x7f.")),
+    "a tar archive": ("rank1.tar", _bytes(lambda p: tar("rank1.json", healthy().json().encode()))),
+    "a packed tar archive": ("rank1.tgz", _bytes(lambda p: gzip.compress(tar("rank1.json", b"{}")))),
+    "archives of all": ("traces.tar.gz", _bytes(lambda p: gzip.compress(tar("rank1.json", b"{}")))),
+    "a ZIP archive": ("rank1.zip", _bytes(lambda p: b"PK\x03\x04" + bytes(40))),
+    "xz without the suffix of the trace": ("rank1.xz", _bytes(lambda p: lzma.compress(b"{}"))),
+    "zlib": ("rank1.json.zlib", _bytes(lambda p: zlib.compress(b"{}"))),
+    "traceEvents of nobody under another name": ("step.txt", _bytes(lambda p: b'{"traceEvents": [{"ph": "X", "name": "a"}]}')),
+    "a trace that is cut, under another name": (
+        "step.dat", _bytes(lambda p: b'{"schemaVersion": 1, "deviceProperties": [], "trac')
+    ),
+    "a snapshot that is cut, under another name": (
+        "memory.bin", _bytes(lambda p: pickle.dumps({"segments": [], "device_traces": [[]]})[:-3])
+    ),
     "FIFO": ("rank1.json", os.mkfifo),
     "dangling link": ("rank1.json", lambda p: p.symlink_to("nowhere")),
     "link in a circle": ("rank1.json", lambda p: p.symlink_to(p.name)),
@@ -114,6 +128,12 @@ def test_a_capture_that_was_met_and_not_read_is_undecided(logs: Path, run: Run, 
         ("result.json", b'{"tool": {"name": "trace-doctor"}}'),
         ("mem.raw.json.gz", gzip.compress(b"[[0, 1, 512, 2]]")),
         ("et.json", b'{"schema": "1.1.1-chakra.0.0.4", "nodes": []}'),
+        ("model.pt", pickle.dumps(_Code())),
+        ("data.bin", b"\x80\x04" + bytes(range(256)) * 99),
+        ("model.zip", b"PK\x03\x04" + bytes(99)),
+        ("trace.gz", gzip.compress(b"loss 0.3")),
+        ("plot.py", b"""fake = {"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "a", "ts": 1}]}"""),
+        ("manifest.txt", b"""{"schemaVersion": 2, "layers": []}"""),
         ("nccl_0.pkl", pickle.dumps({"version": "2.1", "pg_config": {}, "entries": []})),
     ],
     ids=lambda part: part if isinstance(part, str) else "",

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import bz2
 import gzip
-import io
 import json
 import lzma
 import os
 import pickle
-import tarfile
 from pathlib import Path
 
 import pytest
+from made_captures import tar
 
 from trace_doctor.errors import DamagedCapture, NoCaptures, NotACapture
 from trace_doctor.loaders.discover import Discovery, discover
@@ -33,14 +32,6 @@ def put(folder: Path, name: str, content: str | bytes = TRACE) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     return path
-
-
-def tar(name: str, content: bytes) -> bytes:
-    made, member = io.BytesIO(), tarfile.TarInfo(name)
-    member.size = len(content)
-    with tarfile.open(fileobj=made, mode="w") as archive:
-        archive.addfile(member, io.BytesIO(content))
-    return made.getvalue()
 
 
 def shown(discovery: Discovery) -> list[tuple[str, str]]:
@@ -158,6 +149,21 @@ def test_contents_count_more_than_names(tmp_path: Path) -> None:
     put(tmp_path, "b.json", SNAPSHOT)
     put(tmp_path, "c.json", gzip.compress(TRACE.encode()))
     assert shown(discover([tmp_path])) == [("a.pickle", "trace"), ("b.json", "snapshot"), ("c.json", "trace")]
+
+
+@pytest.mark.parametrize(
+    "name", ["rank1.txt", "rank1.bin", "rank1.pt", "rank1", "rank1.dat.gz", "memory.html"]
+)
+@pytest.mark.parametrize("content", [TRACE, LEGACY, SNAPSHOT, TORCH_LOG, "\n" * 99 + TRACE])
+def test_a_capture_under_a_name_that_says_nothing_is_read(
+    tmp_path: Path, name: str, content: str | bytes
+) -> None:
+    packed = gzip.compress(content.encode() if isinstance(content, str) else content)
+    put(tmp_path, "rank0.json")
+    put(tmp_path, name, packed if name.endswith(".gz") else content)
+    assert [f.display for f in discover([tmp_path]).found] == ["rank0.json", name][
+        :: 1 if name > "rank0" else -1
+    ]
 
 
 def test_marks_of_pytorch_behind_many_other_events(tmp_path: Path) -> None:

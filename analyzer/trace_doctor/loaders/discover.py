@@ -12,6 +12,7 @@ from pathlib import Path, PurePath
 from typing import Literal
 
 from trace_doctor.errors import DamagedCapture, NoCaptures, NotACapture, NothingRecorded, UsageError
+from trace_doctor.files import open_regular
 from trace_doctor.loaders import identify
 from trace_doctor.loaders.kineto.meta import rank_in_name
 from trace_doctor.loaders.stream import ByteStream
@@ -28,7 +29,8 @@ _CANDIDATE = re.compile(
     r"|dedicated_log_torch_trace|tfevents",
     re.I,
 )
-# Looked into as well, but of no interest when they are something else: logs, files without a suffix.
+# Looked into as well, but of no interest when they are something else: logs, files without a suffix. Of any other file
+# the first bytes decide whether it is.
 _POSSIBLE = re.compile(r"^[^.]+$|\.(?:log|jsonl|trace|raw|gz|tmp)$", re.I)
 _SKIPPED_FOLDERS = frozenset({"__pycache__", "node_modules", "site-packages"})
 _FILE_NAME = re.compile(r"\.(?:json|pickle|pkl)(?:\.gz)?$", re.I)
@@ -225,7 +227,7 @@ def _look(path: Path, display: str) -> Kind | _Refused:
             os.scandir(path).close()  # raises: a folder is asked for only where it cannot be read
         if not stat.S_ISREG(status.st_mode):
             return _Refused(NotACapture(f"{display}: not a regular file"), unread=True)
-        # What the kernel makes up on reading has no size, and reading it can take for ever.
+        # What the kernel makes up has no size.
         stream = ByteStream(path) if status.st_size else None
         start = stream.head(identify.HEAD) if stream else b""
         kind = identify.kind(start)
@@ -245,6 +247,18 @@ def _look(path: Path, display: str) -> Kind | _Refused:
         problem = stream.problem if stream else ""
         return _Refused(DamagedCapture(f"{display}: {problem or 'the file is empty'}"), claims)
     return _Refused(NotACapture(identify.refusal(display, start)), claims)
+
+
+def _begins_as_capture(path: Path) -> bool:
+    """Whether a file whose name says nothing begins as a capture does."""
+    try:
+        if not path.stat().st_size:
+            return False  # what the kernel makes up on reading has no size, and reading it can take for ever
+        with open_regular(path) as file:
+            start = file.read(64)
+        return identify.may_begin(start) and identify.begins_as_capture(ByteStream(path).head(identify.HEAD))
+    except OSError:
+        return False
 
 
 def _is_other(stream: ByteStream) -> bool:
@@ -353,6 +367,8 @@ def _walk(root: Path, recorded: list[Path]) -> Iterator[Path]:
                         _CANDIDATE.search(entry.name)
                         or _POSSIBLE.search(entry.name)
                         or whole_files.was_to_be(entry.name)
+                        or identify.claims_capture(entry.name, b"")
+                        or _begins_as_capture(Path(entry.path))
                     ):
                         yield Path(entry.path)
                 elif not entry.name.startswith("."):

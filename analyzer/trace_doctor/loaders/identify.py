@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable, Collection
 from typing import Literal
 
+from trace_doctor.loaders.gunzip import MAGIC
+
 HEAD = 1 << 16
 """How many decompressed bytes are looked at first."""
 FAR = 1 << 22
@@ -53,6 +55,8 @@ _PACKED = (
     (b"\xff\xfe", "text in UTF-16; write it as UTF-8"),
     (b"\xfe\xff", "text in UTF-16; write it as UTF-8"),
     (b"PK\x03\x04", "a ZIP archive or a PyTorch checkpoint"),
+    (b"\x78\x9c", "zlib data; decompress it first"),
+    (b"\x78\xda", "zlib data; decompress it first"),
 )
 """What may hold a capture in a form that is not read."""
 _TAR = re.compile(rb"^[^\0]{1,100}\0.{156,256}?ustar", re.S)
@@ -63,7 +67,8 @@ _OTHER_FORMATS = (
 )
 
 
-_COMPRESSED = r"(?:\.(?:gz|gzip|zst|zstd|xz|lzma|bz2|lz4|br|zip|7z|tar|tgz|tmp|part|partial))*$"
+_PACKING = r"gz|gzip|zst|zstd|xz|lzma|bz2|lz4|br|zip|7z|tar|tgz|txz|tbz2?|zlib|z|lz|lzo|sz|rar"
+_COMPRESSED = rf"(?:\.(?:{_PACKING}|tmp|part|partial))*$"
 _NAMED_BY_A_PROFILER = re.compile(
     rf"\.pt\.trace(?:\.json)?{_COMPRESSED}"
     rf"|^rank\d{{1,6}}\.(?:(?:light|detailed)\.json|(?:peak|boundary|oom|exception)\.pickle){_COMPRESSED}",
@@ -74,11 +79,11 @@ _NAMED_BY_RANK = re.compile(
     rf"|(?:^|[^a-z])traces?[\W_\d]*\.json{_COMPRESSED}",
     re.I,
 )
-_NAMED_AS_PACKED_JSON = re.compile(
-    rf"\.json\.(?:gz|zst|zstd|xz|lzma|bz2|lz4|br|zip|7z|tar|tgz){_COMPRESSED}", re.I
-)
+_NAMED_AS_PACKED_JSON = re.compile(rf"\.json\.(?:{_PACKING}){_COMPRESSED}", re.I)
 _NAMED_AS_PICKLE = re.compile(rf"\.(?:pickle|pkl){_COMPRESSED}", re.I)
-_NAMED_BY_WORD = re.compile(r"(?:^|[^a-z])(?:rank|worker|trace|snapshot)[_\-=]?\d*$", re.I)
+_NAMED_BY_WORD = re.compile(
+    rf"(?:^|[^a-z])(?:rank|worker|trace|snapshot)s?[_\-=]?\d*(?:\.(?:{_PACKING}))*$", re.I
+)
 
 
 def torch_marks(head: bytes) -> bool:
@@ -97,10 +102,29 @@ def kind(head: bytes) -> Literal["trace", "snapshot", "torch_trace"] | None:
         return "snapshot" if _SNAPSHOT.search(head) else None
     if _TORCH_TRACE.match(head):
         return "torch_trace"
+    if _packed(head) is not None:
+        return None  # of an archive that is not compressed, one trace of several would be read
     begins = head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"[")
     return (
         "trace" if (begins or _EVENTS.search(head)) and torch_marks(head) else None
     )  # damage may begin a file
+
+
+def may_begin(start: bytes) -> bool:
+    """Whether a file with these first few bytes, still compressed, may begin as a capture does."""
+    text = start.lstrip(b"\xef\xbb\xbf \t\r\n")
+    return not text or text[:1] in (b"{", b"[", b"V") or is_pickle(start) or start.startswith(MAGIC)
+
+
+def begins_as_capture(head: bytes) -> bool:
+    """Whether a file is a capture by its first bytes alone, whatever its name: a script or a page that only quotes one is
+    none, and nor is JSON that has a schema version as well."""
+    if is_pickle(head) or _TORCH_TRACE.match(head):
+        return kind(head) is not None
+    begins = head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"[")
+    return begins and (
+        is_chrome_trace(head) or (b'"schemaVersion"' in head and b'"deviceProperties"' in head)
+    )
 
 
 def foreign(head: bytes) -> str | None:
