@@ -27,7 +27,7 @@ BLOCKS = {lang: re.findall(rf"```{lang}\n(.+?)```", PAGE, re.S) for lang in ("sh
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A repository whose `train.py` records; `pip` and `python -m pip` do nothing there."""
+    """A repository whose `train.py` records; `pip` and `python -I -m pip` do nothing there."""
     (tmp_path / ".git").mkdir()
     (tmp_path / "pyproject.toml").write_text('[tool.trace-doctor]\nfail-on = "warning"\n')
     shutil.copy(SAMPLE / "fault.py", tmp_path)
@@ -43,7 +43,7 @@ def project(tmp_path: Path) -> Path:
     python = f'exec "{sys.executable}" "$@"'
     for name, does in {
         "pip": "exit 0",
-        "python": f'[ "$1 $2" = "-m pip" ] && exit 0\n{python}',
+        "python": f'[ "$1 $2 $3" = "-I -m pip" ] && exit 0\n{python}',
         "trace-doctor": f'exec {shlex.join(warm())} "$@"',
     }.items():
         (tools / name).write_text(f"#!/bin/bash\n{does}\n")
@@ -167,6 +167,18 @@ def test_the_action(project: Path) -> None:
     )
     assert action(project, captures="$(touch pwned)\n; touch pwned\n")[0] == 2
     assert not (project / "pwned").exists()
+
+
+@pytest.mark.parametrize("module", ["pip.py", "pip/__init__.py", "json.py", "sitecustomize.py"])
+def test_the_install_of_the_action_runs_nothing_of_the_repository(project: Path, module: str) -> None:
+    python = project / ".tools" / "python"
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    (project / module).parent.mkdir(exist_ok=True)
+    (project / module).write_text("print('of the repository')\n")
+    code, printed, _ = action(project, files={"GITHUB_ACTION_PATH": "gone"})
+    assert code, "there is nothing to install"
+    assert "gone" in printed
+    assert "of the repository" not in printed
 
 
 def test_a_second_use_of_the_action_shows_nothing_of_the_first(project: Path) -> None:
