@@ -38,7 +38,7 @@ CATEGORIES: dict[Cat, str] = {
     Cat.SYNC: "cuda_sync",
 }
 """Categories as Kineto calls those of NVIDIA GPUs, whoever recorded: the names that HTA looks for."""
-_STEP = re.compile(r"ProfilerStep\s*#\s*(\d+)")
+_STEP = re.compile(r"ProfilerStep\s*#\s*(\d{1,18})(?!\d)")
 
 
 def to_hta(*runs: Run, include_last_profiler_step: bool = False, args: bool = True) -> TraceAnalysis:

@@ -94,7 +94,7 @@ class Frame(Struct, frozen=True, array_like=True):
     function: str
 
 
-_PYTHON_EVENT = re.compile(r"(.+)\((\d+)\): (.+)", re.DOTALL)
+_PYTHON_EVENT = re.compile(r"(.+)\((\d{1,9})\): (.+)", re.DOTALL)
 
 
 @lru_cache(maxsize=65536)

@@ -284,3 +284,29 @@ def test_an_environment_beside_a_trace(tmp_path: Path, text: str) -> None:
     put(tmp_path, "trace.json")
     put(tmp_path, "environment.json", text.encode("latin1"))
     assert trace_doctor.analyze(tmp_path).inputs
+
+
+def test_numbers_of_thousands_of_digits_in_names(tmp_path: Path) -> None:
+    """Python refuses to read them. Steps, lines, compiled regions and streams are those with numbers."""
+    n = "7" * 5000
+    names = [
+        ("user_annotation", f"ProfilerStep#{n}"), ("user_annotation", "ProfilerStep#3"),
+        ("user_annotation", f"Torch-Compiled Region: {n}/{n}"), ("python_function", f"train.py({n}): f"),
+        ("python_function", f"train.py(3): torch_dynamo_resume_in_f_at_{n}"), ("python_function", f"nn.Module: A_{n}"),
+        *[("cpu_op", "aten::mm")] * 90,
+    ]  # fmt: skip
+    events = [
+        EVENT | {"cat": cat, "name": name, "ts": i, "args": {"Call stack": f"train.py({n}): f;"}}
+        for i, (cat, name) in enumerate(names)
+    ]
+    events.append(EVENT | {"cat": "kernel", "args": {"stream": f"stream {n}"}, "tid": f"stream {n}"})
+    (tmp_path / "a").mkdir()
+    put(tmp_path / "a", "trace.json", json.dumps({"traceEvents": events}))
+    put(tmp_path / "a", "dedicated_log_torch_trace_x.log", "\n".join(
+        f'V0401 12:00:00.123456 77 torch/_logging/structured.py:22] {{"artifact": {{"name": "dynamo_graph_break_reason"}}, '
+        f'"has_payload": "x"}}\n\t{text}'
+        for text in (f"Graph break in user code at a.py:{n}", f'User code traceback:\n\t  File "a.py", line {n}, in f')
+    ))  # fmt: skip
+    result = trace_doctor.analyze(tmp_path / "a")
+    assert not result.ignored
+    assert [o.reason for o in result.outcomes if o.outcome == "error"] == []

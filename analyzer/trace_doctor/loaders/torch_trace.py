@@ -27,14 +27,14 @@ _MOST_PAYLOAD = 1 << 20
 """Bytes of one payload that are kept; graphs and generated code are never asked for."""
 _MOST_RECORDS = 1_000_000
 """Read from one log: a job that compiles for days writes some ten thousand."""
-_USER_CODE = re.compile(r"^Graph break in user code at (.+):(\d+)\s*$", re.MULTILINE)
+_USER_CODE = re.compile(r"^Graph break in user code at (.+):(\d{1,9})\s*$", re.MULTILINE)
 _REASON = re.compile(r"^(?:Graph Break )?Reason: (.+)$", re.MULTILINE)
 _TITLE = re.compile(r"^(\S.*)\n\s+Explanation: (.+)$", re.MULTILINE)
 _HINT = re.compile(r"^\s+Hint: (.+)$", re.MULTILINE)
 _GB = re.compile(r"/gb/gb(\d{4})\.html")
-_FRAME = re.compile(r'^\s*File "([^"\n]+)", line (\d+), in (.+)$', re.MULTILINE)
+_FRAME = re.compile(r'^\s*File "([^"\n]+)", line (\d{1,9}), in (.+)$', re.MULTILINE)
 _LIMIT = re.compile(r"\b(?:accumulated_)?(?:recompile|cache_size)_limit\b")
-_LIMIT_IS = re.compile(r"currently set to (\d+)")
+_LIMIT_IS = re.compile(r"currently set to (\d{1,9})\b")
 _FAILED_GUARD = re.compile(r"^\s*!?[\d/]+: (.*)$")
 
 

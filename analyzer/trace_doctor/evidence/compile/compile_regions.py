@@ -22,8 +22,8 @@ from trace_doctor.run import Cat, Run
 from trace_doctor.user_frames import Frame, python_frame
 
 CALLS = ("CompiledFunction", "## Call CompiledFxGraph", "CompiledFxGraph")
-_REGION = re.compile(r"Torch-Compiled Region(?:: (\S+)/(\d+))?")
-RESUME = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)")
+_REGION = re.compile(r"Torch-Compiled Region(?:: (\S+)/(\d{1,9}))?")
+RESUME = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d{1,9})")
 
 
 class Region(Struct, frozen=True, array_like=True):

@@ -11,7 +11,7 @@ _VIEW = re.compile(
     r"aten::(?:as_strided|view|view_as|_unsafe_view|_reshape_alias|transpose|permute|expand|expand_as|slice|select|narrow|unsqueeze"
     r"|squeeze|t|numpy_T|movedim|detach|alias|unflatten|unbind|split|split_with_sizes|chunk|tensor_split|unfold|diagonal)"
 )
-_STEP = re.compile(r"ProfilerStep#(\d+)")
+_STEP = re.compile(r"ProfilerStep#(\d{1,18})")
 _LOADER = re.compile(r"enumerate\((?:DataLoader|DataPipe)\)#.*|.*DataLoader\w*\b.*\b__next__")
 _OPTIMIZER_STEP = re.compile(r"Optimizer\.step#.*")
 _OPTIMIZER = re.compile(r"Optimizer\.(?:step|zero_grad)#.*")

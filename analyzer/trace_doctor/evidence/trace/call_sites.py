@@ -27,8 +27,8 @@ from trace_doctor.user_frames import (
 )
 
 WITH_STACK = "profile(..., with_stack=True)"
-_RESUME = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)")
-_OLD_FRAME = re.compile(r"\s*(.+)\((\d+)\): (.+?)\s*")
+_RESUME = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d{1,9})")
+_OLD_FRAME = re.compile(r"\s*(.+)\((\d{1,9})\): (.+?)\s*")
 _PROBED = 64
 """Operators whose arguments are looked at for the `Call stack` of torch 1.8 to 1.10."""
 

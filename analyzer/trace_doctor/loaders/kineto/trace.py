@@ -267,7 +267,7 @@ _NUMBER = re.compile(r"-?\d+")
 def _trailing_number(text: str) -> int:
     """`7`, `stream 7`, `stream 7 (compute)` -> 7; -1 when there is none that fits."""
     match = _NUMBER.search(text)
-    value = int(match[0]) if match else -1
+    value = int(match[0]) if match and len(match[0]) < 12 else -1
     return value if -1 <= value <= np.iinfo(np.int32).max else -1
 
 
