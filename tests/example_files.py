@@ -276,6 +276,7 @@ EXAMPLES: dict[str, Make] = {
     "healthy.json": healthy,
     "fault.json": starved,
     "fixed.json": fed,
+    "slow.json": lambda path: steps(30_000.0).write(path),
     "two-traces.json": two_traces,
     "two-windows.json": two_windows,
     "snapshot.pickle": snapshot,
@@ -326,6 +327,9 @@ EXAMPLES: dict[str, Make] = {
     "baseline-fault.json": baseline(starved),
     "baseline-no-ranks.json": baseline(starved, lambda made: made.pop("ranks")),
     "baseline-wide.json": baseline(starved, lambda made: made["figures"]["step_time"].update(spread=1e9)),
+    "baseline-varies.json": baseline(
+        healthy, lambda made: made["figures"]["step_time"].update(spread=9_000.0)
+    ),
     "baseline-misspelt.json": baseline(
         starved, lambda made: made["figures"].update(step_tme=made["figures"].pop("step_time"))
     ),

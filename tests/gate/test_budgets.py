@@ -117,6 +117,16 @@ def test_a_regression_is_more_than_the_largest_of_absolute_relative_and_noise() 
     assert judged(runs(106, mad_ms=3), {**five, "noise": 1}, runs(100))[0] == 1
 
 
+def test_no_deviation_excuses_a_step_twice_as_long() -> None:
+    for before, mad_ms in ((runs(100, mad_ms=99), 0), (runs(100), 150), (runs(1, 100, 199), 0)):
+        assert judged(runs(190, mad_ms=mad_ms), {}, before)[0] == 0
+        assert judged(runs(210, mad_ms=mad_ms), {}, before)[0] == 1
+        assert judged(runs(210, mad_ms=mad_ms), {"noise": 20}, before)[0] == 1
+    assert judged(runs(100, mad_ms=90, cost=0.7), {}, runs(100, cost=0.05))[0] == 1, (
+        "nor a finding of most of it"
+    )
+
+
 def test_the_files_of_a_recording_are_one_run() -> None:
     files = [
         Input(path=f"{folder}/rank0.{role}.json.gz", kind="trace", role=role)

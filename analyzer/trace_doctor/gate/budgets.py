@@ -10,7 +10,7 @@ import msgspec
 
 from trace_doctor.budget_table import Aggregate, Budgets, Limit
 from trace_doctor.gate.baseline import Baseline, devices
-from trace_doctor.gate.runs import MEASURES, cost, largest, spread, waited_for_cpu
+from trace_doctor.gate.runs import MEASURES, cost, largest, most_noise, spread, waited_for_cpu
 from trace_doctor.model import Budget, Result
 from trace_doctor.recording.folder import BUSY
 
@@ -51,10 +51,12 @@ def judge(result: Result, limit: Limit, budgets: Budgets, baseline: Baseline | N
             return _decided(budget, how=f"the baseline is of another device ({was}; now {now})", found=figure)
         middle, deviation = before
         noise = budgets.noise * max(deviation, spread(result, limit.name) if limit.rule is None else 0.0)
+        varies = "" if noise <= (most := most_noise(limit.unit, middle)) else ", at most the double"
+        noise = min(noise, most)
         room = {
             "the absolute allowance": limit.absolute or 0.0,
             f"{limit.relative or 0.0:.0%} of it": (limit.relative or 0.0) * middle,
-            f"{budgets.noise:g} x MAD": noise,
+            f"{budgets.noise:g} x MAD{varies}": noise,
         }
         widest = max(room, key=lambda k: room[k])
         allowed.append(middle + room[widest])

@@ -16,7 +16,7 @@ from trace_doctor.errors import UsageError
 from trace_doctor.gate.baseline import Baseline, read_baseline
 from trace_doctor.gate.budgets import DEFAULT_REGRESSION, defaults_against, judge
 from trace_doctor.gate.evidence import fewer_ranks, not_all, nothing_judged
-from trace_doctor.gate.runs import cost, step_noise
+from trace_doctor.gate.runs import cost, most_noise, step_noise
 from trace_doctor.model import LOOKED, Budget, Finding, Gate, Result
 from trace_doctor.registry import resolve
 
@@ -153,7 +153,7 @@ def _worse(result: Result, finding: Finding, terms: Terms) -> Budget | None:
     now = cost(finding)
     if before is None or now is None:
         return None
-    noise = terms.budgets.noise * step_noise(result)
+    noise = min(terms.budgets.noise * step_noise(result), most_noise("share", before))
     limit = before + max(WORSE, DEFAULT_REGRESSION * before, noise)
     if now <= limit:
         return None

@@ -121,6 +121,12 @@ def mad(values: Sequence[float]) -> float:
     return median(abs(v - middle) for v in values)
 
 
+def most_noise(unit: Unit, middle: float) -> float:
+    """The most by which a figure may be worse and count as noise, in its unit: a step twice as long, a peak twice as high, or
+    the share that such a step would have were all it is longer idle. Else a deviation would excuse whatever is measured."""
+    return (1.0 - middle) / 2 if unit == "share" else middle
+
+
 def waited_for_cpu(result: Result) -> float:
     """The share of its time that the training could have run and did not: the median over the recordings that say."""
     known = [i.waited_for_cpu for i in result.inputs if i.waited_for_cpu is not None]
