@@ -33,7 +33,7 @@ _FOREIGN: tuple[tuple[re.Pattern[bytes], str], ...] = (
 )
 
 _TORCH = re.compile(
-    rb"\"schemaVersion\"|\"deviceProperties\"|\"distributedInfo\"|\"(?:CPU|CUDA) functions\"|\"cat\"\s*:\s*\"(?:"
+    rb"\"(?:schemaVersion|deviceProperties|distributedInfo)\"\s*:|\"(?:CPU|CUDA) functions\"|\"cat\"\s*:\s*\"(?:"
     rb"cpu_op|user_annotation|gpu_user_annotation|python_function|cuda_runtime|cuda_driver|kernel|gpu_memcpy|gpu_memset"
     rb"|Operator|Runtime|Kernel|Memcpy|Memset|cpu_instant_event|mtia_\w+|xpu_\w+|hpu_op|privateuse1_\w+)\""
 )
