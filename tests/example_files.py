@@ -201,6 +201,12 @@ def snapshot(path: Path) -> None:
     b.write(path)
 
 
+def no_frames(path: Path) -> None:
+    b = SnapshotBuilder(stacks=None)
+    b.train()
+    b.write(path)
+
+
 class _Evil:
     def __reduce__(self) -> tuple[Any, ...]:
         return os.system, ("touch PWNED",)
@@ -280,6 +286,7 @@ EXAMPLES: dict[str, Make] = {
     "two-traces.json": two_traces,
     "two-windows.json": two_windows,
     "snapshot.pickle": snapshot,
+    "no-frames.pickle": no_frames,
     "fault/": recording,
     "empty.json": data(b""),
     "nuls.json": data(bytes(4096)),

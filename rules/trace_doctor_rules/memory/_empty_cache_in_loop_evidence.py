@@ -46,13 +46,17 @@ class CacheEmptying(Evidence, frozen=True):
     """of a snapshot by device; of a trace all under -1"""
     named: bool
     """frames name empty_cache(); else it is told by calls outside of every operator"""
+    unnamed: int = 0
+    """times that segments were given back whose frames a snapshot lacks, on the device where it is most"""
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
         activity = facts[AllocatorActivity]
         timeline, snapshot = facts.get(MemoryTimeline), facts.capture.snapshot
         if timeline is not None and snapshot is not None:
-            return cls("snapshot", {h.device: of_history(h, snapshot) for h in timeline.devices}, True)
+            by_device = {h.device: of_history(h, snapshot) for h in timeline.devices}
+            unnamed = max((len(_without_frames(h, snapshot)) for h in timeline.devices), default=0)
+            return cls("snapshot", by_device, True, unnamed)
         calls = activity.calls
         if calls is None:
             return cls("trace", {}, False)
@@ -66,15 +70,13 @@ class CacheEmptying(Evidence, frozen=True):
 
 def of_history(history: DeviceHistory, snapshot: Snapshot) -> tuple[Burst, ...]:
     """Runs of freed segments under frames of empty_cache()."""
-    gives = np.flatnonzero(np.isin(history.action, _SHRINKS))
-    stacks = {
-        s
-        for s in np.unique(history.entry_stack[gives]).tolist()
-        if caused_by(s, snapshot) == "empty_cache"
-        and not any(_GRAPH_CAPTURE.search(f.filename) for f in snapshot.frames_of(s))
-    }
-    own = [int(g) for g in gives if int(history.entry_stack[g]) in stacks]
-    allocations = np.cumsum(history.action == Action.ALLOC)
+    own = _given_back(
+        history,
+        lambda s: (
+            caused_by(s, snapshot) == "empty_cache"
+            and not any(_GRAPH_CAPTURE.search(f.filename) for f in snapshot.frames_of(s))
+        ),
+    )
     return tuple(
         Burst(
             run[0],
@@ -83,8 +85,21 @@ def of_history(history: DeviceHistory, snapshot: Snapshot) -> tuple[Burst, ...]:
             int(history.entry_size[run].sum()),
             stack=int(history.entry_stack[run[0]]),
         )
-        for run in _runs(own, lambda a, b: bool(allocations[a] == allocations[b]))
+        for run in own
     )
+
+
+def _without_frames(history: DeviceHistory, snapshot: Snapshot) -> list[list[int]]:
+    return _given_back(history, lambda s: not snapshot.frames_of(s))
+
+
+def _given_back(history: DeviceHistory, by: Callable[[int], bool]) -> list[list[int]]:
+    """Entries of segments that are freed under stacks which `by` takes: one list for each time between allocations."""
+    gives = np.flatnonzero(np.isin(history.action, _SHRINKS))
+    stacks = {s for s in np.unique(history.entry_stack[gives]).tolist() if by(s)}
+    own = [int(g) for g in gives if int(history.entry_stack[g]) in stacks]
+    allocations = np.cumsum(history.action == Action.ALLOC)
+    return _runs(own, lambda a, b: bool(allocations[a] == allocations[b]))
 
 
 def _in_frames(run: Run, calls: DriverCalls, frames: Sequence[int]) -> tuple[Burst, ...]:

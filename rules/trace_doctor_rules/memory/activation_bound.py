@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trace_doctor import Claim, Context, Rule, Saving, Table, threshold
+from trace_doctor import Claim, Context, NotCaptured, Rule, Saving, Table, threshold
 from trace_doctor.evidence.memory.blocks import DeviceBlocks, MemoryBlocks
 from trace_doctor.evidence.memory.classes import ACTIVATIONS, Reason
 from trace_doctor.evidence.memory.device_memory import DeviceMemory
 from trace_doctor.evidence.memory.stages import Stage
 from trace_doctor.evidence.memory.stale_graphs import StaleGraphs, stale_graphs
+from trace_doctor.evidence.memory.timeline import CAPTURE_ADVICE
 from trace_doctor.evidence.trace.call_sites import Site, location
 from trace_doctor.testing import GIB, MIB, Invalid, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
@@ -197,6 +198,7 @@ class ActivationBound(Rule):
         Valid("a cache of keys and values", _key_value_cache),
         Valid("inference returns keys, values, attentions and hidden states", lambda: _evaluation((60, 60, 40, 20))),
         Valid("compiled inference whose results are kept", lambda: _compiled(gradients=False)),
+        Valid("no frames", lambda: _layers(stacks=None), skipped="no Python frames"),
         Valid("no history", SnapshotBuilder, skipped="no allocation history"),
     ]  # fmt: skip
     INVALID = [
@@ -232,6 +234,10 @@ class ActivationBound(Rule):
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         evidence, memory = ctx[MemoryBlocks], ctx[DeviceMemory]
+        if evidence.frames_kind in ("none", "cpp"):
+            raise NotCaptured(
+                "no Python frames were recorded, so activations cannot be told apart", CAPTURE_ADVICE
+            )
         for device in memory.tightest(evidence.devices, self.nearly_full):
             moment, stale = memory.moment(device), stale_graphs(device)
             activations = device.classes.where(ACTIVATIONS) & device.history.alive(moment)

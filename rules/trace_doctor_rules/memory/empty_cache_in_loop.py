@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from typing import Literal
 
-from trace_doctor import Claim, Context, Rule, Table, Unit, threshold
+from trace_doctor import Claim, Context, NotCaptured, Rule, Table, Unit, threshold
 from trace_doctor.evidence.idle.gaps import IdleLedger
 from trace_doctor.evidence.memory.allocator import AllocatorActivity
 from trace_doctor.evidence.memory.stages import MemoryStacks
@@ -24,9 +25,15 @@ from trace_doctor_rules.memory._shared import size, times
 _VERIFY = "no segment is given back between steps"
 
 
-def _loop(rounds: int, *, lines: Sequence[int] = (21,), cached: int = 500) -> SnapshotBuilder:
+def _loop(
+    rounds: int,
+    *,
+    lines: Sequence[int] = (21,),
+    cached: int = 500,
+    stacks: Literal["all"] | None = "all",
+) -> SnapshotBuilder:
     """A step, then empty_cache() on one of the lines of the script."""
-    b = SnapshotBuilder()
+    b = SnapshotBuilder(stacks=stacks)
     b.held(1000 * MIB)
     for i in range(rounds):
         with b.forward():
@@ -160,6 +167,8 @@ class EmptyCacheInLoop(Rule):
         Valid("every capture of a CUDA graph empties it", lambda: _steps(stacks=True, within="torch/cuda/graphs.py")),
         Valid("neither frames nor steps", lambda: _steps(stacks=False, marked=False)),
         Valid("two steps", lambda: _steps(stacks=True, steps=2)),
+        Valid("given back again and again without frames", lambda: _loop(6, stacks=None), skipped="who did"),
+        Valid("given back twice without frames", lambda: _loop(2, stacks=None)),
         Valid("no history", SnapshotBuilder, skipped="no allocation history"),
     ]  # fmt: skip
     INVALID = [
@@ -193,6 +202,11 @@ class EmptyCacheInLoop(Rule):
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         emptying = ctx[CacheEmptying]
+        if not any(emptying.by_device.values()) and emptying.unnamed >= self.min_bursts:
+            raise NotCaptured(
+                f"segments were given back {times(emptying.unnamed)}, and the frames of who did were not recorded",
+                "torch.cuda.memory._record_memory_history(context='all')",
+            )
         for device, bursts in emptying.by_device.items():
             if emptying.source == "trace":
                 steady_bursts = self._steady(ctx, bursts, named=emptying.named)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -152,8 +152,8 @@ def _ends_at_the_peak() -> SnapshotBuilder:
     return b
 
 
-def _without_frames() -> SnapshotBuilder:
-    b = SnapshotBuilder(stacks=None)
+def _with_frames_of(stacks: Literal["cpp"] | None) -> SnapshotBuilder:
+    b = SnapshotBuilder(stacks=stacks, annotate=False)
     with b.forward():
         b.temporary(900 * MIB)
     return b
@@ -239,9 +239,10 @@ class MemorySpike(Rule):
         Valid("one layer after the other makes as large a result", lambda: _stages_of_one_matrix(beside=0)),
         Valid("small", lambda: _forwards(20, 16), thresholds={"min_share": 0.0}),
         Valid("a small part", lambda: _forwards(20, 256), thresholds={"min_share": 0.7}),
-        Valid("no frames", _without_frames, skipped="frames"),
+        Valid("no frames", lambda: _with_frames_of(None), skipped="frames"),
     ]
     INVALID = [
+        Invalid("C++ frames alone, and no phases", lambda: _with_frames_of("cpp"), confidence="medium"),
         Invalid(
             "score matrices",
             lambda: _forwards(20, 256),
@@ -412,7 +413,9 @@ def _twins(device: DeviceBlocks, blocks: Mask) -> dict[int, int]:
     """For stacks of backward: the forward stack that makes most blocks of the same size, whose gradient it may be."""
     history, stacks = device.history, device.stacks
     phases = device.phases
-    recorded = history.born >= (phases.first[0] if len(phases.first) else history.n)
+    if not len(phases.first):
+        return {}
+    recorded = history.born >= phases.first[0]
     forward = recorded & (phases.stage[phases.of(history.born)] == Stage.FORWARD)
     twins: dict[int, int] = {}
     backward = stacks.stages(history.stack) == Stage.BACKWARD

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trace_doctor import Claim, Context, Rule, threshold
+from trace_doctor import Claim, Context, NotCaptured, Rule, threshold
 from trace_doctor.evidence.memory.blocks import DeviceBlocks, MemoryBlocks
 from trace_doctor.evidence.memory.classes import OPTIMIZER_STATE
 from trace_doctor.evidence.memory.device_memory import DeviceMemory
 from trace_doctor.evidence.memory.stages import Stage
+from trace_doctor.evidence.memory.timeline import CAPTURE_ADVICE
 from trace_doctor.evidence.trace.call_sites import location
 from trace_doctor.testing import GIB, MIB, Invalid, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
@@ -94,6 +95,7 @@ class OptimizerStateBound(Rule):
     VALID = [
         Valid("activations are far larger", lambda: _train(activations=2000)),
         Valid("SGD without momentum", lambda: _train(state_copies=0)),
+        Valid("no frames", lambda: _train(stacks=None, state_copies=0), skipped="no frames"),
         Valid("no history", SnapshotBuilder, skipped="no allocation history"),
     ]
     INVALID = [
@@ -115,6 +117,14 @@ class OptimizerStateBound(Rule):
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         evidence, memory = ctx[MemoryBlocks], ctx[DeviceMemory]
+        claims = list(self._claims(evidence, memory))
+        if not claims and evidence.frames_kind == "none":
+            raise NotCaptured(
+                "no frames were recorded, so the optimizer's state cannot be told apart", CAPTURE_ADVICE
+            )
+        yield from claims
+
+    def _claims(self, evidence: MemoryBlocks, memory: DeviceMemory) -> Iterator[Claim]:
         for device in memory.tightest(evidence.devices, self.nearly_full):
             moment = memory.moment(device)
             state_bytes = device.at(moment)["optimizer_state"]
