@@ -50,7 +50,7 @@ def test_a_folder_of_a_run(tmp_path: Path) -> None:
     put(tmp_path, "train.py", "import torch")
     put(tmp_path, "train.log", "loss 0.3")
     put(tmp_path, "README", "words")
-    put(tmp_path, ".git/trace.json")
+    put(tmp_path, ".git/HEAD", "ref: refs/heads/main")
     found = discover([tmp_path])
     assert shown(found) == [
         ("legacy.json", "trace"),
@@ -271,6 +271,34 @@ def test_the_folder_of_real_captures(captures_dir: Path) -> None:
     assert len(found.ignored) == 10
     assert len({f.display for f in found.found}) == len(found.found)
     assert found == discover([str(folder) for folder in folders])
+
+
+@pytest.mark.parametrize("name", [".rank1", "..rank1", "__pycache__", "node_modules", ".ipynb_checkpoints/a"])
+def test_captures_in_folders_that_are_not_looked_into_are_listed(tmp_path: Path, name: str) -> None:
+    hidden = tmp_path / name.partition("/")[0]
+    put(tmp_path / name, "module.pyc", b"\0")
+    with pytest.raises(NoCaptures) as nothing:
+        discover([tmp_path])
+    assert hidden.name not in str(nothing.value).replace(str(tmp_path), "")
+    put(tmp_path / name, "today.json")
+    with pytest.raises(NoCaptures, match=r"today\.json there begins as a capture does; name it"):
+        discover([tmp_path])
+    put(tmp_path, "trace.json")
+    assert [(Path(i.display).name, i.unread) for i in discover([tmp_path]).ignored] == [(hidden.name, False)]
+    both = discover([tmp_path, hidden])
+    assert (len(both.found), both.ignored) == (2, ())
+
+
+def test_a_large_folder_that_is_not_looked_into_is_not_walked_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(tmp_path, "trace.json")
+    for n in range(30):
+        put(tmp_path, f".venv/lib/{n}/module.py", "")
+    assert discover([tmp_path]).ignored == ()
+    monkeypatch.setattr("trace_doctor.loaders.discover._MOST_UNENTERED", 20)
+    [listed] = discover([tmp_path]).ignored
+    assert "too much lies there" in listed.reason
 
 
 def test_a_folder_that_cannot_be_entered_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,8 @@ _CANDIDATE = re.compile(
 # the first bytes decide whether it is.
 _POSSIBLE = re.compile(r"^[^.]+$|\.(?:log|jsonl|trace|raw|gz|tmp)$", re.I)
 _SKIPPED_FOLDERS = frozenset({"__pycache__", "node_modules", "site-packages"})
+_MOST_UNENTERED = 1000
+"""entries of such a folder, and of all below it, that are looked at to say whether captures lie there"""
 _FILE_NAME = re.compile(r"\.(?:json|pickle|pkl)(?:\.gz)?$", re.I)
 _NUMBER = re.compile(r"\d+")
 _COMPANIONS = frozenset({ENVIRONMENT_FILE})
@@ -97,6 +99,8 @@ class _Met:
     candidates: list[_Candidate]
     recordings: list[Path]
     """folders below it that `record` wrote"""
+    unentered: list[Path]
+    """folders below it that are not looked into, as hidden ones"""
     named: bool
     """given by name, not a match of a pattern"""
 
@@ -129,11 +133,11 @@ def discover(paths: Sequence[str | Path], *, strict: bool = True) -> Discovery:
     if not captures:
         if error := next((r.error for c, _, r in refused if c.named), None):
             raise error
-        raise _nothing(paths, _ignored(refused, captures))
+        raise _nothing(paths, _ignored(refused, captures), list(_unentered(met)))
     real_paths = {os.path.realpath(c.path) for c, _, r in refused if r.unread} | {
         os.path.realpath(f.path) for f in captures
     }
-    ignored = [*_ignored(refused, captures), *_empty(met, real_paths)]
+    ignored = [*_ignored(refused, captures), *_empty(met, real_paths), *_unentered(met)]
     return Discovery(tuple(captures), tuple(ignored), _recordings(met, captures))
 
 
@@ -172,6 +176,35 @@ def _empty(met: Sequence[_Met], real_paths: Set[str]) -> Iterator[Ignored]:
         if place.place.is_dir() and not any(os.path.realpath(c.path) in real_paths for c in place.candidates):
             why = NO_CAPTURE_BELOW if place.named else "a folder that a pattern matches, without a capture"
             yield Ignored(_text(os.path.normpath(place.place)), why, unread=True)
+
+
+def _unentered(met: Sequence[_Met]) -> Iterator[Ignored]:
+    """Folders that are not looked into, where captures lie there, or so much that it is not known."""
+    own = {os.path.realpath(place.place) for place in met}
+    folders = {os.path.realpath(f): f for place in met for f in place.unentered}
+    for real, folder in folders.items():
+        if real not in own and (why := _holds_captures(folder)):
+            yield Ignored(_text(os.path.normpath(folder)), f"{why}; name it to have it read")
+
+
+def _holds_captures(folder: Path) -> str:
+    """What lies in a folder that is not looked into, as far as a short look tells: empty where it is nothing of interest."""
+    left = _MOST_UNENTERED
+    folders = [folder]
+    while folders:
+        try:
+            with os.scandir(folders.pop()) as entries:
+                for entry in entries:
+                    left -= 1
+                    if left < 0:
+                        return "not looked into, and too much lies there to say whether captures do"
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(Path(entry.path))
+                    elif entry.is_file() and _begins_as_capture(Path(entry.path)):
+                        return f"not looked into, and {_text(entry.name)} there begins as a capture does"
+        except OSError:
+            continue
+    return ""
 
 
 def _recordings(met: Sequence[_Met], captures: Sequence[Found]) -> tuple[tuple[Path, str], ...]:
@@ -288,7 +321,7 @@ def _met(path: Path) -> list[_Met]:
     if path.is_dir():
         return [_folder(path, path, named=True)]
     if _is_there(path):
-        return [_Met(path, [_Candidate(path, path.parent, named=True)], [], named=True)]
+        return [_Met(path, [_Candidate(path, path.parent, named=True)], [], [], named=True)]
     if glob.has_magic(str(path)):
         return list(_globbed(path))
     raise NothingRecorded(f"{path}: no such file or folder")
@@ -296,8 +329,9 @@ def _met(path: Path) -> list[_Met]:
 
 def _folder(folder: Path, root: Path, *, named: bool) -> _Met:
     recorded: list[Path] = []
-    files = [_Candidate(path, root, named and path == folder) for path in _walk(folder, recorded)]
-    return _Met(folder, files, recorded, named)
+    unentered: list[Path] = []
+    files = [_Candidate(path, root, named and path == folder) for path in _walk(folder, recorded, unentered)]
+    return _Met(folder, files, recorded, unentered, named)
 
 
 def _is_there(path: Path) -> bool:
@@ -321,7 +355,7 @@ def _globbed(pattern: Path) -> Iterator[_Met]:
         if path.is_dir():
             yield _folder(path, root, named=False)
         elif not _is_companion(path):
-            yield _Met(path, [_Candidate(path, root, named=False)], [], named=False)
+            yield _Met(path, [_Candidate(path, root, named=False)], [], [], named=False)
 
 
 def _is_companion(path: Path) -> bool:
@@ -333,8 +367,8 @@ def _first_magic(pattern: Path) -> int:
     return next(i for i, part in enumerate(pattern.parts) if glob.has_magic(part))
 
 
-def _walk(root: Path, recorded: list[Path]) -> Iterator[Path]:
-    """Candidate files below a folder; `recorded` takes the folders of recordings. Links are followed, but no folder is entered twice; real entries come first."""
+def _walk(root: Path, recorded: list[Path], unentered: list[Path]) -> Iterator[Path]:
+    """Candidate files below a folder; `recorded` takes the folders of recordings, `unentered` those that are not looked into. Links are followed, but no folder is entered twice; real entries come first."""
     visited: set[tuple[int, int]] = set()
     folders = [root]
     while folders:
@@ -358,8 +392,8 @@ def _walk(root: Path, recorded: list[Path]) -> Iterator[Path]:
                 if entry.is_dir():
                     if _FILE_NAME.search(entry.name) and identify.claims_capture(entry.name, b""):
                         yield Path(entry.path)  # in the place of a capture
-                    if not entry.name.startswith(".") and entry.name not in _SKIPPED_FOLDERS:
-                        below.append(Path(entry.path))
+                    skipped = entry.name.startswith(".") or entry.name in _SKIPPED_FOLDERS
+                    (unentered if skipped else below).append(Path(entry.path))
                 elif entry.name in _COMPANIONS or (is_recording and recordings.is_companion(entry.name)):
                     continue
                 elif entry.is_file():
@@ -407,7 +441,9 @@ def _relative(path: Path, root: Path) -> str:
     return _text(Path(os.path.relpath(os.path.abspath(path), os.path.abspath(root))).as_posix())
 
 
-def _nothing(paths: Sequence[str | Path], ignored: Sequence[Ignored]) -> NoCaptures:
+def _nothing(
+    paths: Sequence[str | Path], ignored: Sequence[Ignored], unentered: Sequence[Ignored]
+) -> NoCaptures:
     where = ", ".join(str(p) for p in paths) or "."
     unread = [f"{i.display}: {i.reason}" for i in ignored if i.unread]
     if unread:
@@ -415,6 +451,8 @@ def _nothing(paths: Sequence[str | Path], ignored: Sequence[Ignored]) -> NoCaptu
         return NoCaptures(f"no readable capture in {where} ({'; '.join(unread[:3])}{more})")
     count = "1 other file was" if len(ignored) == 1 else f"{len(ignored)} other files were"
     others = f" ({count} ignored)" if ignored else ""
+    if unentered:
+        others += f" ({unentered[0].display}: {unentered[0].reason})"
     recording = next((r for p in paths if (r := recordings.read(Path(p)))), None)
     if recording is not None:
         why = dict.fromkeys([*recording.warnings, *(w for r in recording.ranks.values() for w in r.warnings)])
