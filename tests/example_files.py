@@ -94,6 +94,28 @@ def no_launches(path: Path) -> None:
     path.write_text(json.dumps(trace), encoding="utf-8")
 
 
+def made_on_the_host(without: str) -> Make:
+    """A mask that is made on the host and copied in every step, in a trace without one kind of events."""
+
+    def make(path: Path) -> None:
+        b = RunBuilder(shapes=True)
+        for _ in range(6):
+            with b.step():
+                with b.op("aten::zeros", us=5), b.op("aten::zero_", dims=[[1024, 256]]):
+                    b.wait(60)
+                with b.op("aten::to", dims=[[1024, 256]]), b.op("aten::copy_"):
+                    b.copy(90, "HtoD (Pageable -> Device)", bytes=1 << 20)
+                    b.sync()
+                for _ in range(20):
+                    with b.op("aten::mm", us=20):
+                        b.launch(30)
+        trace = json.loads(b.json())
+        trace["traceEvents"] = [e for e in trace["traceEvents"] if e.get("cat") != without]
+        path.write_text(json.dumps(trace), encoding="utf-8")
+
+    return make
+
+
 def few_events(path: Path) -> None:
     trace = json.loads(steps(9_000.0, rank=1, world=2).json())
     trace["traceEvents"] = trace["traceEvents"][:5]
@@ -291,6 +313,9 @@ EXAMPLES: dict[str, Make] = {
     "empty.json": data(b""),
     "nuls.json": data(bytes(4096)),
     "no-launches.json": no_launches,
+    "mask.json": made_on_the_host(""),
+    "mask-no-launches.json": made_on_the_host("cuda_runtime"),
+    "mask-no-copies.json": made_on_the_host("gpu_memcpy"),
     "stalled.json": stalled,
     "max-unowned.toml": text("[budgets]\nmax_unowned = 0.2\n"),
     "no-time.json": zeroed("ts"),

@@ -384,7 +384,7 @@ def _walk(root: Path, recorded: list[Path], unentered: list[Path]) -> Iterator[P
         if (status.st_dev, status.st_ino) in visited:
             continue
         visited.add((status.st_dev, status.st_ino))
-        below = []
+        below: list[Path] = []
         is_recording = any(recordings.is_manifest(entry.name) for entry in entries)
         recorded += [folder] * is_recording
         for entry in entries:

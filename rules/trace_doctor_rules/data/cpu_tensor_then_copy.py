@@ -10,6 +10,7 @@ import numpy as np
 from trace_doctor import Claim, Confidence, Context, NotCaptured, Table, threshold
 from trace_doctor.evidence.host.device_copies import DeviceCopies
 from trace_doctor.evidence.host.transfers import Copies, UnseenCopies
+from trace_doctor.evidence.idle.gaps import LEAST_LINKED
 from trace_doctor.evidence.idle.time_ledger import TimeLedger
 from trace_doctor.evidence.replay.what_if import Removal, Replay, ReplayOutcome
 from trace_doctor.evidence.trace.call_sites import CallSites, Site, location
@@ -225,6 +226,12 @@ class CpuTensorThenCopy(TimeRule):
                 yield self._claim(ctx, copies, members, name, site, removal, outcome, steps.count)
             else:
                 doubtful = True
+        orphans = int((copies.call < 0).sum())
+        if not claimed and orphans > (1 - LEAST_LINKED) * len(copies.call):
+            raise NotCaptured(
+                f"the calls that made {orphans:,} of {len(copies.call):,} copies to the GPU are not in the trace",
+                "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]",
+            )
         if doubtful and not claimed:
             raise NotCaptured(
                 "tensors made on the host and copied, but no steps that would show whether they come back",

@@ -11,9 +11,11 @@ from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.host.host_bound import with_stacks
 from trace_doctor.evidence.host.transfers import MOST_ARGS, Copies, copying, waits
+from trace_doctor.evidence.idle.gaps import LEAST_LINKED
 from trace_doctor.evidence.idle.time_ledger import exposed
 from trace_doctor.evidence.intervals import covered, intersect, intervals, pairs, union
 from trace_doctor.evidence.names.event_arguments import count
+from trace_doctor.evidence.names.event_names import is_copy_call
 from trace_doctor.evidence.replay.what_if import Removal
 from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.nesting import Nesting
@@ -28,7 +30,8 @@ _OLDEST_GBS = 12.5
 class DeviceCopies(Copies, frozen=True, kw_only=True):
     """Copies that hold the host, by start: from memory that is not pinned, or from pinned memory with a wait behind it.
 
-    Raises NotCaptured without GPU work, and where the vendor's profiler does not say what memory is pinned.
+    Raises NotCaptured without GPU work, where the vendor's profiler does not say what memory is pinned, and where no copy to the
+    device is there and the GPU's side of most calls that copy is missing.
     """
 
     exposed: I64
@@ -55,6 +58,8 @@ class DeviceCopies(Copies, frozen=True, kw_only=True):
                 "this profiler does not say whether copies come from pinned memory",
                 "nothing to record: ROCm names them `Host -> Device`",
             )
+        if not len(copies) and (lost := _lost(run, launches, steady)):
+            raise NotCaptured(lost, "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]")
         alone = {device: intersect(parts[2], steady) for device, parts in exposed(facts).items()}
         link = _link_gbs(run, copies[pinned])
         rows = copies[pageable | pinned]
@@ -91,6 +96,16 @@ class DeviceCopies(Copies, frozen=True, kw_only=True):
     def alone(self, which: Bool) -> I64:
         """When these copies ran: a set of intervals."""
         return union(pairs(self.run.ts[self.row[which]], self.run.end[self.row[which]]))
+
+
+def _lost(run: Run, launches: Launches, steady: I64) -> str:
+    """What is missing of the copies that the host asked for in the steady steps; empty where most of them are there."""
+    calls = run.named(is_copy_call, Cat.RUNTIME, Cat.DRIVER)
+    calls = calls[covered(pairs(run.ts[calls], run.ts[calls] + 1), steady) > 0]
+    unseen = int((launches.first_work(calls) < 0).sum())
+    if unseen <= (1 - LEAST_LINKED) * len(calls):
+        return ""
+    return f"what {unseen:,} of {len(calls):,} calls that copy did on the GPU is not in the trace"
 
 
 def _bytes(run: Run, rows: I64) -> I64:
