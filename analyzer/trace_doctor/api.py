@@ -114,7 +114,7 @@ def analyze(
         from trace_doctor.fixes import with_diffs
 
         result = with_diffs(
-            result, script, torch_version=settings.torch_version or None, excerpts=with_source_lines
+            result, script, torch_version=settings.torch_version or None, lines=with_source_lines
         )
     narrowed = {name: value for name, value in (("steps", steps), ("device", device)) if value is not None}
     if narrowed:  # no settings, and as much a part of how this was diagnosed
@@ -137,7 +137,7 @@ def _located(findings: Sequence[Finding], script: Path | None) -> Sequence[Findi
 
     if script is None:
         return findings
-    return with_diffs(Result(findings=list(findings)), script, excerpts=False).findings
+    return with_diffs(Result(findings=list(findings)), script, lines=False).findings
 
 
 def _with_critical_path(result: Result, runs: Sequence[tuple[int, Run]]) -> Result:

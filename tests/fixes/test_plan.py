@@ -347,7 +347,19 @@ def test_result_carries_diff_target_lines_and_names_of_the_source(tmp_path: Path
     assert lines[4] == "loader = DataLoader([1, 2], batch_size=1)"
     assert set(lines) == set(range(1, 14))
     assert str(tmp_path) not in told.to_json().decode()
-    assert with_diffs(given, tmp_path, excerpts=False).source_excerpts == {}
+
+
+def test_without_lines_nothing_of_the_text_of_the_script_is_told(tmp_path: Path) -> None:
+    undecided = LOOP.replace("for x in loader", "for x in y") + "other = DataLoader([3])\n"
+    given = result(finding(1, WORKERS, file="/home/me/x/train.py", line=10, function="train"))
+    for name, script in (("edited", LOOP), ("undecided", undecided)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "train.py").write_text(script)
+        for lines in (True, False):
+            told = with_diffs(given, tmp_path / name, lines=lines)
+            shown = told.findings[0].fixes[0]
+            assert ("DataLoader(" in told.to_json().decode()) == lines
+            assert shown.target == Target(file="train.py", line=4) or "train.py:4" in shown.text
 
 
 def test_unresolved_fix_becomes_display_and_shows_both_places(tmp_path: Path) -> None:

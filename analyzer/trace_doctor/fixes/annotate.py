@@ -1,4 +1,8 @@
-"""What the source adds to a result: diffs and targets of its fixes, script names, and the lines around them."""
+"""What the source adds to a result: diffs and targets of its fixes, script names, and the lines around them.
+
+Where no line of the script is to be in it, its places are all that is left: a diff, the code of a candidate and the reason
+against an edit hold lines, or parts of them, as much as an excerpt does.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +20,16 @@ from trace_doctor.program.source_tree import SourceTree
 from trace_doctor.user_frames import is_user_frame
 
 _EXCERPT_LINES = 3
+_WITHHELD = "`trace-doctor fix` says why"
 
 
 def with_diffs(
-    result: Result, source: Path, *, torch_version: str | None = None, excerpts: bool = True
+    result: Result, source: Path, *, torch_version: str | None = None, lines: bool = True
 ) -> Result:
     """The result with what the source tells: diffs and targets of fixes, script names of locations, source lines.
 
-    A fix that has no place of its own becomes `display`, with the reason in its text.
+    A fix that has no place of its own becomes `display`, with the reason in its text. Without `lines` nothing of the text of
+    the script is in it.
     """
     tree = SourceTree(source)
     edit_plan = plan(result, source, torch_version=torch_version, tree=tree)
@@ -42,11 +48,10 @@ def with_diffs(
             no_edit = item.status in ("advice", "unresolved")
             if no_edit and item.fix.framework not in ("torch", "", *edit_plan.frameworks):
                 continue  # for a framework that the scripts do not use
-            fixes.append(_annotate(item))
+            fixes.append(_annotate(item, lines))
             if item.change is not None:
                 lines_by_file.setdefault(item.change.script.name, set()).update(_edited_lines(item.change))
         findings.append(msgspec.structs.replace(finding, location=location, fixes=fixes))
-    lines = _excerpts(tree, lines_by_file) if excerpts else {}
     scripts = {f.location.file for f in findings} | {
         x.target.file for f in findings for x in f.fixes if x.target
     }
@@ -55,21 +60,26 @@ def with_diffs(
         findings=findings,
         source_root=edit_plan.prefix if is_utf8(edit_plan.prefix) else printable(edit_plan.prefix),
         scripts=sorted(scripts & set(tree.files)),
-        source_excerpts=lines,
+        source_excerpts=_excerpts(tree, lines_by_file) if lines else {},
     )
 
 
-def _annotate(item: PlannedFix) -> Fix:
+def _annotate(item: PlannedFix, lines: bool) -> Fix:
     fix = item.fix
     if item.change is None:
         if fix.codemod is None or not item.why:
             return fix
-        places = "".join(f"\n{NOT_PATCHED}  {c.file}:{c.line}: {c.code}".rstrip() for c in item.candidates)
-        text = "\n".join(filter(None, [fix.text, f"{NOT_PATCHED} {item.why}{places}"]))
+        places = "".join(
+            f"\n{NOT_PATCHED}  {c.file}:{c.line}: {c.code if lines else ''}".rstrip(": ")
+            for c in item.candidates
+        )
+        why = item.why if lines else _WITHHELD
+        text = "\n".join(filter(None, [fix.text, f"{NOT_PATCHED} {why}{places}"]))
         return msgspec.structs.replace(
             fix, safety=fix.safety if item.status == "already" else "display", text=text
         )
     change = item.change
+    notes = change.notes if lines else ()
     return msgspec.structs.replace(
         fix,
         safety=item.safety,
@@ -77,8 +87,8 @@ def _annotate(item: PlannedFix) -> Fix:
         target=Target(
             file=change.script.name, line=change.line, function=change.script.enclosing_function(change.line)
         ),
-        diff=item.diff.decode(change.script.encoding, "replace"),
-        risk=" ".join([fix.risk, *(f"Note: {n}." for n in change.notes)]).strip(),
+        diff=item.diff.decode(change.script.encoding, "replace") if lines else None,
+        risk=" ".join([fix.risk, *(f"Note: {n}." for n in notes)]).strip(),
     )
 
 
