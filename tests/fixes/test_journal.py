@@ -361,6 +361,21 @@ def test_a_way_that_others_cannot_turn_is_gone(job: Path, kind: str, monkeypatch
     assert contents(job) == NEW
 
 
+@posix
+def test_a_journal_that_does_not_fit_leaves_nothing(job: Path) -> None:
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, before[1]))
+    try:
+        with pytest.raises(UsageError, match="cannot keep a journal"):
+            edit_all(job)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert left_in_state(job) == []
+    assert contents(job) == OLD
+
+
 def test_what_a_kill_leaves_of_a_journal_is_removed_by_the_next_edit_alone(job: Path) -> None:
     folder = journals.state_folder()
     left = folder / ".0123456789abcdef.tmp"

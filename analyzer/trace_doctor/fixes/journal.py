@@ -158,7 +158,8 @@ def _create(folder: Path, content: bytes) -> tuple[Path, BinaryIO]:
         os.replace(aside, file)
         sync_folder(folder)
     except BaseException:
-        stream.close()
+        with contextlib.suppress(OSError):  # it writes what is left once more, and a full disk is still full
+            stream.close()
         aside.unlink(missing_ok=True)
         file.unlink(missing_ok=True)
         raise
