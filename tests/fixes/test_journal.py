@@ -376,6 +376,23 @@ def test_a_journal_that_does_not_fit_leaves_nothing(job: Path) -> None:
     assert contents(job) == OLD
 
 
+@posix
+def test_a_process_that_stopped_while_it_edits_is_not_waited_for(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fcntl
+
+    monkeypatch.setattr(applying, "_PATIENCE", 0.1)
+    number = os.open(job, os.O_RDONLY)
+    fcntl.flock(number, fcntl.LOCK_EX)
+    try:
+        with pytest.raises(UsageError, match="another process edits"):
+            recover(job)
+    finally:
+        os.close(number)
+    assert recover(job) == []
+
+
 def test_what_a_kill_leaves_of_a_journal_is_removed_by_the_next_edit_alone(job: Path) -> None:
     folder = journals.state_folder()
     left = folder / ".0123456789abcdef.tmp"

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -35,6 +36,9 @@ try:
     import fcntl
 except ImportError:  # Windows has none: there, what another process writes meanwhile is noticed, not kept out
     fcntl = None  # type: ignore[assignment]
+
+_PATIENCE, _PAUSE = 10.0, 0.05
+"""Seconds that another edit of the same folder may take, which is far less than that, and between two looks"""
 
 
 def apply(plan: Plan, *, allow_dirty: bool = False) -> list[str]:
@@ -279,14 +283,31 @@ def _read(path: Path, name: str) -> bytes:
 
 @contextlib.contextmanager
 def _alone(root: Path) -> Iterator[None]:
-    """Keeps other trace-doctor processes from writing into the folder meanwhile; leaves nothing behind."""
+    """Keeps other trace-doctor processes from writing into the folder meanwhile; leaves nothing behind. Raises UsageError
+    where another one does not end, as it was stopped."""
     if fcntl is None:
         yield
         return
     folder = os.open(root, os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(folder, fcntl.LOCK_EX)
+            end = time.monotonic() + _PATIENCE
+            while not _is_locked(folder):
+                if time.monotonic() > end:
+                    raise UsageError(
+                        f"another process edits files of {root} and does not end within {_PATIENCE:.0f} s (was it stopped?): "
+                        "nothing was written"
+                    )
+                time.sleep(_PAUSE)
         yield
     finally:
         os.close(folder)
+
+
+def _is_locked(folder: int) -> bool:
+    """Whether the lock was free. Raises OSError where there are none."""
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
