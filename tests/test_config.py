@@ -86,6 +86,7 @@ def test_thresholds_reach_the_rule(tmp_path: Path) -> None:
         ("select = ['TD999']", "no rule 'TD999'"),
         ("[rules.TD101]\nmin_shar = 0.1", "did you mean 'min_share'"),
         ("[rules.TD101]\nmin_share = 'x'", "must be a number"),
+        ("[rules.td101]\nmin_share = 0.5", "rules.td101 is written rules.TD101"),
         ("[severity]\nTD101 = 'bad'", "must be one of"),
         ("[severity]\nTD1 = 'info'", "severity.TD1 must name one rule"),
         ("[severity]\ntd101 = 'info'", "severity.td101 must name one rule"),

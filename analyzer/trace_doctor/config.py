@@ -376,6 +376,8 @@ def _check_rules(settings: Settings) -> None:
         rule = resolve(key)
         if len(rule) != 1 or not isinstance(table, dict):
             raise UsageError(f"rules.{key} must be the table of one rule")
+        if key not in (rule[0].code, rule[0].name):  # nothing would look there
+            raise UsageError(f"rules.{key} is written rules.{rule[0].code}")
         if (other := tables.setdefault(rule[0], key)) != key:
             raise UsageError(f"rules.{key}: the same rule as rules.{other}")
         for name, value in table.items():
