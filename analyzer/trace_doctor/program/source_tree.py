@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path, PurePosixPath
@@ -61,18 +62,20 @@ class SourceTree:
         return [] if self.single is not None else sorted(self._walk(CONFIG_SUFFIXES))[:MAX_FILES]
 
     def _walk(self, suffixes: tuple[str, ...] = (".py",)) -> Iterator[str]:
-        for folder, names, files in os.walk(self.root, followlinks=False):
-            here = Path(folder)
-            names[:] = sorted(n for n in names if not self._skip(here / n))
-            for file in files:
-                path = here / file
-                if file.endswith(suffixes) and not path.is_symlink() and path.is_file():
-                    name = path.relative_to(self.root).as_posix()
-                    if is_utf8(name):
-                        yield name
-                    else:  # no result, patch or report could name it
-                        label = printable(name)
-                        self.unreadable[label] = f"{label}: its name is not UTF-8; it is left alone"
+        folders = [self.root]
+        while folders:  # os.walk calls itself before Python 3.12
+            with suppress(OSError), os.scandir(folders.pop()) as entries:  # what cannot be read ends there
+                for entry in entries:
+                    path = Path(entry.path)
+                    if entry.is_dir(follow_symlinks=False):
+                        folders += [] if self._skip(path) else [path]
+                    elif entry.name.endswith(suffixes) and entry.is_file(follow_symlinks=False):
+                        name = path.relative_to(self.root).as_posix()
+                        if is_utf8(name):
+                            yield name
+                        else:  # no result, patch or report could name it
+                            label = printable(name)
+                            self.unreadable[label] = f"{label}: its name is not UTF-8; it is left alone"
 
     @cached_property
     def imports(self) -> ImportGraph:
@@ -100,12 +103,7 @@ class SourceTree:
 
     @staticmethod
     def _skip(folder: Path) -> bool:
-        return (
-            folder.name in SKIPPED
-            or folder.name.startswith(".")
-            or folder.is_symlink()
-            or (folder / "pyvenv.cfg").exists()
-        )
+        return folder.name in SKIPPED or folder.name.startswith(".") or os.path.exists(folder / "pyvenv.cfg")
 
     def path(self, name: str) -> Path:
         """The root with a name of `files` or `others`."""
