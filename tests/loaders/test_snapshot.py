@@ -272,6 +272,18 @@ def test_a_cut_file_is_damaged(tmp_path: Path, share: float, gzipped: bool) -> N
 
 
 @pytest.mark.parametrize(
+    "more", [pickle.dumps(trained().data()), b"more", b"\n"], ids=["second", "text", "line"]
+)
+@pytest.mark.parametrize("gzipped", [False, True])
+def test_a_file_that_goes_on_after_its_snapshot_is_damaged(
+    tmp_path: Path, more: bytes, gzipped: bool
+) -> None:
+    pieces = [pickle.dumps(trained().data()), more]
+    with pytest.raises(DamagedCapture, match="goes on after its memory snapshot"):
+        load(tmp_path, b"".join(map(gzip.compress, pieces) if gzipped else pieces))
+
+
+@pytest.mark.parametrize(
     "entry",
     [
         {"action": "alloc"},

@@ -79,7 +79,7 @@ def load_snapshot(
     what is available) and to a processor time in proportion to the file.
 
     Raises NotACapture for a pickle of something else (or no pickle at all), DamagedCapture for a snapshot that is
-    cut off or contradicts the format, TooLarge for one beyond the limits, OSError for a file that cannot be opened;
+    cut off, contradicts the format or is not all of its file, TooLarge for one beyond the limits, OSError for a file that cannot be opened;
     each with one line. `display` is the path to show.
     """
     memory = max_memory or memory_limit()
@@ -130,7 +130,10 @@ def read_snapshot(
     with _no_gc():
         file = BufferedReader(_Counted(stream, most), HEAD)
         data = _unpickled(file, display, ours=any(key in head for key in _KEYS))
-        return _columns(data, display, rank, rank_how)
+        snapshot = _columns(data, display, rank, rank_how)
+        if _goes_on(file):  # such as a second snapshot, which may tell something else
+            raise DamagedCapture(f"{display}: the file goes on after its memory snapshot")
+        return snapshot
 
 
 def _columns(data: Any, display: str, rank: int, rank_how: str) -> Snapshot:
@@ -166,6 +169,13 @@ def _unpickled(file: IO[bytes], display: str, *, ours: bool) -> Any:
         raise NotACapture(
             f"{display}: no memory snapshot; it cannot be read as a pickle ({_line(error)})"
         ) from None
+
+
+def _goes_on(file: IO[bytes]) -> bool:
+    try:
+        return bool(file.read(1))
+    except EOFError:  # what follows is damaged
+        return True
 
 
 def _kind(data: Any) -> str | None:
