@@ -118,6 +118,43 @@ def test_a_commit_of_a_submodule_that_is_staged_is_a_change(job: Path, tmp_path:
     assert "uncommitted changes (1 file)" in (state(job) or "")
 
 
+def with_submodule(job: Path) -> Path:
+    submodule = job / "sub"
+    (submodule / "deep").mkdir(parents=True)
+    (submodule / "x.py").write_text("x = 1\n")
+    (submodule / "deep" / "y.py").write_text("y = 1\n")
+    committed(submodule / "deep")
+    committed(submodule)
+    git(job, "add", "-A", "-f")
+    git(job, "commit", "-q", "-m", "with a submodule")
+    return submodule
+
+
+@pytest.mark.parametrize("name", ["sub/x.py", "sub/deep/y.py"])
+def test_a_submodule_is_a_work_tree_of_its_own(job: Path, name: str) -> None:
+    with_submodule(job)
+    assert state(job, name) is None
+    assert state(job) is None
+    (job / name).write_text("z = 1\n")
+    assert "uncommitted changes (1 file)" in (state(job, name) or "")
+    assert "uncommitted changes (1 file)" in (state(job) or "")
+    (job / name).with_name("new.py").write_text("n = 1\n")
+    assert state(job, str(Path(name).with_name("new.py"))) == "new.py is not committed to git"
+
+
+def test_a_submodule_at_another_commit_is_a_change(job: Path) -> None:
+    submodule = with_submodule(job)
+    git(submodule, "commit", "-q", "--allow-empty", "-m", "second")
+    assert "uncommitted changes (1 file)" in (state(job) or "")
+
+
+def test_a_submodule_that_is_not_checked_out_is_none(job: Path) -> None:
+    submodule = with_submodule(job)
+    shutil.rmtree(submodule)
+    submodule.mkdir()
+    assert state(job) is None
+
+
 def test_variables_of_another_repository_are_not_obeyed(
     job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

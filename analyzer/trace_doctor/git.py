@@ -122,15 +122,7 @@ def uncommitted(folder: Path, files: Sequence[Path]) -> str | None:
     file of the work tree that differs from HEAD, or one of `files` that is not tracked. None where nothing does."""
     try:
         root = top(folder).resolve()
-        entries = list(_index(root))
-        staged = _staged(root) if entries else 0
-        tracked = {entry.path for entry in entries}
-        names = {os.fsencode(f.resolve().relative_to(root).as_posix()) for f in files}
-        work_tree = _WorkTree(root, _index_written(root), _truth(root, "core.fileMode", unless_set=True))
-        turned = {entry.path for entry in entries if work_tree.is_turned(entry)}
-        others = [entry for entry in entries if entry.path not in turned]
-        changed = [entry for entry in others if not work_tree.same(entry, entry.path in names)]
-        reasons = _not_conversions(root, changed)
+        reasons, untracked = _survey(root, [f.resolve() for f in files])
     except GitSilent as silent:
         return f"the state of the git work tree cannot be read: {silent}"
     except _TooMuch:
@@ -140,15 +132,60 @@ def uncommitted(folder: Path, files: Sequence[Path]) -> str | None:
         )
     except (GitFailed, OSError, ValueError):
         return "the state of the git work tree cannot be read"
-    if untracked := sorted(names - tracked):
-        return f"{os.fsdecode(untracked[0]).rpartition('/')[2]} is not committed to git"
-    count = len(reasons) + len(turned) + staged
+    if untracked:
+        return f"{min(untracked).name} is not committed to git"
+    count = len(reasons)
     if count == 0:
         return None
     untold = [r for r in reasons if r]
     if len(untold) == count:
         return f"whether the git work tree has uncommitted changes cannot be told ({untold[0]})"
     return f"the git work tree has uncommitted changes ({count} {'file' if count == 1 else 'files'})"
+
+
+def _survey(root: Path, files: Sequence[Path]) -> tuple[list[str], list[Path]]:
+    """For each file that differs from its commit an entry: why that cannot be told, or nothing; and those of `files` that are
+    not tracked. Each submodule that is checked out is a work tree of its own, and differs where it is at another commit."""
+    reasons, untracked, compared = list[str](), list[Path](), 0
+    work_trees = [(root, list(files))]
+    while work_trees:
+        here, own = work_trees.pop()
+        listed, entries = list(_index(here)), []
+        for entry in listed:
+            place = here / os.fsdecode(entry.path)
+            if entry.mode != _SUBMODULE:
+                entries.append(entry)
+            elif place.is_symlink() or (os.path.lexists(place) and not place.is_dir()):
+                reasons.append("")
+            elif os.path.lexists(place / ".git"):
+                if top(place).resolve() != place:
+                    raise GitFailed(f"{place} is no work tree of its own")
+                reasons += [""] * (_commit(place) != entry.digest)
+                work_trees.append((place, [f for f in own if f.is_relative_to(place)]))
+                own = [f for f in own if not f.is_relative_to(place)]
+        tracked = {entry.path for entry in entries}
+        names = {os.fsencode(f.relative_to(here).as_posix()): f for f in own}
+        work_tree = _WorkTree(
+            here, _index_written(here), _truth(here, "core.fileMode", unless_set=True), compared
+        )
+        turned = {entry.path for entry in entries if work_tree.is_turned(entry)}
+        others = [entry for entry in entries if entry.path not in turned]
+        changed = [entry for entry in others if not work_tree.same(entry, entry.path in names)]
+        staged = _staged(here) if listed or here != root else 0
+        reasons += [*_not_conversions(here, changed), *[""] * (len(turned) + staged)]
+        untracked += [f for name, f in names.items() if name not in tracked]
+        compared = work_tree.compared
+    return reasons, untracked
+
+
+def _commit(root: Path) -> str:
+    """What a work tree is at; empty where nothing is committed yet."""
+    try:
+        return git(root, "rev-parse", "--quiet", "--verify", "HEAD^{commit}").decode().strip()
+    except GitSilent:
+        raise
+    except GitFailed:
+        return ""
 
 
 @dataclass(frozen=True)
@@ -182,11 +219,7 @@ def _index(root: Path) -> Iterator[_Entry]:
 
 def _staged(root: Path) -> int:
     """Files whose entry in the index is not that of HEAD."""
-    try:
-        git(root, "rev-parse", "--quiet", "--verify", "HEAD^{commit}")
-    except GitSilent:
-        raise
-    except GitFailed:
+    if not _commit(root):
         return 1  # nothing is committed yet
     raw = git(
         root, "diff-index", "--cached", "--raw", "-z", "--no-renames", "--no-ext-diff",
@@ -208,12 +241,13 @@ class _TooMuch(Exception):
 class _WorkTree:
     """The files of a work tree, compared with the index."""
 
-    def __init__(self, root: Path, index_written: int, modes: bool) -> None:
+    def __init__(self, root: Path, index_written: int, modes: bool, compared: int) -> None:
         self.root = root
         self.index_written = index_written
         self.modes = modes
         """whether the bit that makes a file executable counts, which some file systems do not have"""
-        self.compared = 0
+        self.compared = compared
+        """bytes, with those of other work trees"""
 
     def is_turned(self, entry: _Entry) -> bool:
         """Whether a file can be executed and is not to be, or the other way round."""
@@ -228,8 +262,6 @@ class _WorkTree:
     def same(self, entry: _Entry, look: bool) -> bool:
         """Whether a file is what the index says. All that git keeps of it decides, as in `git status`, whatever the repository
         sets, but not for files that git was told to take for unchanged, and not for those that are to be edited (`look`)."""
-        if entry.mode == _SUBMODULE:
-            return True
         path = os.path.join(os.fsencode(self.root), entry.path)
         try:
             now = os.lstat(path)
