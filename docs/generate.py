@@ -134,8 +134,9 @@ def _configuration() -> str:
         "",
         "A configuration may come with a repository that somebody else wrote. An `output`, or the `baseline` of "
         "`--update-baseline`, that a file names is written below the folder of that file or the working folder only, links "
-        "followed, and takes the place of nothing but an output or a baseline of ours (a file of annotations for GitHub "
-        "cannot be told for one). The command line and the environment may name any place.",
+        "followed, and takes the place of nothing but an output or a baseline of ours, as it was written (the last line of "
+        "text, Markdown, JUnit and a page holds a digest of what stands above; a file of annotations for GitHub cannot be "
+        "told for one). The command line and the environment may name any place.",
         "",
         "```toml",
         "[tool.trace-doctor]",

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -249,6 +250,34 @@ def test_an_output_of_ours_that_a_configuration_names_is_replaced(format: str, h
             assert (done.returncode, done.stderr.count("no output of ours")) == (0, 0), done.stderr
     assert (here / "out").stat().st_size
     assert (here / "accepted").stat().st_size
+
+
+SUITE = '<testsuite name="pytest" tests="1"><testcase name="mine"/></testsuite>'
+RUN = '{"tool": {"driver": {"name": "other"}}, "results": []}'
+
+
+@pytest.mark.parametrize(
+    ("format", "mine"),
+    [
+        ("markdown", lambda ours: f"# mine\n\n{ours}"),
+        ("markdown", lambda ours: f"{ours}# mine\n"),
+        ("text", lambda ours: f"{ours}mine\n"),
+        ("text", lambda ours: "trace-doctor  rank0.json was read\n"),
+        ("junit", lambda ours: ours.replace("</testsuites>", f"{SUITE}</testsuites>")),
+        ("sarif", lambda ours: ours.replace('"runs": [', f'"runs": [{RUN},')),
+        ("html", lambda ours: ours.replace("</body>", "<p>mine</p></body>")),
+    ],
+)
+def test_a_file_that_holds_more_than_our_output_is_not_replaced(
+    format: str, mine: Callable[[str], str], here: Path
+) -> None:
+    assert run(here, "analyze", "fed.json", "-q", "-o", f"{format}=out").returncode == 0
+    ours = (here / "out").read_text()
+    (here / "out").write_text(held := mine(ours))
+    assert held != ours
+    (here / "trace-doctor.toml").write_text(f'output = ["{format}=out"]\n')
+    assert run(here, "analyze", "fed.json", "-q").returncode == 2
+    assert (here / "out").read_text() == held
 
 
 def test_the_command_line_and_the_environment_name_any_place(here: Path) -> None:

@@ -11,7 +11,7 @@ from trace_doctor.model import Budget, Finding, Fix, Gate, Result
 from trace_doctor.reporters import render
 from trace_doctor.reporters.markdown import MOST_BYTES, fenced, md
 
-OURS = re.compile(r"</?(details|summary|code)>|<!-- trace-doctor -->")
+OURS = re.compile(r"</?(details|summary|code)>")
 
 
 def html(text: str) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import shlex
 import zlib
 from collections.abc import Callable, Sequence
@@ -22,8 +24,9 @@ if TYPE_CHECKING:
     from trace_doctor.reporters import Options
 
 DEFAULT_REPORT = Path("trace-doctor-report.html")
-_STARTS = (b"trace-doctor  ", b'<?xml version="1.0" encoding="UTF-8"?>\n<testsuites name="trace-doctor"')
-"""of text and of JUnit"""
+_SEALS = {"text": "({})\n", "markdown": "<!-- {} -->\n", "junit": "<!-- {} -->\n", "html": "<!-- {} -->\n"}
+"""last line of a file in a format that has no field for its tool"""
+_SEALED = re.compile(rb"\n(?:<!-- |\()trace-doctor wrote all above: ([0-9a-f]{16})(?: -->|\))\n\Z")
 _GZIP = b"\x1f\x8b"
 _HEAD = 1 << 20
 """bytes of a trace before its first event, at the most: there our tracks begin"""
@@ -99,12 +102,10 @@ def is_replaceable(path: Path, kind: type[Result] | type[Treatment]) -> bool:
 
 
 def is_output_of_ours(path: Path) -> bool:
-    """Whether a file is what an output of a result is, or a baseline, or holds nothing. Its own marks say so, never its
-    name; annotations for GitHub have none."""
+    """Whether a file is what an output of a result is, or a baseline, or holds nothing, and nothing of anybody else. Its own
+    marks say so, never its name; annotations for GitHub have none."""
     from trace_doctor.exporters.perfetto import LABEL
-    from trace_doctor.model import Result
-    from trace_doctor.reporters.markdown import MARK
-    from trace_doctor.reporters.saved import is_json_of_ours, is_page_of_ours
+    from trace_doctor.reporters.saved import is_json_of_ours
 
     try:
         data = read_regular(path)
@@ -114,9 +115,21 @@ def is_output_of_ours(path: Path) -> bool:
         return False
     if data.startswith(b"{"):
         return LABEL.encode() in data[:_HEAD] or is_json_of_ours(data)
-    return (
-        not data or data.startswith(_STARTS) or data.endswith(MARK.encode()) or is_page_of_ours(path, Result)
-    )
+    seal = _SEALED.search(data)
+    return not data or (seal is not None and seal[1].decode() == _digest(data[: seal.start() + 1]))
+
+
+def _sealed(fmt: str, rendering: str) -> bytes:
+    """A rendering as a file, with a last line by which it is told from one that holds more, or less."""
+    data = rendering.encode("utf-8", "surrogateescape")
+    if fmt not in _SEALS:
+        return data
+    data += b"" if data.endswith(b"\n") else b"\n"
+    return data + _SEALS[fmt].format(f"trace-doctor wrote all above: {_digest(data)}").encode()
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
 
 
 def on_terminal(sinks: Sequence[Sink]) -> bool:
@@ -150,7 +163,7 @@ def deliver(console: Console, sink: Sink, render: Callable[[str, Options], str],
     """One rendering to its file, or to stdout: text as the terminal can show it; what programs read is UTF-8 in every
     locale. `render` is given the format and the options."""
     if sink.path is not None:
-        console.write(sink.path, render(sink.format, options))
+        console.write(sink.path, _sealed(sink.format, render(sink.format, options)))
     elif sink.format == "text":
         console.print_text(partial(render, sink.format), options)
     elif not console.silent:

@@ -32,8 +32,8 @@ from trace_doctor.reporters.source_locations import failing, line_of
 from trace_doctor.reporters.units import Scale, plural, visible
 
 MOST_BYTES = 64_000
-MARK = "<!-- trace-doctor -->\n"
-"""The last line: nothing that is shown tells whose page it is."""
+_LAST_LINE = 100
+"""bytes of what a file of it ends with"""
 _LONGEST, _LONGEST_DIFF, _MOST_ROWS, _MOST_FINDINGS = 600, 4_000, 10, 100
 _MARKUP = re.compile(
     r"[\\`*\[\]|~$!{}^<>&@]"
@@ -59,10 +59,10 @@ def render(result: Result, options: Options) -> str:
     hidden = len(result.findings) - len(details)
     if hidden:
         details.append(f"{plural(hidden, 'more finding')} without details here; the HTML report has them.")
-    page = no_command_at_start("\n\n".join([*head, *details, *tail, MARK]))
-    if len(page.encode()) <= 1 << 16:
+    page = no_command_at_start("\n\n".join([*head, *details, *tail]) + "\n")
+    if len(page.encode()) <= (1 << 16) - _LAST_LINE:
         return page
-    return "\n\n".join([*head[:1], "All of it is too long for this page; the HTML report has it.", MARK])
+    return "\n\n".join([*head[:1], "All of it is too long for this page; the HTML report has it.\n"])
 
 
 def _bytes(blocks: Sequence[str]) -> int:

@@ -87,9 +87,10 @@ def is_json_of_ours(data: bytes) -> bool:
         document = msgspec.json.decode(data, type=_Marked)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return False
-    drivers = [run.tool.driver for run in document.runs]
-    names = [document.tool.name, *(d.get("name") for d in drivers if isinstance(d, dict))]
-    return Tool().name in names
+    if not document.runs:
+        return document.tool.name == Tool().name
+    drivers = [run.tool.driver for run in document.runs]  # those of other tools may have been merged into it
+    return all(isinstance(d, dict) and d.get("name") == Tool().name for d in drivers)
 
 
 def is_patch_of_ours(path: Path) -> bool:
