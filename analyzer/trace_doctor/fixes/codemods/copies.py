@@ -11,6 +11,7 @@ from trace_doctor.model.parameters import Parameters
 from trace_doctor.program.dataflow import DATALOADERS, dataflow_of
 from trace_doctor.program.edits import Change, add_arguments, insert_after, insert_before, set_argument
 from trace_doctor.program.place import Place, already, on_line, only, refusal
+from trace_doctor.program.queries.dataloaders import refuse_batches_on_gpu
 from trace_doctor.program.queries.imports import name_for
 from trace_doctor.program.queries.loops import changes_in_place, method_calls, names_in, trains
 from trace_doctor.program.queries.training import find_model, find_step, refuse_done, whole_line
@@ -47,6 +48,7 @@ def pinned_copies(place: Place, params: Parameters) -> Change:
     assert loader is not None
     if any(a.star for a in loader.args):
         raise refusal(script, loader, "the loader takes *args or **kwargs that may pin")
+    refuse_batches_on_gpu(place.program, script, loader)
     pin_memory = argument(loader, "pin_memory", 7)
     if pin_memory is None:
         edits += add_arguments(script, loader, {"pin_memory": "True"})

@@ -15,7 +15,7 @@ from trace_doctor.program.edits import Change, Gathered
 from trace_doctor.program.place import Place, already, only, refusal
 from trace_doctor.program.project import Project
 from trace_doctor.program.queries.arguments import Argument, Arguments, set_value
-from trace_doctor.program.queries.dataloaders import loaders_on_line, training_loaders
+from trace_doctor.program.queries.dataloaders import loaders_on_line, refuse_batches_on_gpu, training_loaders
 from trace_doctor.program.queries.values import set_origin, where_set
 from trace_doctor.program.script import Script, argument, literal, method_name
 
@@ -76,6 +76,7 @@ class _Loader:
         if settings.get("num_workers"):
             _refuse_iterable(self.project, script, self.call)
         self._refuse_hidden(settings)
+        refuse_batches_on_gpu(self.project, script, self.call)
         workers = self.arguments.find("num_workers")
         count = self._set_workers(workers, int(settings.get("num_workers") or 0))
         additions = {"num_workers": source_text(count)} if workers is None and count else {}

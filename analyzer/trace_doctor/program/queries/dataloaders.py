@@ -7,13 +7,21 @@ from collections.abc import Iterable, Iterator
 
 import libcst as cst
 
+from trace_doctor.program.dataflow import dataflow_of, method_of
 from trace_doctor.program.place import Place, refusal
+from trace_doctor.program.project import Project
 from trace_doctor.program.queries.loops import loops, method_calls, optimizer_steps, trains, zero_grads
-from trace_doctor.program.script import Script, argument, assigned_names
+from trace_doctor.program.script import Script, argument, assigned_names, method_name
 
 Loader = tuple[Script, cst.Call]
 _NOT_TRAINING = re.compile(r"(?:^|_)(?:val|valid|validation|test|eval|dev|pred|predict|infer)", re.IGNORECASE)
 _TRAINING_WORDS = ("backward(", ".step(", "zero_grad(", ".fit(")
+_GPU, _CPU = (
+    re.compile(r"device|cuda|xpu|rank|gpu", re.IGNORECASE),
+    re.compile(r"cuda|xpu|gpu", re.IGNORECASE),
+)
+"""what is likely a GPU, and what is one although the CPU is spoken of as well"""
+_MAKE_SAMPLES = ("__init__", "__getitem__", "__getitems__", "__iter__", "__next__", "__call__")
 _HOOKS = ("train_dataloader", "get_train_dataloader")
 
 
@@ -109,3 +117,55 @@ def _for_validation(script: Script, call: cst.Call) -> bool:
     """Whether the name that a loader is bound to, or the function that returns it, says that it does not train."""
     names = [script.function_name(call), *assigned_names(script.statement_of(call))]
     return any(_NOT_TRAINING.search(part) for name in names for part in (name or "").split("."))
+
+
+def refuse_batches_on_gpu(project: Project, script: Script, call: cst.Call) -> None:
+    """Raises NoEdit where the dataset or the collate function of a loader puts tensors on the GPU: those cannot be pinned,
+    and a process that was forked cannot make any."""
+    makers = [
+        ("collate function", argument(call, "collate_fn", 6)),
+        ("dataset", argument(call, "dataset", 0)),
+    ]
+    for what, arg in makers:
+        for where, within in _code_of(project, script, arg.value) if arg is not None else ():
+            for made in where.all(cst.Call, within):
+                if _on_gpu(project, where, made):
+                    why = f"the {what} puts tensors on the GPU: only those of the CPU can be pinned, or come from a worker"
+                    raise refusal(where, made, why)
+
+
+def _code_of(
+    project: Project, script: Script, value: cst.BaseExpression
+) -> Iterator[tuple[Script, cst.CSTNode]]:
+    """What runs to make what a function, or a dataset, gives: its expressions, and functions and methods of the program."""
+    for where, origin in [(script, value), *project.of(script, value)]:
+        yield where, origin
+        for func in [
+            origin,
+            *([origin.func, *(a.value for a in origin.args)] if isinstance(origin, cst.Call) else []),
+        ]:
+            if isinstance(func, cst.Name):  # where it comes from is told without the copy on the way
+                yield from (
+                    (where, b.value) for b in dataflow_of(where).bindings_of(func) if b.value is not None
+                )
+            home, node = project.definition(where, func) or (where, None)
+            if isinstance(node, cst.FunctionDef):
+                yield home, node
+            elif node is not None:
+                for there, owner in project.lineage(home, node):
+                    yield from (
+                        (there, m) for name in _MAKE_SAMPLES if (m := method_of(owner, name)) is not None
+                    )
+
+
+def _on_gpu(project: Project, script: Script, call: cst.Call) -> bool:
+    """Whether a call is `x.cuda()`, `x.to(device)` or `torch.zeros(..., device=device)` of what is no CPU."""
+    method = method_name(call)
+    if method == "cuda":
+        return True
+    device = argument(call, "device", 0 if method == "to" else None)
+    if device is None:
+        return False
+    texts = [w.code(o) for w, o in [(script, device.value), *project.of(script, device.value)]]
+    on_cpu = any("cpu" in text for text in texts) and not any(_CPU.search(text) for text in texts)
+    return not on_cpu and any(_GPU.search(text) and "dtype" not in text for text in texts)
