@@ -261,3 +261,23 @@ class TestLive:
         assert list(temporary.glob("trace-doctor-*")) == []
         assert git(project, "worktree", "list").count("\n") == 1
         assert (project / "train.py").read_text() == SCRIPT
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="runs a script with PyTorch")
+def test_a_fix_of_code_that_is_imported_from_another_checkout_is_not_tried(
+    project: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    for folder in (project, other):
+        (folder / "work.py").write_text(SCRIPT)
+    (project / "train.py").write_text(f"import sys\n\nsys.path.insert(0, {str(other)!r})\nimport work\n")
+    git(project, "add", "-A")
+    git(project, "commit", "-q", "-m", "second")
+    done = treat("--unsafe-fixes", "-o", "json=t.json", "--", sys.executable, "train.py", cwd=project)
+    treatment = Treatment.from_json((project / "t.json").read_bytes())
+    assert done.stderr.count("imported from another checkout") == 1
+    assert f"{other / 'work.py'} is loaded in place of work.py" in done.stderr
+    assert not [a for a in treatment.attempts if a.diff]
+    assert any("no run would contain the edit" in b.why for b in treatment.by_hand)

@@ -72,6 +72,8 @@ class RankRecord:
     ended: str = ""
     peak_allocated_bytes: int | None = None
     """of the device of this process that held most, from its start to the end of the recording"""
+    imports: tuple[str, ...] = ()
+    """files of Python that it had loaded in the end, but for installed packages; empty where that was not asked for"""
     phases: tuple[RecordedPhase, ...] = ()
     impossible: tuple[str, ...] = ()
     """phases that this machine cannot record, each with why: no shortcoming of the recording"""
@@ -219,6 +221,7 @@ def _rank_records(folder: Path, waited: Mapping[str, Any]) -> Iterator[RankRecor
             accumulation=_count(manifest.get("accumulation"), least=1),
             ended=_text(manifest.get("ended")),
             peak_allocated_bytes=_count(manifest.get("peak_allocated_bytes")),
+            imports=_texts(manifest.get("imports")),
             phases=tuple(
                 _phase(p) for p in (phases if isinstance(phases, list) else []) if isinstance(p, dict)
             ),

@@ -78,6 +78,8 @@ class RecordOptions:
     """input shapes in the detailed trace"""
     memory_entries: int = 100_000
     """the allocator keeps so many events"""
+    imports: bool = False
+    """which files of Python the process has loaded, those of installed packages left out"""
     grace_seconds: float = 10.0
     """what a script gets to leave after it was stopped"""
 

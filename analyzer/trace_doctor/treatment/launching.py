@@ -77,6 +77,8 @@ class CommandRunner:
         self.leftover_processes = 0
         """processes that runs have left running, and that were ended"""
         self.steps = Steps(0, 1)
+        self.loaded: frozenset[str] = frozenset()
+        """files of Python that the first recording had loaded, but for installed packages"""
 
     def record(self, setup: Setup, name: str) -> Path:
         """Records the command with this setup; the folder of the recording."""
@@ -85,12 +87,14 @@ class CommandRunner:
         else:
             folder = self._recordings / name
             folder.mkdir(parents=True)
-        outcome = self._run(setup, self._options(folder))
+        outcome = self._run(setup, replace(self._options(folder), imports=name == "before"))
         if not outcome.steps:
             why = "".join(f"; {warning}" for warning in outcome.warnings[:1])
             raise RunFailed(f"no step was seen: no optimizer step, and no call of a module{why}")
         if name == "before":
             self._settle(outcome)
+            ranks = outcome.recording.ranks.values() if outcome.recording else ()
+            self.loaded = frozenset(file for rank in ranks for file in rank.imports)
         return folder
 
     def time(self, setup: Setup) -> Measured:

@@ -238,6 +238,17 @@ class Scratch:
             return "it is linked into the copy, not copied; it is left alone"
         return ""
 
+    def loaded_instead(self, name: str, loaded: Collection[str]) -> str:
+        """The file outside of the copy that runs have loaded where one of the source folder is meant; empty where they have
+        loaded that, or none of its name. `loaded`: without links."""
+        ours = os.path.realpath(self._edit_target(name))
+        count = 2 if ours.endswith("__init__.py") else 1
+        if ours in loaded:
+            return ""
+        last = Path(ours).parts[-count:]
+        others = (f for f in sorted(loaded) if Path(f).parts[-count:] == last)
+        return next((f for f in others if not Path(f).is_relative_to(self.folder)), "")
+
     def _edit_target(self, name: str) -> Path:
         """The file of the copy that stands for one of the source folder, links of the project followed."""
         real = Path(os.path.realpath(self._folder / name))

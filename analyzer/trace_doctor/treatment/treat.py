@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,7 +137,7 @@ def treat(
         edit_plan = plan(
             result, source, unsafe=options.unsafe, select=options.select, torch_version=torch_version
         )
-        queue, by_hand = _editable(scratch, *candidates(edit_plan))
+        queue, by_hand = _editable(scratch, runner.loaded, say, *candidates(edit_plan))
         say(_summary(result, queue, by_hand))
         if choose is not None:
             queue = choose(queue)
@@ -159,14 +159,25 @@ def treat(
 
 
 def _editable(
-    scratch: Scratch, queue: Sequence[Candidate], by_hand: Sequence[ByHand]
+    scratch: Scratch,
+    loaded: Collection[str],
+    say: Say,
+    queue: Sequence[Candidate],
+    by_hand: Sequence[ByHand],
 ) -> tuple[list[Candidate], list[ByHand]]:
-    """The fixes whose edits stay in the copy; the others are left to the user."""
-    editable, rest = [], list(by_hand)
+    """The fixes whose edits stay in the copy, and are in what its runs load; the others are left to the user."""
+    editable, rest, elsewhere = list[Candidate](), list(by_hand), dict[str, None]()
     for candidate in queue:
         change = candidate.item.change
         names = [file.name for file, _ in change.files] if change is not None else []
         refusals = [f"{name}: {why}" for name in names if (why := scratch.refuses(name))]
+        others = [
+            printable(f"{other} is loaded in place of {name}")
+            for name in names
+            if (other := scratch.loaded_instead(name, loaded))
+        ]
+        elsewhere |= dict.fromkeys(others)
+        refusals += [f"{other}: no run would contain the edit" for other in others]
         if refusals:
             fix = candidate.item.fix
             rest.append(
@@ -174,6 +185,10 @@ def _editable(
             )
         else:
             editable.append(candidate)
+    if elsewhere:
+        say(
+            f"the code is imported from another checkout, so its fixes cannot be tried: {'; '.join(elsewhere)}"
+        )
     return editable, rest
 
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from trace_doctor.recording import machine, whole_files
 from trace_doctor.recording.agent.losses import Losses, total
 from trace_doctor.recording.agent.memory import MemoryHistory, peak_allocated
-from trace_doctor.recording.agent.status import Status, StepTable
+from trace_doctor.recording.agent.status import Status, StepTable, loaded_files
 from trace_doctor.recording.agent.timing import Compilations, Moment, between, now
 from trace_doctor.recording.agent.tracing import OtherProfilers, Tracer
 from trace_doctor.recording.options import Phase, RecordOptions, Role, capture_file
@@ -350,6 +350,8 @@ class Recorder:
                 self._tracer.stop()
             self._flush(wait=True)
             self.status.said["peak_allocated_bytes"] = peak_allocated(self.torch)
+            if self.options.imports:
+                self.status.said["imports"] = loaded_files()
         finally:
             self.phase = None
             self.status.write()

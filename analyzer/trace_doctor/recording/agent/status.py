@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import os
 import statistics
+import sys
 from pathlib import Path
 from typing import Any
 
 from trace_doctor.recording import whole_files
 from trace_doctor.recording.options import STEPS_COLUMNS, Phase, rank_file, rank_steps_file
+
+_INSTALLED = {"site-packages", "dist-packages", f"python{sys.version_info[0]}.{sys.version_info[1]}"}
+_MOST_FILES = 2_000
 
 
 class Status:
@@ -32,6 +36,7 @@ class Status:
             "compile_steps": [],
             "ended": None,
             "peak_allocated_bytes": None,
+            "imports": [],
             "warnings": [],
         }
         self.plain_ms: float | None = None
@@ -90,6 +95,13 @@ class Status:
                 "why_ended": why,
             }
         )
+
+
+def loaded_files() -> list[str]:
+    """The files of Python's modules that are loaded, links followed, but for those of installed packages."""
+    files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+    real = {os.path.realpath(file) for file in files if isinstance(file, str) and file.endswith(".py")}
+    return sorted(file for file in real if not _INSTALLED & set(Path(file).parts))[:_MOST_FILES]
 
 
 class StepTable:
