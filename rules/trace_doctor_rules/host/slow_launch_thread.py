@@ -381,7 +381,8 @@ class SlowLaunchThread(TimeRule):
         ),
         Invalid("without marks of steps", lambda: _training(marked=False), confidence="low", message="(up to 81% less)."),
         Invalid("once, without marks of steps", lambda: _training(9000, every=6, marked=False), message="in one step only"),
-        Invalid("a queue that stands still", lambda: _training(stall=12_000), confidence="medium"),
+        Invalid("a queue that stands still", lambda: _training(stall=12_000), confidence="low"),
+        Invalid("for longer than the replay explains", lambda: _training(stall=2500), confidence="medium"),
         Invalid("for a moment", lambda: _training(stall=700), confidence="medium", thresholds={"max_unattributed": 1e-4}),
         Invalid(
             "nobody named it",
@@ -486,12 +487,14 @@ class SlowLaunchThread(TimeRule):
         )
 
     def _confidence(self, ctx: Context, outcome: ReplayOutcome, gap: HostGap) -> Confidence:
-        """Where the replay gives a bound only, what comes back in most steps is as plain as its idle time."""
+        """Where the replay gives a bound only, what comes back in most steps is as plain as its idle time; not where much of
+        that has no cause, as in a trace from which events were taken out."""
         bound = ctx.get(HostBound)
         if ctx[Steps].source == "none":
             return "low"
         if bound is not None and outcome.basis != "replay":
-            return "medium" if comes_back(gap, ctx[Steps].count) else "low"
+            plain = comes_back(gap, ctx[Steps].count) and not self.much_unattributed(ctx)
+            return "medium" if plain else "low"
         doubts = bound is None or bound.stacks or self.much_unattributed(ctx)
         return "medium" if doubts else "high"
 
