@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import shutil
+import subprocess
 import tarfile
 import zlib
 from collections.abc import Callable, Iterable
@@ -14,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from repositories import committed
+from warm_commands import warm
 
 import trace_doctor
 from trace_doctor.gate.baseline import Baseline
-from trace_doctor.reporters import render
 from trace_doctor.testing import RunBuilder, SnapshotBuilder
 
 SAMPLE = Path(__file__).resolve().parents[1] / "sample_traces" / "dataloader_starvation"
@@ -178,9 +179,8 @@ def saved(change: Callable[[dict[str, Any]], None] = lambda result: None) -> Mak
 
 
 def report(path: Path) -> None:
-    path.write_text(
-        render(trace_doctor.analyze(SAMPLE / "cpu" / "fault"), "html", zoom=False), encoding="utf-8"
-    )
+    command = [*warm(), "analyze", SAMPLE / "cpu" / "fault", "--no-zoom", "-q", "-o", f"html={path}"]
+    subprocess.run(command, check=True, capture_output=True)
 
 
 def with_code(result: dict[str, Any]) -> None:
