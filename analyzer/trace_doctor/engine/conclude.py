@@ -124,8 +124,8 @@ def conclude(
     return Result(
         tool=Tool(version=VERSION),
         inputs=[
-            msgspec.structs.replace(file, job=job)
-            for e, job in zip(examinations, job_numbers(examinations), strict=True)
+            msgspec.structs.replace(file, job=merged.jobs.get(number, 0))
+            for number, e in with_numbers(examinations)
             for file in e.display.inputs
         ],
         ignored=limit(

@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from dataclasses import replace as replace_claim
 from pathlib import PurePosixPath
 
@@ -174,6 +174,8 @@ class Merged:
     """below min-confidence or min-saving"""
     also: tuple[tuple[str, Filing], ...] = ()
     """(id of the finding, the same fault elsewhere): claims of other captures that are a row of its table"""
+    jobs: Mapping[int, int] = field(default_factory=dict)
+    """the job of each input"""
 
     @property
     def findings(self) -> list[Finding]:
@@ -211,6 +213,7 @@ class Merged:
             tuple(pair for pair in self.pairs if pair[0].id not in ids),
             self.left_out,
             tuple(pair for pair in self.also if pair[0] not in ids),
+            self.jobs,
         )
 
 
@@ -254,7 +257,7 @@ def merge(filings: Sequence[Filing], settings: Settings, jobs: Mapping[int, int]
     inputs = {id(f): {other.input for other in groups[fault(f)]} for f in filings}
     with_causes = tuple((_with_causes(finding, f, with_ids, inputs), f) for finding, f in with_ids)
     also = tuple((finding.id, other) for finding, f in with_ids for other in elsewhere[id(f)])
-    return Merged(with_causes, len(pairs) - len(visible), also)
+    return Merged(with_causes, len(pairs) - len(visible), also, jobs or {})
 
 
 def _with_causes(

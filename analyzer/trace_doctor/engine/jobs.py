@@ -42,12 +42,9 @@ def _other_device(a: Input, b: Input) -> bool:
 
 
 def _other_work(a: Input, b: Input) -> bool:
-    counts = (a.work.kernels, b.work.kernels)
-    several = all(counts) and max(map(float, filter(None, counts))) > MOST_KERNELS * min(
-        map(float, filter(None, counts))
-    )
+    few, many = sorted((a.work.kernels or 0.0, b.work.kernels or 0.0))
     shapes = [set(side.work.shapes) for side in (a, b)]
-    return several or (all(shapes) and not shapes[0] & shapes[1])
+    return 0 < MOST_KERNELS * few < many or (all(shapes) and not shapes[0] & shapes[1])
 
 
 def _other_folder(a: Examination, b: Examination) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
@@ -51,7 +52,13 @@ def _together(gaps: Sequence[HostGap], steps: Steps) -> HostGap:
         spans=spans,
         idle=idle,
         steps=len(np.unique(steps.steady_at(np.array(spans, dtype=np.int64)[:, 0]))),
+        nameless=True,
     )
+
+
+def key_of(gap: HostGap) -> str:
+    """What tells the gap from others in every capture of the script: their number differs from one to the next."""
+    return re.sub(r"^in \d+ places.*", "in several places", gap.name) if gap.nameless else gap.name
 
 
 def _sure(gap: HostGap, count: int, least: float) -> bool:

@@ -26,6 +26,7 @@ from trace_doctor_rules.host._unattributed_gaps import (
     comes_back,
     fix_of,
     in_words,
+    key_of,
     notable,
 )
 
@@ -483,7 +484,7 @@ class SlowLaunchThread(TimeRule):
             ],
             removal=_removal(ctx, gap),
             owned=spans_of(gap.idle),
-            key=gap.name,
+            key=key_of(gap),
         )
 
     def _confidence(self, ctx: Context, outcome: ReplayOutcome, gap: HostGap) -> Confidence:

@@ -48,11 +48,8 @@ class HostGap(Struct, frozen=True):
     """number of steady steps that have one"""
     works: bool = False
     """whether operators take most of it: its name alone says that it is no part of the step"""
-
-    @property
-    def nameless(self) -> bool:
-        """Whether nothing that was open meanwhile is known: its name is what lies around it."""
-        return self.name.startswith(("after ", "in ")) or not self.name
+    nameless: bool = False
+    """whether nothing that was open meanwhile is known: its name is where it lies"""
 
     @property
     def inside(self) -> Site | None:

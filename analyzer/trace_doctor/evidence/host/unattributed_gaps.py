@@ -59,19 +59,20 @@ class UnattributedGaps(Evidence, frozen=True):
                 spans=tuple((start, end) for start, end in spans),
                 idle=intervals(idle),
                 steps=len(np.unique(self._facts[Steps].steady_at(np.array(spans, dtype=np.int64)[:, 0]))),
+                nameless=nameless,
             )
-            for (name, site), spans, idle in by_place(self._facts, named, limits)
+            for (name, site, nameless), spans, idle in by_place(self._facts, named, limits)
         ]
         return sorted(gaps, key=lambda gap: (-gap.idle_ns, gap.name))
 
 
 Spans = list[tuple[int, int]]
-Place = tuple[tuple[str, Site | None], Spans, Spans]
-"""what it is called and where it lies; the stretches of the host, and the idle time of the device in them"""
+Place = tuple[str, Site | None, bool]
+"""what it is called, the user's function, and whether the name is only what lies around it"""
 
 
-def _of_device(facts: Facts, named: NamedGaps, limits: GapLimits) -> Iterator[Place]:
-    """Gaps of a GPU that hold so much idle time of the host's own work, by what was open on the thread that ended them. Where it is
+def _of_device(facts: Facts, named: NamedGaps, limits: GapLimits) -> Iterator[tuple[Place, Spans, Spans]]:
+    """Places with their stretches of the host and the idle time of the device: gaps of a GPU that hold so much idle time of the host's own work, by what was open on the thread that ended them. Where it is
     long, the host stayed away since its last event: the GPU went on for a while with what was queued."""
     host, steps, ledger, run = facts[HostGaps], facts[Steps], facts[IdleCauses].ledger, facts.run
     threads = (host.thread, *facts[Threads].autograd)
@@ -86,44 +87,41 @@ def _of_device(facts: Facts, named: NamedGaps, limits: GapLimits) -> Iterator[Pl
     pieces, of_gap, _ = overlaps(gaps, idle)
     tiles, at, tile = overlaps(pieces, pairs(ledger.start[own], ledger.end[own]))
     rows = np.where(np.isin(ledger.cause[own][tile], _CAUSES), ledger.row[own][tile], -1)
-    by_place: dict[tuple[str, Site | None], tuple[Spans, Spans]] = {}
+    no_name = run.is_named(is_step, is_torch_mark, is_step_part) & ~run.is_named(is_region)
+    rows[(rows >= 0) & no_name[rows]] = -1
+    by_place: dict[Place, tuple[Spans, Spans]] = {}
     around = _places(facts, gaps)
-    for number in range(len(gaps)):
-        mine = of_gap[at] == number
-        if not mine.any():
+    for members in np.split(np.arange(len(tiles)), np.flatnonzero(np.diff(of_gap[at])) + 1):
+        if not len(members):
             continue
-        place = _place(facts, rows[mine], tiles[mine], around[number])
+        place = _place(facts, rows[members], tiles[members], around[of_gap[at[members[0]]]])
         if place is not None:
             spans, taken = by_place.setdefault(place, ([], []))
-            first, last = int(tiles[mine][0, 0]), int(tiles[mine][-1, 1])
+            first, last = int(tiles[members[0], 0]), int(tiles[members[-1], 1])
             before = int(np.searchsorted(returns, first, side="right")) - 1
             if before >= 0 and last - first >= LONG * limits.gap_ns:
                 first = max(int(returns[before]), steps.window[0])
             spans.append((first, last))
-            taken += [(int(a), int(b)) for a, b in tiles[mine]]
+            taken += [(int(a), int(b)) for a, b in tiles[members]]
     return ((place, *spans) for place, spans in by_place.items())
 
 
-def _place(facts: Facts, rows: I64, tiles: I64, around: str) -> tuple[str, Site | None] | None:
-    """What was open during most of the idle time of a gap; where nothing was, what lies around it. None for code of the
-    user's without a name, where stacks show that nothing of it stands still."""
+def _place(facts: Facts, rows: I64, tiles: I64, around: str) -> Place | None:
+    """What was open (a row, or -1) during most of the idle time of a gap; where nothing was, what lies around it. None where
+    that is not known either."""
     run, sites = facts.run, facts.get(CallSites)
-    length = tiles[:, 1] - tiles[:, 0]
     kinds, which = np.unique(rows, return_inverse=True)
-    most = int(kinds[np.bincount(which, weights=length).argmax()])
-    nameless = run.is_named(is_step, is_torch_mark, is_step_part) & ~run.is_named(is_region)
-    if most < 0 or nameless[most]:
-        return (around, None) if around else None
-    site = sites.site(most) if sites is not None else None
-    if run.cat[most] == Cat.PYTHON:
-        return (around, site) if around else None
-    return readable_name(run.text(most)), site
+    most = int(kinds[np.bincount(which, weights=tiles[:, 1] - tiles[:, 0]).argmax()])
+    site = sites.site(most) if sites is not None and most >= 0 else None
+    if most >= 0 and run.cat[most] != Cat.PYTHON:
+        return readable_name(run.text(most)), site, False
+    return (around, site, True) if around else None
 
 
 _CAUSES = [CAUSE[cause] for cause in HOST_CAUSES]
 
 
-def _of_cpu(facts: Facts, named: NamedGaps, limits: GapLimits) -> Iterator[Place]:
+def _of_cpu(facts: Facts, named: NamedGaps, limits: GapLimits) -> Iterator[tuple[Place, Spans, Spans]]:
     """Stretches of the main thread in which it runs no operator. With Python stacks those in the user's functions themselves:
     what these call has a name."""
     run, host, steps = facts.run, facts[HostGaps], facts[Steps]
@@ -132,11 +130,11 @@ def _of_cpu(facts: Facts, named: NamedGaps, limits: GapLimits) -> Iterator[Place
     working = covered(stretches, _operators(run, host.thread))
     stretches = stretches[working <= limits.operator_share * (stretches[:, 1] - stretches[:, 0])]
     stretches = stretches[steps.steady_at(stretches[:, 0]) >= 0]
-    groups: dict[tuple[str, Site | None], Spans] = {}
+    groups: dict[Place, Spans] = {}
     around = zip(_places(facts, stretches), _functions(facts, host, stretches), strict=True)
     for (place, function), (start, end) in zip(around, stretches.tolist(), strict=True):
         if place and (function is not None or not host.stacks):
-            groups.setdefault((place, function), []).append((start, end))
+            groups.setdefault((place, function, True), []).append((start, end))
     for key, spans in groups.items():
         idle = intersect(named.blank, np.array(spans, dtype=np.int64))
         yield key, spans, [(int(a), int(b)) for a, b in idle]
