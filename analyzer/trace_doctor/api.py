@@ -37,7 +37,7 @@ from trace_doctor.memory_limit import memory_limit
 from trace_doctor.model import Finding, Ignored
 from trace_doctor.notebook import Result
 from trace_doctor.recording import folder as recordings
-from trace_doctor.reporters.labels import verdict as verdict_of
+from trace_doctor.reporters.diagnosis import verdict as verdict_of
 from trace_doctor.run import Run
 from trace_doctor.snapshot import Snapshot
 

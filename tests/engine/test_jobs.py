@@ -8,7 +8,7 @@ from trace_doctor.capture import Capture
 from trace_doctor.config import defaults
 from trace_doctor.engine import diagnose
 from trace_doctor.model import Result
-from trace_doctor.reporters.labels import verdict
+from trace_doctor.reporters.diagnosis import verdict
 from trace_doctor.testing import RunBuilder
 
 

@@ -11,7 +11,7 @@ from trace_doctor.capture import Capture
 from trace_doctor.config import defaults
 from trace_doctor.engine import diagnose
 from trace_doctor.model import Result
-from trace_doctor.reporters.labels import headline, unexplained, verdict
+from trace_doctor.reporters.diagnosis import headline, unexplained, verdict
 from trace_doctor.testing import RunBuilder, captures_of
 from trace_doctor_rules.comms.straggler import Straggler
 
@@ -142,3 +142,25 @@ def test_what_ranks_wait_for_a_late_one_is_owned_by_the_finding_that_names_it() 
     waiting = [row for row in result.ownership if row.part == "exposed_comm" and row.rank != late.rank]
     assert waiting
     assert all(late.id in row.findings and row.unowned_ns < row.total_ns / 2 for row in waiting)
+
+
+def waits_in(places: int) -> RunBuilder:
+    """Waits of 1.2 ms in each step, each between other operators."""
+    b = RunBuilder()
+    for _ in range(6):
+        with b.step():
+            with b.op("aten::mm"):
+                b.launch(60_000, "gemm")
+            b.sync()
+            for n in range(places):
+                with b.op(f"aten::op{n}"):
+                    b.launch(10, "small")
+                b.wait(1200)
+    return b
+
+
+def test_small_gaps_in_another_number_of_places_are_the_same_finding() -> None:
+    fingerprints = {
+        f.fingerprint for places in (10, 9) for f in diagnosed(waits_in(places)).findings if f.code == "TD203"
+    }
+    assert len(fingerprints) == 1

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import msgspec
-
 from trace_doctor.model import (
-    LOOKED,
     NOT_PATCHED,
     PART_NAMES,
     Budget,
@@ -23,9 +20,6 @@ from trace_doctor.model import (
     Severity,
     TimeLedgerRow,
     Unit,
-    Unowned,
-    UnownedBlock,
-    unowned,
 )
 from trace_doctor.reporters.units import (
     duration,
@@ -182,192 +176,6 @@ def main_rows(result: Result) -> list[TimeLedgerRow]:
     return list(best.values())
 
 
-UNOWNED_FROM = 0.20
-"""share of the step without an owner, from which on it is part of the verdict"""
-START_UP_FROM = 0.40
-"""share of the capture, from which on it tells more of the start than of the steps"""
-
-
-def headline(result: Result) -> str:
-    """The diagnosis in one sentence: the gravest fault and what it costs, else what keeps it from being a clean bill."""
-    return verdict(result)[0]
-
-
-def verdict(result: Result) -> list[str]:
-    """The diagnosis in up to three sentences: the gravest fault, how much of the capture is start-up, and how much of the step
-    no finding explains."""
-    jobs = {i.job for i in result.inputs}
-    if len(jobs) > 1:
-        return _verdicts(result)
-    first = next((f for f in result.findings if f.severity != "info"), None)
-    if first is None and not _looked(result):
-        return [_without_fault(result)]
-    start, rest = _start_up(result), _without_owner(result, bare=first is not None)
-    sentences = [_fault(first, result)] if first is not None else []
-    sentences += [sentence for sentence in (start, rest) if sentence]
-    if sentences and first is None and result.summary.left_out:
-        left_out = plural(result.summary.left_out, "finding")
-        sentences.append(f"{left_out} below min-confidence or min-saving left out")
-    return sentences or [_without_fault(result)]
-
-
-_MOST_JOBS = 3
-
-
-def _verdicts(result: Result) -> list[str]:
-    """One sentence for each of the first jobs, those with the gravest findings first, and how many more there are."""
-    by_job: dict[int, list[int]] = {}
-    for number, source in enumerate(result.inputs):
-        by_job.setdefault(source.job, []).append(number)
-    grave = [
-        result.inputs[f.input].job
-        for f in result.findings
-        if f.severity != "info" and f.input < len(result.inputs)
-    ]
-    order = list(dict.fromkeys([*grave, *by_job]))
-    sentences = [
-        f"{result.inputs[by_job[job][0]].path}: {_lower(headline(_of_job(result, job)))}"
-        for job in order[:_MOST_JOBS]
-    ]
-    more = len(order) - _MOST_JOBS
-    return [*sentences, f"{plural(more, 'more job')} in the findings below"] if more > 0 else sentences
-
-
-def _of_job(result: Result, job: int) -> Result:
-    """What of the result is about one job."""
-
-    def own(number: int) -> bool:
-        return number < len(result.inputs) and result.inputs[number].job == job
-
-    inputs = [
-        i if i.job == job else msgspec.structs.replace(i, job=job, start_up_share=None) for i in result.inputs
-    ]
-    return msgspec.structs.replace(
-        result,
-        inputs=inputs,
-        findings=[f for f in result.findings if own(f.input)],
-        time_ledger=[row for row in result.time_ledger if own(row.input)],
-        ownership=[row for row in result.ownership if own(row.input)],
-    )
-
-
-def _lower(sentence: str) -> str:
-    return sentence[:1].lower() + sentence[1:] if sentence[1:2].islower() else sentence
-
-
-def _fault(first: Finding, result: Result) -> str:
-    title = first.title or first.name
-    saving = first.saving
-    if saving and saving.share_of_step and saving.share_of_step >= (saving.share_of_peak or 0.0):
-        several = len({i.rank for i in result.inputs if i.kind == "trace"}) > 1
-        of_whom = f" (rank {first.rank})" if several and first.rank is not None else ""
-        return f"{title}: up to {estimate_share(saving.share_of_step)} of each step{of_whom}"
-    if saving and saving.bytes:
-        return f"{title}: up to {estimate_size(saving.bytes)} of the peak"
-    return title
-
-
-def _start_up(result: Result) -> str:
-    """What a capture that is mostly the start of a program can still tell."""
-    most = max(result.inputs, key=lambda i: i.start_up_share or 0.0, default=None)
-    if most is None or (most.start_up_share or 0.0) < START_UP_FROM:
-        return ""
-    steady = most.pace.steps if most.pace is not None else 0
-    about = (
-        f"findings are about the {plural(steady, 'step')} after it"
-        if steady > 1
-        else "record steps after it to judge training"
-    )
-    return f"{share(most.start_up_share or 0.0, 0)} of the capture is start-up (warm-up, first uses, compilation): {about}"
-
-
-def least_explained(result: Result) -> Unowned | None:
-    """The device of which most of the step is neither compute, nor start-up, nor explained; None where that is little."""
-    rows = unowned(result.time_ledger, result.ownership)
-    worst = max(rows, key=lambda row: sum(row.by_part.values()), default=None)
-    return worst if worst is not None and sum(worst.by_part.values()) >= UNOWNED_FROM else None
-
-
-def unexplained(result: Result) -> list[tuple[str, UnownedBlock, int]]:
-    """(part, stretches of one name, number of steady steps) of that device, the largest first."""
-    if (worst := least_explained(result)) is None:
-        return []
-    at = (worst.input, worst.device)
-    steps = next(r.steps for r in result.time_ledger if (r.input, r.device) == at and r.phase == "steady")
-    blocks = [
-        (PART_NAMES.get(row.part, row.part), block, max(steps, 1))
-        for row in result.ownership
-        if (row.input, row.device) == at
-        for block in row.blocks
-    ]
-    return sorted(blocks, key=lambda b: -b[1].total_us)
-
-
-def between_words(block: UnownedBlock) -> str:
-    """What ran before and behind the longest."""
-    ends = [
-        f"after {_last_part(block.before)}" if block.before else "",
-        f"before {_last_part(block.behind)}" if block.behind else "",
-    ]
-    return ", ".join(e for e in ends if e)
-
-
-def _without_owner(result: Result, *, bare: bool) -> str:
-    """What of the steps is neither compute nor explained. `bare`: without what the device did."""
-    if (worst := least_explained(result)) is None:
-        return ""
-    rest = sum(worst.by_part.values())
-    parts = [f"{PART_NAMES[part]} {share(of, 0)}" for part, of in worst.by_part.items() if of >= 0.02][:3]
-    name = Names(result).of(worst.input)
-    where = f"{name}: " if name else ""
-    if bare:
-        return f"{where}No finding explains {share(rest, 0)} of the step: {', '.join(parts)}"
-    busy = "GPU computes" if worst.device >= 0 else "Main thread computes"
-    return f"{where}{busy} {share(worst.compute, 0)} of the step; no finding explains {share(rest, 0)} of it: {', '.join(parts)}"
-
-
-def _looked(result: Result) -> int:
-    """How many rules could look."""
-    return sum(o.outcome in LOOKED for o in result.outcomes)
-
-
-def nothing_captured(result: Result) -> bool:
-    """Traces without a single event of a profiler: whatever passed on them looked at nothing."""
-    return bool(result.inputs) and all(i.kind == "trace" and i.events == 0 for i in result.inputs)
-
-
-def shortages(result: Result) -> list[str]:
-    """What this diagnosis is not of: captures that were not read, ranks that are missing, captures with too little."""
-    few = dict.fromkeys(
-        f"{i.path} holds too little to be judged: {i.too_little}" for i in result.inputs if i.too_little
-    )
-    return list(dict.fromkeys([*result.incomplete, *few]))
-
-
-def _without_fault(result: Result) -> str:
-    if nothing_captured(result):
-        return (
-            "Not captured: no event of torch.profiler in it; `trace-doctor capture` prints how to record some"
-        )
-    looked = _looked(result)
-    if not looked:
-        why = ": the snapshot has no usable allocation history" if result.memory_held else ""
-        return f"Nothing could be checked{why}"
-    if result.findings:
-        return f"No serious fault found; {plural(len(result.findings), 'finding')} for information"
-    blind = sum(o.outcome in ("skipped", "error") for o in result.outcomes)
-    rest = f"; {blind:,} could not" if blind else ""
-    above = " above min-confidence and min-saving" if result.summary.left_out else ""
-    return (
-        f"Nothing found{above}{but_suppressed(result)} by the {plural(looked, 'rule')} that could look{rest}"
-    )
-
-
-def but_suppressed(result: Result) -> str:
-    """What keeps "nothing found" from being a clean bill."""
-    return f" but {plural(len(result.suppressed), 'suppressed finding')}" if result.suppressed else ""
-
-
 def facts(result: Result) -> list[str]:
     """What was captured, in a few words each: device, ranks, steps, step time, busy share, peak."""
     summary = result.summary
@@ -518,12 +326,6 @@ def short_kernel(name: str) -> str:
     head = name.removeprefix("void ").replace("(anonymous namespace)", "{anonymous}")
     cut = min((i for i in (head.find("<"), head.find("(")) if i > 0), default=len(head))
     return head[:cut].strip() or name
-
-
-def _last_part(name: str) -> str:
-    """`at::native::vectorized_elementwise_kernel` -> `vectorized_elementwise_kernel`; operators keep their namespace."""
-    short = short_kernel(name)
-    return short if short.startswith(("aten::", "c10d::")) else short.rsplit("::", 1)[-1] or short
 
 
 def budget_outcome(budget: Budget) -> str:

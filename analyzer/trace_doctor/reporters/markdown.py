@@ -13,18 +13,17 @@ from collections.abc import Iterator, Sequence
 from trace_doctor.errors import no_command_at_start
 from trace_doctor.model import Budget, Finding, Fix, Result, Table
 from trace_doctor.reporters import Options
+from trace_doctor.reporters.diagnosis import headline, shortages
 from trace_doctor.reporters.labels import (
     SYMBOL,
     Names,
     amount,
     budget_outcome,
     facts,
-    headline,
     how_made,
     in_which_capture,
     is_patch,
     saving_words,
-    shortages,
     together,
     where_briefly,
 )

@@ -21,6 +21,7 @@ from trace_doctor.model import (
 )
 from trace_doctor.reporters import Options
 from trace_doctor.reporters.critical import shares_of_path
+from trace_doctor.reporters.diagnosis import between_words, nothing_captured, shortages, unexplained, verdict
 from trace_doctor.reporters.labels import (
     BUSY,
     IDLE,
@@ -28,7 +29,6 @@ from trace_doctor.reporters.labels import (
     SEVERITIES,
     SYMBOL,
     Names,
-    between_words,
     budget_words,
     facts,
     held_words,
@@ -37,12 +37,8 @@ from trace_doctor.reporters.labels import (
     is_patch,
     main_rows,
     needs_source,
-    nothing_captured,
     saving_words,
-    shortages,
     together,
-    unexplained,
-    verdict,
     where,
     where_briefly,
     why_no_patch,

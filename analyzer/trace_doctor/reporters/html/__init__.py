@@ -7,6 +7,7 @@ from importlib.resources import files
 
 from trace_doctor.model import Result, Tool
 from trace_doctor.reporters import Options
+from trace_doctor.reporters.diagnosis import headline
 from trace_doctor.reporters.embedded_json import embedded, packed
 from trace_doctor.reporters.html import (
     about,
@@ -24,7 +25,6 @@ from trace_doctor.reporters.html.charts.svg import patterns
 from trace_doctor.reporters.html.dom import Html, el
 from trace_doctor.reporters.html.policy import digest, policy
 from trace_doctor.reporters.html.views import RULES
-from trace_doctor.reporters.labels import headline
 
 LARGEST = 300_000
 """Bytes of a page without its zoomable panels"""

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from trace_doctor.model import Column, Ignored, Input, Result, TorchVersion
+from trace_doctor.reporters.diagnosis import shortages
 from trace_doctor.reporters.html.dom import Child, Html, el
 from trace_doctor.reporters.html.glossary import GLOSSARY
 from trace_doctor.reporters.html.parts import Columns, Row, data_table, listed, more, plain, section, showing
-from trace_doctor.reporters.labels import shortages
 from trace_doctor.reporters.units import share
 
 _MOST_INPUTS = 24

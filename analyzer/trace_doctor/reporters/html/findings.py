@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trace_doctor.model import Column, Finding, Fix, Result, Span
+from trace_doctor.reporters.diagnosis import but_suppressed
 from trace_doctor.reporters.html.dom import Child, Html, el
 from trace_doctor.reporters.html.parts import (
     Columns,
@@ -23,7 +24,6 @@ from trace_doctor.reporters.html.parts import (
 from trace_doctor.reporters.labels import (
     BASIS,
     SAFETY,
-    but_suppressed,
     device_name,
     is_patch,
     needs_source,

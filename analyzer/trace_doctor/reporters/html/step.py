@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from trace_doctor.model import Column, Result, TimeLedgerRow
+from trace_doctor.reporters.diagnosis import between_words, least_explained
 from trace_doctor.reporters.html.charts.bars import Bar, stacked
 from trace_doctor.reporters.html.dom import Child, Html, el, join
 from trace_doctor.reporters.html.parts import (
@@ -20,7 +21,7 @@ from trace_doctor.reporters.html.parts import (
     term,
 )
 from trace_doctor.reporters.html.verdict import is_cpu
-from trace_doctor.reporters.labels import IDLE, KINDS, Names, between_words, least_explained, main_rows
+from trace_doctor.reporters.labels import IDLE, KINDS, Names, main_rows
 from trace_doctor.reporters.units import duration, plural, share
 
 _MOST_BARS = 16

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trace_doctor.model import Finding, Fix, Result
+from trace_doctor.reporters.diagnosis import verdict
 from trace_doctor.reporters.html.dom import Child, Html, el
 from trace_doctor.reporters.html.parts import badge, gain, mini_bar, term, tile
 from trace_doctor.reporters.labels import (
@@ -13,7 +14,6 @@ from trace_doctor.reporters.labels import (
     how_made,
     is_patch,
     main_rows,
-    verdict,
     where,
     where_briefly,
 )
