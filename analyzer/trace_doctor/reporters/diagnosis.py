@@ -147,7 +147,7 @@ def _without_owner(result: Result, *, bare: bool) -> str:
     name = Names(result).of(worst.input)
     where = f"{name}: " if name else ""
     if bare:
-        return f"{where}No finding explains {share(rest, 0)} of the step: {', '.join(parts)}"
+        return f"{where}{'no' if where else 'No'} finding explains {share(rest, 0)} of the step: {', '.join(parts)}"
     busy = "GPU computes" if worst.device >= 0 else "Main thread computes"
     return f"{where}{busy} {share(worst.compute, 0)} of the step; no finding explains {share(rest, 0)} of it: {', '.join(parts)}"
 

@@ -38,6 +38,7 @@ from trace_doctor.reporters.labels import (
     main_rows,
     needs_source,
     saving_words,
+    short_kernel,
     together,
     where,
     where_briefly,
@@ -164,7 +165,7 @@ def _unexplained(terminal: Terminal, result: Result) -> None:
     terminal.put("Not explained by any finding, per step:", indent=2)
     lines = [["", "", "times", "longest", "between"]]
     lines += [
-        [f"{part}: {block.name}" if block.name else part, duration(block.total_us / steps), number(round(block.count / steps, 1)), duration(block.longest_us), between_words(block)]
+        [f"{part}: {short_kernel(block.name)}" if block.name else part, duration(block.total_us / steps), number(round(block.count / steps, 1)), duration(block.longest_us), between_words(block)]
         for part, block, steps in blocks[:_MOST_BLOCKS]
     ]  # fmt: skip
     _aligned(terminal, lines)

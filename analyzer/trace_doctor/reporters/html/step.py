@@ -21,7 +21,7 @@ from trace_doctor.reporters.html.parts import (
     term,
 )
 from trace_doctor.reporters.html.verdict import is_cpu
-from trace_doctor.reporters.labels import IDLE, KINDS, Names, main_rows
+from trace_doctor.reporters.labels import IDLE, KINDS, Names, main_rows, short_kernel
 from trace_doctor.reporters.units import duration, plural, share
 
 _MOST_BARS = 16
@@ -164,7 +164,7 @@ def _owners(result: Result, names: Names) -> Html | None:
                 row.total_ns / steady.window_ns,
                 el("span", links(row.findings, known)) if row.findings else "none",
                 row.unowned_ns / steady.window_ns,
-                (block.name or "nothing recorded") if block else None,
+                (short_kernel(block.name) or "nothing recorded") if block else None,
                 block.longest_us if block else None,
                 between_words(block) if block else None,
             ]
