@@ -81,6 +81,7 @@ def fused_optimizer(name: str | None, verify: str = LOWER_PEAK, *, on_gpu: bool 
 
 
 def newer_torch(verify: str) -> Fix:
+    """Advice for a torch whose optimizers have no form that updates all parameters at once."""
     return advice(
         "Take PyTorch 2, which updates all parameters at once by itself",
         "pip install 'torch>=2'   # optimizers take their foreach form on a GPU without being told",
@@ -115,6 +116,7 @@ def update_together(verify: str, target: Target | None) -> Fix:
 
 
 def update_in_place(verify: str, target: Target | None) -> Fix:
+    """Advice for an update by hand whose temporaries are as large as the parameters."""
     return advice(
         "Update the parameters in place, a few at a time",
         "m.lerp_(grad, 1 - beta1)                              # in place of m = beta1 * m + (1 - beta1) * grad\n"
