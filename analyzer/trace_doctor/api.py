@@ -27,7 +27,7 @@ from trace_doctor.engine.coverage import RecordedRanks, Scope
 from trace_doctor.errors import NoCaptures, NotACapture, TraceDoctorError, UnusableResult, UsageError
 from trace_doctor.evidence.base import Facts, Options
 from trace_doctor.gate.suppressions import Suppressions
-from trace_doctor.loaders.discover import Found, discover
+from trace_doctor.loaders.discover import CaptureFile, discover
 from trace_doctor.loaders.kineto.meta import rank_in_name
 from trace_doctor.loaders.progress import Progress
 from trace_doctor.loading import Loaded, LoadOptions, captures_of, load_inputs
@@ -328,7 +328,7 @@ class _Read:
     recordings: Sequence[tuple[Path, str]]
 
     @property
-    def loaded(self) -> list[tuple[Found, Any]]:
+    def loaded(self) -> list[tuple[CaptureFile, Any]]:
         """Each file with its columns."""
         return [(f.found, f.outcome) for f in self.files]
 

@@ -80,7 +80,7 @@ class Baseline(Struct, frozen=True, kw_only=True):
             ranks=len({i.rank for i in result.inputs}),
             decided=sorted(o.code for o in result.outcomes if o.outcome in LOOKED),
             findings=sorted(
-                (_known(g) for g in groups.values()), key=lambda k: (k.code, k.place, k.fingerprint)
+                (_entry(g) for g in groups.values()), key=lambda k: (k.code, k.place, k.fingerprint)
             ),
             figures=figures,
         )
@@ -95,7 +95,7 @@ class Baseline(Struct, frozen=True, kw_only=True):
         return msgspec.json.format(msgspec.json.encode(self, order="sorted"), indent=2).decode() + "\n"
 
 
-def _known(group: Sequence[Finding]) -> Known:
+def _entry(group: Sequence[Finding]) -> Known:
     worst = group[0]
     costs = [c for f in group if (c := cost(f)) is not None]
     return Known(

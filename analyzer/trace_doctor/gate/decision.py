@@ -82,7 +82,7 @@ def decide(result: Result, terms: Terms | None = None) -> Gate:
     at: captures not read, ranks missing, no rule that could look, a required rule or a budget without its evidence. 1
     beats 3. A rule that is merely enabled and skipped never changes it."""
     terms = terms or Terms()
-    known = _known(result, terms.baseline)
+    known = _ids_of_baseline(result, terms.baseline)
     judged = [f for f in result.findings if f.code not in terms.budgets.rules and _counts(f, terms.fail_on)]
     new = [f for f in judged if f.id not in known]
     worse = [b for f in judged if f.id in known and (b := _worse(result, f, terms)) is not None]
@@ -132,7 +132,7 @@ def _counts(finding: Finding, fail_on: str) -> bool:
     return fail_on != "never" and LEVELS.index(finding.severity) >= LEVELS.index(fail_on)
 
 
-def _known(result: Result, baseline: Baseline | None) -> set[str]:
+def _ids_of_baseline(result: Result, baseline: Baseline | None) -> set[str]:
     """Ids of findings that the baseline holds: of each capture as many of one fingerprint as it had."""
     if baseline is None:
         return set()
@@ -184,10 +184,10 @@ def _stale(result: Result, baseline: Baseline, known: set[str]) -> list[str]:
 
 def _nothing_captured(result: Result) -> list[str]:
     """Captures without a single event or allocator entry: whoever records nothing must not pass for healthy."""
-    known = (
+    holds_something = (
         result.findings or result.time_ledger or result.memory_ledger or any(i.events for i in result.inputs)
     )
-    return ["the captures hold no event"] if result.inputs and not known else []
+    return ["the captures hold no event"] if result.inputs and not holds_something else []
 
 
 def _undecided(result: Result, require: Sequence[str]) -> list[str]:
@@ -219,19 +219,19 @@ def _verdict(
         if terms.budgets.limits or terms.baseline is not None:
             parts.append("no regression" if not terms.budgets.limits else "no budget broken")
         return f"check passed{few}" + (f": {', '.join(parts)}" if parts else "")
-    said = []
+    reasons = []
     if new:
         kind = "new finding" if terms.baseline is not None else "finding"
         plural = "s" if len(new) > 1 else ""
         codes = ", ".join(sorted({f"{f.code}" for f in new}))
-        said.append(f"{len(new)} {kind}{plural} at {terms.fail_on} or above ({codes})")
+        reasons.append(f"{len(new)} {kind}{plural} at {terms.fail_on} or above ({codes})")
     if broken:
-        said.append(
+        reasons.append(
             f"{len(broken)} {'limits' if len(broken) > 1 else 'limit'} exceeded ({', '.join(b.name for b in broken)})"
         )
     if undecided:
-        said.append(f"could not decide the rest: {_listed(undecided)}")
-    return f"check failed{few}: {'; '.join(said)}"
+        reasons.append(f"could not decide the rest: {_listed(undecided)}")
+    return f"check failed{few}: {'; '.join(reasons)}"
 
 
 def _listed(reasons: Sequence[str]) -> str:

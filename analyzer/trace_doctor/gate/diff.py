@@ -89,7 +89,7 @@ class _Judge:
         hidden = a.at_most or b.at_most
         if (a.at_most and moved < 0) or (b.at_most and moved > 0):
             moved = 0.0  # it may have been as long as that on the other side as well
-        made = Change(
+        row = Change(
             name=name,
             kind=kind,
             unit=unit,
@@ -100,11 +100,11 @@ class _Judge:
             noise=noise,
         )
         if unit == "us" and self.few:
-            return replace(made, verdict="too_few_steps")
+            return replace(row, verdict="too_few_steps")
         if abs(moved) <= noise:
-            return replace(made, verdict="within_noise")
+            return replace(row, verdict="within_noise")
         sure = self.most if abs(moved) >= 2 * noise else "low"
-        return replace(made, verdict="more" if moved > 0 else "less", confidence=sure)
+        return replace(row, verdict="more" if moved > 0 else "less", confidence=sure)
 
 
 def _kinds(*results: Result) -> dict[str, str]:
@@ -125,8 +125,8 @@ def _top(changes: Iterable[Change], what: str, limits: list[str]) -> list[Change
 def _peak(judge: _Judge, before: Result, after: Result) -> list[Change]:
     """By category, where both sides know the categories: a trace knows totals only."""
     a, b = peak_parts(before), peak_parts(after)
-    known = [any(f.of(n).value for n in f.samples if n != "unknown") for f in (a, b)]
-    return judge.all(a, b, "bytes") if all(known) else []
+    both = [any(f.of(n).value for n in f.samples if n != "unknown") for f in (a, b)]
+    return judge.all(a, b, "bytes") if all(both) else []
 
 
 def _rules(before: Result, after: Result) -> list[RuleChange]:
@@ -148,14 +148,14 @@ def _rules(before: Result, after: Result) -> list[RuleChange]:
 def _rule(
     code: str, a: Outcome | None, b: Outcome | None, before: list[Finding], after: list[Finding]
 ) -> RuleChange:
-    known = a or b
-    assert known is not None
+    status = a or b
+    assert status is not None
     sure = [f.confidence for f in (*before, *after)]
     blind = next((o for o in (b, a) if o is not None and o.outcome in ("skipped", "error")), None)
     return RuleChange(
         code=code,
-        name=known.name,
-        title=known.title,
+        name=status.name,
+        title=status.title,
         before=a.outcome if a else None,
         after=b.outcome if b else None,
         findings_before=len({f.fingerprint for f in before}),
@@ -167,7 +167,7 @@ def _rule(
     )
 
 
-_SAID = {
+_FATES = {
     "faster": "faster",
     "slower": "slower",
     "within_noise": "within noise",
@@ -178,7 +178,7 @@ _SAID = {
 
 def _verdict(difference: Difference) -> str:
     step, gone = difference.step_time, difference.count("gone")
-    sentence = _SAID[step.verdict]
+    sentence = _FATES[step.verdict]
     if step.before is not None and step.change_us is not None and step.verdict in ("faster", "slower"):
         sentence = (
             f"{abs(step.change_us) / step.before.median_us:.1%} {sentence}"

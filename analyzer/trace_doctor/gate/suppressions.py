@@ -28,7 +28,7 @@ from trace_doctor.suppress_entry import SuppressEntry, check_selector, means
 
 _MARK = b"trace-doctor:"
 _COMMENT = re.compile(r"#\s*trace-doctor:\s*ignore\[([^\]]*)\]\s*(.*)")
-_MEANT = re.compile(r"#[\s#]*trace-doctor:|trace-doctor:\s*ignore")
+_LIKE_A_COMMENT = re.compile(r"#[\s#]*trace-doctor:|trace-doctor:\s*ignore")
 """what is meant to be one, wherever in a comment it stands"""
 Locate = Callable[[Sequence[Finding]], Sequence[Finding]]
 """Findings with their places as the source names them."""
@@ -103,7 +103,7 @@ class Suppressions:
         def could(selectors: Sequence[str]) -> bool:
             return any(means(s, o.code, o.name) for s in selectors for o in looked)
 
-        used = {(s.kind, s.where) for s in result.suppressed}
+        silencers = {(s.kind, s.where) for s in result.suppressed}
         silent = [
             f"suppressed: {s.finding.id} {s.finding.name}, by {s.where} ({s.reason or 'no reason given'})"
             for s in result.suppressed
@@ -111,12 +111,12 @@ class Suppressions:
         idle = [
             f"{c.where} ignore[{', '.join(c.selectors)}]"
             for c in self.comments
-            if ("comment", c.where) not in used and could(c.selectors)
+            if ("comment", c.where) not in silencers and could(c.selectors)
         ]
         idle += [
             f"suppress.{e.key!r}"
             for e in self.entries
-            if ("config", e.key) not in used and could([e.selector])
+            if ("config", e.key) not in silencers and could([e.selector])
         ]
         unused = [f"unused suppression: {entry} silences nothing in these captures" for entry in idle]
         return [*silent, *unused, *self.notes]
@@ -150,7 +150,7 @@ def _of_script(tree: SourceTree, name: str, notes: list[str]) -> list[Comment]:
                 match = _COMMENT.match(token.string)
                 if match is not None:
                     waiting.append((line, match))
-                elif (meant := _MEANT.search(token.string)) is not None:
+                elif (meant := _LIKE_A_COMMENT.search(token.string)) is not None:
                     behind = " behind another comment" if meant.start() else ""
                     notes.append(
                         f"{name}:{line}: not understood{behind}: {token.string[meant.start() :][:60]}"

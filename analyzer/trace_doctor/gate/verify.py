@@ -197,17 +197,21 @@ def _replayed(before: Result, timed: Sequence[Finding]) -> tuple[float, WhatIf, 
             continue
         exact = next((w for w in own_rows if set(w.fixes) == here), None)
         if exact is not None:
-            found = (today.step_us - exact.step_us, exact, "one re-timing of the captured steps without them")
+            saving = (
+                today.step_us - exact.step_us,
+                exact,
+                "one re-timing of the captured steps without them",
+            )
         else:
             least = min(own_rows, key=lambda w: w.step_us)
             total = sum(today.step_us - alone[i].step_us for i in here)
-            found = (
+            saving = (
                 min(total, today.step_us - least.step_us),
                 least,
                 "the sum of re-timings without each of them",
             )
-        if best is None or found[0] > best[0]:
-            best = found
+        if best is None or saving[0] > best[0]:
+            best = saving
     return best
 
 
@@ -217,8 +221,8 @@ def _measured(requested: Sequence[Finding], followed: Sequence[Followed], promis
 
     def alone(quantity: Literal["time_us_per_step", "bytes"]) -> str | None:
         moved = [f for f in followed if f.fate in ("gone", "smaller")]
-        made = {faults[f.id] for f in moved if f.promised and getattr(f.promised, quantity)}
-        return next(iter(made)) if len(made) == 1 else None
+        promised = {faults[f.id] for f in moved if f.promised and getattr(f.promised, quantity)}
+        return next(iter(promised)) if len(promised) == 1 else None
 
     time, memory = alone("time_us_per_step"), alone("bytes")
     return [

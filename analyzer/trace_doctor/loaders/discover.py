@@ -42,7 +42,7 @@ _COMPANIONS = frozenset({ENVIRONMENT_FILE})
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class CaptureFile:
     """A capture to load. `rank_how` is "" where neither the file nor its folders name a rank."""
 
     path: Path
@@ -68,7 +68,7 @@ class Ignored:
 
 @dataclass(frozen=True, slots=True)
 class Discovery:
-    found: tuple[Found, ...]
+    found: tuple[CaptureFile, ...]
     ignored: tuple[Ignored, ...] = ()
     recordings: tuple[tuple[Path, str], ...] = ()
     """folders that `record` wrote, each with how it is shown; those without any capture as well"""
@@ -92,7 +92,7 @@ class _Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class _Met:
+class _Place:
     """What lies at one place that was asked for: a file, a folder, or one match of a pattern."""
 
     place: Path
@@ -114,18 +114,16 @@ def discover(paths: Sequence[str | Path], *, strict: bool = True) -> Discovery:
     """
     if "" in paths:
         raise UsageError("one of the paths is empty: no file and no folder is named")
-    met = [place for path in paths for place in _met(Path(path))]
-    candidates = _distinct([c for place in met for c in place.candidates])
+    places = [place for path in paths for place in _places(Path(path))]
+    candidates = _distinct([c for place in places for c in place.candidates])
     displays = _displays(candidates)
-    captures: list[Found] = []
+    captures: list[CaptureFile] = []
     refused: list[tuple[_Candidate, str, _Refused]] = []
     for candidate, display in zip(candidates, displays, strict=True):
-        shown = str(candidate.path) if candidate.named else display
-        kind = (None if candidate.named else _unfinished(candidate.path, shown)) or _look(
-            candidate.path, shown
-        )
+        name = str(candidate.path) if candidate.named else display
+        kind = (None if candidate.named else _unfinished(candidate.path, name)) or _look(candidate.path, name)
         if not isinstance(kind, _Refused):
-            captures.append(_found(candidate, display, kind))
+            captures.append(_capture_file(candidate, display, kind))
         elif candidate.named and (strict or (not kind.unread and isinstance(kind.error, NotACapture))):
             raise kind.error
         else:
@@ -133,17 +131,17 @@ def discover(paths: Sequence[str | Path], *, strict: bool = True) -> Discovery:
     if not captures:
         if error := next((r.error for c, _, r in refused if c.named), None):
             raise error
-        raise _nothing(paths, _ignored(refused, captures), list(_unentered(met)))
+        raise _nothing(paths, _ignored(refused, captures), list(_unentered(places)))
     real_paths = {os.path.realpath(c.path) for c, _, r in refused if r.unread} | {
         os.path.realpath(f.path) for f in captures
     }
-    ignored = [*_ignored(refused, captures), *_empty(met, real_paths), *_unentered(met)]
-    return Discovery(tuple(captures), tuple(ignored), _recordings(met, captures))
+    ignored = [*_ignored(refused, captures), *_empty(places, real_paths), *_unentered(places)]
+    return Discovery(tuple(captures), tuple(ignored), _recordings(places, captures))
 
 
-def _found(candidate: _Candidate, display: str, kind: Kind) -> Found:
+def _capture_file(candidate: _Candidate, display: str, kind: Kind) -> CaptureFile:
     rank = rank_in_name(display)
-    return Found(
+    return CaptureFile(
         candidate.path,
         display,
         kind,
@@ -154,7 +152,9 @@ def _found(candidate: _Candidate, display: str, kind: Kind) -> Found:
     )
 
 
-def _ignored(refused: Sequence[tuple[_Candidate, str, _Refused]], captures: Sequence[Found]) -> list[Ignored]:
+def _ignored(
+    refused: Sequence[tuple[_Candidate, str, _Refused]], captures: Sequence[CaptureFile]
+) -> list[Ignored]:
     """Those worth a word. A file that is named as a capture beside it but for numbers is taken for one as well."""
     alike = {_without_numbers(f.display) for f in captures if f.kind != "torch_trace"}
     listed = []
@@ -170,18 +170,18 @@ def _without_numbers(display: str) -> str:
     return _NUMBER.sub("0", display)
 
 
-def _empty(met: Sequence[_Met], real_paths: Set[str]) -> Iterator[Ignored]:
+def _empty(places: Sequence[_Place], real_paths: Set[str]) -> Iterator[Ignored]:
     """Folders that were asked for and hold no capture, where others do."""
-    for place in met:
+    for place in places:
         if place.place.is_dir() and not any(os.path.realpath(c.path) in real_paths for c in place.candidates):
             why = NO_CAPTURE_BELOW if place.named else "a folder that a pattern matches, without a capture"
             yield Ignored(_text(os.path.normpath(place.place)), why, unread=True)
 
 
-def _unentered(met: Sequence[_Met]) -> Iterator[Ignored]:
+def _unentered(places: Sequence[_Place]) -> Iterator[Ignored]:
     """Folders that are not looked into, where captures lie there, or so much that it is not known."""
-    own = {os.path.realpath(place.place) for place in met}
-    folders = {os.path.realpath(f): f for place in met for f in place.unentered}
+    own = {os.path.realpath(place.place) for place in places}
+    folders = {os.path.realpath(f): f for place in places for f in place.unentered}
     for real, folder in folders.items():
         if real not in own and (why := _holds_captures(folder)):
             yield Ignored(_text(os.path.normpath(folder)), f"{why}; name it to have it read")
@@ -189,14 +189,14 @@ def _unentered(met: Sequence[_Met]) -> Iterator[Ignored]:
 
 def _holds_captures(folder: Path) -> str:
     """What lies in a folder that is not looked into, as far as a short look tells: empty where it is nothing of interest."""
-    left = _MOST_UNENTERED
+    budget = _MOST_UNENTERED
     folders = [folder]
     while folders:
         try:
             with os.scandir(folders.pop()) as entries:
                 for entry in entries:
-                    left -= 1
-                    if left < 0:
+                    budget -= 1
+                    if budget < 0:
                         return "not looked into, and too much lies there to say whether captures do"
                     if entry.is_dir(follow_symlinks=False):
                         folders.append(Path(entry.path))
@@ -207,16 +207,20 @@ def _holds_captures(folder: Path) -> str:
     return ""
 
 
-def _recordings(met: Sequence[_Met], captures: Sequence[Found]) -> tuple[tuple[Path, str], ...]:
+def _recordings(places: Sequence[_Place], captures: Sequence[CaptureFile]) -> tuple[tuple[Path, str], ...]:
     folders: dict[Path, str] = {}
     for f in sorted(captures, key=lambda f: f.kind == "torch_trace"):  # which lie in a folder of their own
         if f.recording is not None:
             folders.setdefault(f.recording, _text(PurePath(f.display).parent.as_posix()))
-    walked = [folder for place in met for folder in place.recordings]
-    known = {os.path.realpath(folder) for folder in folders}
+    walked = [folder for place in places for folder in place.recordings]
+    real_folders = {os.path.realpath(folder) for folder in folders}
     return (
         *folders.items(),
-        *((f, _text(os.path.normpath(f))) for f in dict.fromkeys(walked) if os.path.realpath(f) not in known),
+        *(
+            (f, _text(os.path.normpath(f)))
+            for f in dict.fromkeys(walked)
+            if os.path.realpath(f) not in real_folders
+        ),
     )
 
 
@@ -249,8 +253,8 @@ def _unfinished(path: Path, display: str) -> _Refused | None:
     name = whole_files.was_to_be(path.name)
     if name is None:
         return None
-    said = f"{display}: {name} was not finished, its process was killed meanwhile; this can be deleted"
-    return _Refused(DamagedCapture(said), unread=recordings.role_of(name) is not None)
+    line = f"{display}: {name} was not finished, its process was killed meanwhile; this can be deleted"
+    return _Refused(DamagedCapture(line), unread=recordings.role_of(name) is not None)
 
 
 def _look(path: Path, display: str) -> Kind | _Refused:
@@ -317,21 +321,21 @@ def _leads_nowhere(path: Path) -> bool:
 # -- the files ---------------------------------------------------------------------------------------------------
 
 
-def _met(path: Path) -> list[_Met]:
+def _places(path: Path) -> list[_Place]:
     if path.is_dir():
         return [_folder(path, path, named=True)]
     if _is_there(path):
-        return [_Met(path, [_Candidate(path, path.parent, named=True)], [], [], named=True)]
+        return [_Place(path, [_Candidate(path, path.parent, named=True)], [], [], named=True)]
     if glob.has_magic(str(path)):
         return list(_globbed(path))
     raise NothingRecorded(f"{path}: no such file or folder")
 
 
-def _folder(folder: Path, root: Path, *, named: bool) -> _Met:
+def _folder(folder: Path, root: Path, *, named: bool) -> _Place:
     recorded: list[Path] = []
     unentered: list[Path] = []
     files = [_Candidate(path, root, named and path == folder) for path in _walk(folder, recorded, unentered)]
-    return _Met(folder, files, recorded, unentered, named)
+    return _Place(folder, files, recorded, unentered, named)
 
 
 def _is_there(path: Path) -> bool:
@@ -345,7 +349,7 @@ def _is_there(path: Path) -> bool:
     return True
 
 
-def _globbed(pattern: Path) -> Iterator[_Met]:
+def _globbed(pattern: Path) -> Iterator[_Place]:
     fixed = pattern.parts[: _first_magic(pattern)]
     root = Path(*fixed) if fixed else Path()
     matches = [Path(match) for match in sorted(glob.glob(str(pattern), recursive=True))]
@@ -355,7 +359,7 @@ def _globbed(pattern: Path) -> Iterator[_Met]:
         if path.is_dir():
             yield _folder(path, root, named=False)
         elif not _is_companion(path):
-            yield _Met(path, [_Candidate(path, root, named=False)], [], [], named=False)
+            yield _Place(path, [_Candidate(path, root, named=False)], [], [], named=False)
 
 
 def _is_companion(path: Path) -> bool:
@@ -414,11 +418,11 @@ def _walk(root: Path, recorded: list[Path], unentered: list[Path]) -> Iterator[P
 
 def _distinct(candidates: list[_Candidate]) -> list[_Candidate]:
     """Each file once, at its first mention; the mention by name counts."""
-    named = {os.path.realpath(c.path) for c in candidates if c.named}
+    named_paths = {os.path.realpath(c.path) for c in candidates if c.named}
     distinct: dict[str, _Candidate] = {}
     for c in candidates:
         real = os.path.realpath(c.path)
-        if c.named or real not in named:
+        if c.named or real not in named_paths:
             distinct.setdefault(real, c)
     return list(distinct.values())
 

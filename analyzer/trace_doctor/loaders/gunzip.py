@@ -89,16 +89,16 @@ class Gunzip:
         with open_regular(self._path) as file:
             file.seek(start.place)
             member = start.member.copy() if start.member else _member()
-            pending, fresh, made, members = b"", start.member is None, start.at, 0
+            pending, fresh, produced, members = b"", start.member is None, start.at, 0
             while True:
-                ended = False
+                at_end = False
                 if not pending:
                     pending = file.read(1 if slowly else READ)
                     advanced(len(pending))
-                    ended = not pending
+                    at_end = not pending
                     if fresh:
                         pending = pending.lstrip(b"\0")
-                        if ended:
+                        if at_end:
                             return
                         if not pending:
                             continue
@@ -107,13 +107,13 @@ class Gunzip:
                 except zlib_ng.error as error:  # type: ignore[misc]  # the stub types the class as an instance
                     if not slowly and (not fresh or pending.startswith(MAGIC)):
                         self.problem = f"the gzip data is damaged ({error})"
-                        yield from self._before_damage(made)
+                        yield from self._before_damage(produced)
                     return  # other bytes behind the last complete member are padding, as gzip itself treats them
-                if ended and not out:
+                if at_end and not out:
                     self.problem = "the gzip data ends early"
                     return
-                pending, fresh, made = member.unconsumed_tail, False, made + len(out)
-                if self._ratio and made > BOMB and made > self._ratio * file.tell():
+                pending, fresh, produced = member.unconsumed_tail, False, produced + len(out)
+                if self._ratio and produced > BOMB and produced > self._ratio * file.tell():
                     self.problem = f"the gzip data unpacks to more than {self._ratio} times its size"
                     yield out
                     return
@@ -122,22 +122,22 @@ class Gunzip:
                     pending = member.unused_data.lstrip(b"\0")  # padding between members
                     member, fresh = _member(), True
                 elif not pending and not slowly:  # a member keeps what it is still to take
-                    self._note(made, file.tell(), member)
+                    self._note(produced, file.tell(), member)
                 if out:
                     yield out
-                if members > MEMBERS and made < MEMBERS * members:
+                if members > MEMBERS and produced < MEMBERS * members:
                     self.problem = "the gzip data has thousands of empty members"
                     return
 
-    def _before_damage(self, made: int) -> Iterator[bytes]:
+    def _before_damage(self, produced: int) -> Iterator[bytes]:
         """What lies between the first `made` bytes and damage: the decompressor keeps to itself what it has made of data
         that it refuses."""
-        point = self._points[bisect_right(self._points, made, key=attrgetter("at")) - 1]
-        found, skip = [], made - point.at
+        point = self._points[bisect_right(self._points, produced, key=attrgetter("at")) - 1]
+        pieces, skip = [], produced - point.at
         for piece in self._pieces(point, slowly=True):
-            found.append(piece[skip:])
+            pieces.append(piece[skip:])
             skip = max(skip - len(piece), 0)
-        if rest := b"".join(found):
+        if rest := b"".join(pieces):
             yield rest
 
 

@@ -48,8 +48,8 @@ def with_environment(capture: C, file: Path) -> C:
 
 def _allocator(settings: Any) -> dict[str, Any]:
     """`expandable_segments:True,max_split_size_mb:128` as the allocator itself reports it: flags are booleans."""
-    known: Mapping[str, Any] = settings if isinstance(settings, dict) else {}
-    text = next((v for name in _ALLOCATOR if isinstance(v := known.get(name), str)), "")
+    fields: Mapping[str, Any] = settings if isinstance(settings, dict) else {}
+    text = next((v for name in _ALLOCATOR if isinstance(v := fields.get(name), str)), "")
     pairs = (part.partition(":") for part in text[:1000].split(","))
     flags = {"true": True, "false": False}
     return {

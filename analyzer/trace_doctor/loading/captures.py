@@ -11,7 +11,7 @@ import numpy as np
 from trace_doctor.capture import Capture
 from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.memory.timeline import MemoryTimeline
-from trace_doctor.loaders.discover import Found
+from trace_doctor.loaders.discover import CaptureFile
 from trace_doctor.loaders.torch_trace import CompileLog
 from trace_doctor.loading.frame_transfer import lent
 from trace_doctor.loading.load_file import Content
@@ -22,7 +22,7 @@ from trace_doctor.snapshot import Action, Snapshot
 
 _LONGEST_NS = 7 * 86_400 * 10**9
 """No recording shows two moments further apart."""
-Files = Sequence[tuple[Found, Content]]
+Files = Sequence[tuple[CaptureFile, Content]]
 
 
 def captures_of(loaded: Files) -> list[Capture]:
@@ -31,8 +31,8 @@ def captures_of(loaded: Files) -> list[Capture]:
     Of a recording, all files of a rank are one capture. Of any other folder, a trace and a snapshot of the same rank
     are, where there is one of each.
     """
-    recorded: dict[Path, list[tuple[Found, Content]]] = {}
-    others: list[tuple[Found, Content]] = []
+    recorded: dict[Path, list[tuple[CaptureFile, Content]]] = {}
+    others: list[tuple[CaptureFile, Content]] = []
     for entry, content in loaded:
         if entry.recording is not None:
             recorded.setdefault(entry.recording, []).append((entry, content))

@@ -6,7 +6,7 @@ import filecmp
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from trace_doctor.loaders.discover import Found
+from trace_doctor.loaders.discover import CaptureFile
 from trace_doctor.loaders.kineto.meta import rank_named
 from trace_doctor.loaders.torch_trace import CompileLog
 from trace_doctor.loading.load_file import Content
@@ -16,7 +16,7 @@ from trace_doctor.run import Run
 _MOST_NAMED = 4
 
 
-def doubtful_ranks(loaded: Sequence[tuple[Found, Content]], only: int | None = None) -> list[str]:
+def doubtful_ranks(loaded: Sequence[tuple[CaptureFile, Content]], only: int | None = None) -> list[str]:
     """One line for each contradiction between the names of files and what they hold: a file of a recording that is of
     another rank, several ranks by name that are one by content, and copies of a file under other ranks. `only`: of a
     rank that was asked for, what concerns it."""
@@ -26,26 +26,26 @@ def doubtful_ranks(loaded: Sequence[tuple[Found, Content]], only: int | None = N
         if not isinstance(content, CompileLog)
     ]
     traces = [(file, content, role) for file, content, role in captures if isinstance(content, Run)]
-    found: list[tuple[set[int], str]] = [
+    doubts: list[tuple[set[int], str]] = [
         ({role[0], run.rank}, f"{file.display} is of rank {role[0]} by its name, and holds rank {run.rank}")
         for file, run, role in traces
         if role is not None and _says_rank(run) and run.rank != role[0]
     ]
-    found += _one_by_content((file, run) for file, run, role in traces if role is None)
-    found += _copies(
+    doubts += _one_by_content((file, run) for file, run, role in traces if role is None)
+    doubts += _copies(
         [
             (file.path, file.display, content.rank if role is None else role[0])
             for file, content, role in captures
         ]
     )
-    return [line for ranks, line in found if only is None or only in ranks]
+    return [line for ranks, line in doubts if only is None or only in ranks]
 
 
 def _says_rank(run: Run) -> bool:
     return run.rank_how == "distributedInfo"
 
 
-def _one_by_content(traces: Iterable[tuple[Found, Run]]) -> list[tuple[set[int], str]]:
+def _one_by_content(traces: Iterable[tuple[CaptureFile, Run]]) -> list[tuple[set[int], str]]:
     """Below one folder. A number that is no rank of the job (of a host, of an adapter) does not name one."""
     groups: dict[tuple[str, int], dict[int, str]] = {}
     for file, run in traces:
@@ -67,7 +67,7 @@ def _one_by_content(traces: Iterable[tuple[Found, Run]]) -> list[tuple[set[int],
 def _copies(files: Sequence[tuple[Path, str, int]]) -> list[tuple[set[int], str]]:
     """Of (path, how it is shown, rank): files of different ranks with the same bytes."""
     by_size: dict[int, list[tuple[Path, str, int]]] = {}
-    found = []
+    doubts = []
     for path, display, rank in files:
         try:
             alike = by_size.setdefault(path.stat().st_size, [])
@@ -77,11 +77,11 @@ def _copies(files: Sequence[tuple[Path, str, int]]) -> list[tuple[set[int], str]
         if first is None:
             alike.append((path, display, rank))
         elif first[2] != rank:
-            found.append(({first[2], rank}, f"{display} is a copy of {first[1]}, and no other rank"))
-    return found
+            doubts.append(({first[2], rank}, f"{display} is a copy of {first[1]}, and no other rank"))
+    return doubts
 
 
 def _listed(names: Sequence[str]) -> str:
     more = len(names) - _MOST_NAMED
-    shown = ", ".join(names[:_MOST_NAMED])
-    return f"{shown} and {more} more" if more > 0 else shown
+    few = ", ".join(names[:_MOST_NAMED])
+    return f"{few} and {more} more" if more > 0 else few

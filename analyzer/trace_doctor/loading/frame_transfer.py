@@ -29,7 +29,7 @@ from trace_doctor.run import BORROWED, Cat, Run
 
 LEAST = 0.5
 """Share of the operators in steps that must have a double: below, the traces do not show the same program."""
-_GIVEN = ("Input Dims", "Input dims", "Input type", "Input Strides", "Concrete Inputs", "Call stack")
+_DETAILS = ("Input Dims", "Input dims", "Input type", "Input Strides", "Concrete Inputs", "Call stack")
 """Arguments that tell of an operator's inputs and place, not of the moment."""
 
 
@@ -204,8 +204,8 @@ class _Clock:
         self._here = np.maximum.accumulate(here[order] - stretch.start).astype(np.float64)
 
     def __call__(self, moments: I64) -> I64:
-        moved = np.interp((moments - self._from).astype(np.float64), self._there, self._here)
-        return np.rint(moved).astype(np.int64) + self._to
+        times = np.interp((moments - self._from).astype(np.float64), self._there, self._here)
+        return np.rint(times).astype(np.int64) + self._to
 
 
 def _joined(light: Run, detailed: Run, frames: Sequence[_Frames], pairs: Sequence[_Pair]) -> Run:
@@ -215,7 +215,7 @@ def _joined(light: Run, detailed: Run, frames: Sequence[_Frames], pairs: Sequenc
     start = np.concatenate([f.start for f in frames])
     dur = np.concatenate([f.end for f in frames]) - start
     threads = np.concatenate([f.thread for f in frames])
-    used, numbers = np.unique(detailed.name[rows], return_inverse=True)
+    names, numbers = np.unique(detailed.name[rows], return_inverse=True)
     ts, lasts = np.concatenate([start, light.ts]), np.concatenate([dur, light.dur])
     order = np.lexsort((np.concatenate([rows, _places(light, pairs)]), -lasts, ts))
 
@@ -238,7 +238,7 @@ def _joined(light: Run, detailed: Run, frames: Sequence[_Frames], pairs: Sequenc
         correlation=column(none, light.correlation),
         external_id=column(none, light.external_id),
         offset=column(BORROWED - detailed.offset[rows], light.offset),
-        names=[*light.names, *(detailed.names[n] for n in used.tolist())],
+        names=[*light.names, *(detailed.names[n] for n in names.tolist())],
         recorded=structs.replace(
             light.recorded,
             **{f: True for f in ("shapes", "stacks", "modules") if getattr(detailed.recorded, f)},
@@ -285,7 +285,7 @@ class _Arguments(ArgsReader):
             if offset <= BORROWED:
                 arguments.append(more)
             else:
-                arguments.append({**{k: more[k] for k in _GIVEN if k in more}, **by_offset[offset]})
+                arguments.append({**{k: more[k] for k in _DETAILS if k in more}, **by_offset[offset]})
         return arguments
 
     def pieces(self) -> Iterator[bytes]:

@@ -9,7 +9,7 @@ from trace_doctor.errors import DamagedCapture, NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.nesting import Nesting
-from trace_doctor.loaders.discover import Found
+from trace_doctor.loaders.discover import CaptureFile
 from trace_doctor.loaders.recorded_environment import with_environment
 from trace_doctor.loaders.torch_trace import CompileLog
 from trace_doctor.run import Run
@@ -21,7 +21,7 @@ Content = Run | Snapshot | CompileLog
 _DERIVED: tuple[type[Evidence], ...] = (Nesting, Launches)
 
 
-def load(file: Found, max_memory: int | None = None, *, core_free: bool = True) -> Content:
+def load(file: CaptureFile, max_memory: int | None = None, *, core_free: bool = True) -> Content:
     """Reads one file in at most so many bytes (None: as the loaders decide), with the help of another core where one is
     free, and what lies beside it. Raises NotACapture or DamagedCapture with one line."""
     content = _load(file, max_memory, core_free)
@@ -30,7 +30,7 @@ def load(file: Found, max_memory: int | None = None, *, core_free: bool = True) 
     return with_environment(content, file.path) if isinstance(content, Snapshot) else content
 
 
-def load_derived(file: Found, max_memory: int | None = None, *, core_free: bool = True) -> Content:
+def load_derived(file: CaptureFile, max_memory: int | None = None, *, core_free: bool = True) -> Content:
     """The same with what every analysis makes of it."""
     content = load(file, max_memory, core_free=core_free)
     derive(content)
@@ -52,7 +52,7 @@ def derive(content: Content) -> None:
     content.name_ids()  # makes the rows by name
 
 
-def _load(file: Found, max_memory: int | None, core_free: bool) -> Content:
+def _load(file: CaptureFile, max_memory: int | None, core_free: bool) -> Content:
     try:
         if file.kind == "trace":
             from trace_doctor.loaders.kineto.trace import load_trace

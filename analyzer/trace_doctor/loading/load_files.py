@@ -13,7 +13,7 @@ from pathlib import Path
 
 from trace_doctor import memory_limit
 from trace_doctor.errors import DamagedCapture, TooLarge, TraceDoctorError
-from trace_doctor.loaders.discover import Found
+from trace_doctor.loaders.discover import CaptureFile
 from trace_doctor.loaders.kineto import decode
 from trace_doctor.loaders.progress import Progress, listening
 from trace_doctor.loaders.stream import GROWS
@@ -59,12 +59,12 @@ class LoadOptions:
 class Loaded:
     """What became of one file: its columns, or the error to show for it."""
 
-    found: Found
+    found: CaptureFile
     outcome: Content | TraceDoctorError
 
 
 def load_inputs(
-    found: Sequence[Found], options: LoadOptions | None = None, progress: Progress | None = None
+    found: Sequence[CaptureFile], options: LoadOptions | None = None, progress: Progress | None = None
 ) -> list[Loaded]:
     """Every file, in the order given. What cannot be read is an outcome, not an error, and so is what does not fit into
     memory beside the files before it: what is made of their columns stays to the end of an analysis."""
@@ -76,19 +76,19 @@ def load_inputs(
         log.info("reading %d files in %d processes", len(files), count)
         _load_in_processes(files, count, options, progress)
     _load_here([f for f in files if f.outcome is None], options, progress)
-    made = 0
+    done = 0
     for file in files:
         more = file.need // MADE
-        if made and not _fits(made + more, options):
+        if done and not _fits(done + more, options):
             file.outcome = _crowded_out(file, options)
         else:
-            made += more
+            done += more
     return [Loaded(f.found, f.loaded) for f in files]
 
 
 @dataclass
 class _File:
-    found: Found
+    found: CaptureFile
     size: int
     """bytes"""
     outcome: Content | TraceDoctorError | None = field(default=None)
@@ -168,7 +168,7 @@ def _load_here(files: Sequence[_File], options: LoadOptions, progress: Progress)
 def _outcome(file: _File, options: LoadOptions, progress: Progress) -> Content | TraceDoctorError:
     progress("reading", file.found.display)
     started = time.perf_counter()
-    report = _Told(progress)
+    report = _ProgressOfFile(progress)
     try:
         with listening(report.read):
             return load_file.load(file.found, options.memory)
@@ -180,7 +180,7 @@ def _outcome(file: _File, options: LoadOptions, progress: Progress) -> Content |
         log.info("%s: %.1f MB in %.2f s", file.found.display, file.size / 1e6, seconds)
 
 
-class _Told:
+class _ProgressOfFile:
     """Counts what progress was told of."""
 
     def __init__(self, progress: Progress) -> None:

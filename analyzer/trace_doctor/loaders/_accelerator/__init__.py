@@ -41,7 +41,7 @@ _MEMORY = np.dtype(
 _SPAN = np.dtype([("start", "i8"), ("end", "i8")])
 
 
-class _Found(ctypes.Structure):
+class _Output(ctypes.Structure):
     """`Found` in scan.c."""
 
     _fields_ = [
@@ -77,7 +77,7 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
         ctypes.c_char_p,
         ctypes.c_int64,
         ctypes.c_int64,
-        ctypes.POINTER(_Found),
+        ctypes.POINTER(_Output),
     ]
     library.trace_doctor_scan.restype = ctypes.c_int64
     library.trace_doctor_token.argtypes = [
@@ -94,7 +94,7 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
     return library, ""
 
 
-def _chosen() -> tuple[ctypes.CDLL | None, str]:
+def _library_and_reason() -> tuple[ctypes.CDLL | None, str]:
     """The library, where it is there and wanted; else None and why. Raises UsageError where it is demanded in vain."""
     choice = os.environ.get(VARIABLE) or "auto"
     if choice not in ("auto", "c", "python"):
@@ -109,7 +109,7 @@ def _chosen() -> tuple[ctypes.CDLL | None, str]:
 
 def description() -> str:
     """Which decoder is in use, and why not the one in C."""
-    library, problem = _chosen()
+    library, problem = _library_and_reason()
     return "C" if library is not None else f"Python (the one in C: {problem})"
 
 
@@ -181,9 +181,9 @@ class Scanner:
             bool(result.whole_ts),
         )
 
-    def _lend(self) -> _Found:
+    def _lend(self) -> _Output:
         columns = self._rows.columns
-        self._found = result = _Found(*(columns[key].ctypes.data for key in COLUMNS))
+        self._found = result = _Output(*(columns[key].ctypes.data for key in COLUMNS))
         result.memory, result.labels = self._memory.ctypes.data, self._labels.ctypes.data
         result.row_room = self._rows.room
         result.memory_room = result.label_room = len(self._memory)
@@ -254,18 +254,18 @@ class Window:
 
 def in_use() -> bool:
     """Whether events are decoded in C."""
-    return _chosen()[0] is not None
+    return _library_and_reason()[0] is not None
 
 
 def scanner(rows: Rows, ids: tuple[Ids, Ids, Ids]) -> Scanner | None:
     """A scanner for one file, where the C decoder is in use."""
-    library, _ = _chosen()
+    library, _ = _library_and_reason()
     return Scanner(library, rows, ids) if library is not None else None
 
 
 def nest(ts: I64, dur: I64, rows: I64, parent: I32, depth: I32) -> bool:
     """`evidence.nesting.nest` of these rows of a run, into its columns. False where the C decoder is not in use."""
-    library, _ = _chosen()
+    library, _ = _library_and_reason()
     if library is None:
         return False
     ts, dur, rows = (np.ascontiguousarray(column, np.int64) for column in (ts, dur, rows))
@@ -273,14 +273,14 @@ def nest(ts: I64, dur: I64, rows: I64, parent: I32, depth: I32) -> bool:
     return bool(library.trace_doctor_nest(*arrays, len(rows), parent.ctypes.data, depth.ctypes.data))
 
 
-def inside(up: I32, chosen: Bool, rows: I64) -> Bool | None:
+def inside(up: I32, marked: Bool, rows: I64) -> Bool | None:
     """`evidence.nesting.inside`. None where the C decoder is not in use."""
-    library, _ = _chosen()
+    library, _ = _library_and_reason()
     if library is None:
         return None
-    up, chosen = np.ascontiguousarray(up, np.int32), np.ascontiguousarray(chosen, np.bool_)
-    rows, found = np.ascontiguousarray(rows, np.int64), np.zeros(len(rows), dtype=bool)
-    if len(chosen) < len(up) or (len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(up)):
+    up, marked = np.ascontiguousarray(up, np.int32), np.ascontiguousarray(marked, np.bool_)
+    rows, below = np.ascontiguousarray(rows, np.int64), np.zeros(len(rows), dtype=bool)
+    if len(marked) < len(up) or (len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(up)):
         raise IndexError("rows of another run")
-    library.trace_doctor_inside(*(a.ctypes.data for a in (up, chosen, rows)), len(rows), found.ctypes.data)
-    return found
+    library.trace_doctor_inside(*(a.ctypes.data for a in (up, marked, rows)), len(rows), below.ctypes.data)
+    return below

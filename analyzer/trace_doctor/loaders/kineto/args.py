@@ -88,7 +88,7 @@ class ArgsReader:
 
     def _open(self) -> _Window:
         if self._kept is not None:
-            return _Kept(self._kept)
+            return _InMemory(self._kept)
         gunzip = self._gunzip or ByteStream(self._path).gunzip
         return _Unpacked(gunzip) if gunzip else _File(open_regular(self._path))
 
@@ -126,7 +126,7 @@ class _Window(Protocol):
         """Up to `size` bytes from `offset`."""
 
 
-class _Kept:
+class _InMemory:
     def __init__(self, text: bytes) -> None:
         self._text = text
 

@@ -277,10 +277,10 @@ class Columns:
             self._memories({key: window.memory[key] for key in _MEMORY_ROW})
 
     def _times(self, part: dict[str, npt.NDArray[Any]]) -> None:
-        known = np.abs(part["ts"]) < LATEST_US  # false for NaN
-        if not known.all():
-            self.timeless += int(len(known) - known.sum())
-            part = {key: values[known] for key, values in part.items()}
+        finite = np.abs(part["ts"]) < LATEST_US  # false for NaN
+        if not finite.all():
+            self.timeless += int(len(finite) - finite.sum())
+            part = {key: values[finite] for key, values in part.items()}
         if len(part["ts"]):
             self.integer_ts &= bool((part["ts"] == np.floor(part["ts"])).all())
             self._rows.add(part)
@@ -302,8 +302,8 @@ class Columns:
             self._memories(part)
 
     def _memories(self, part: dict[str, npt.NDArray[Any]]) -> None:
-        known = np.abs(part["ts"]) < LATEST_US  # false for NaN
-        self._memory.add(part if known.all() else {key: values[known] for key, values in part.items()})
+        finite = np.abs(part["ts"]) < LATEST_US  # false for NaN
+        self._memory.add(part if finite.all() else {key: values[finite] for key, values in part.items()})
 
     def _label(self, e: Event) -> None:
         text = e.args.name if e.name != "process_labels" else e.args.labels

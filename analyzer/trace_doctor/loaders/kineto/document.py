@@ -120,9 +120,9 @@ class Document(EventList):
             except ValueError:
                 self.damage.lost += 1
         self._drop(end)
-        known = self.meta.get(name)
-        if isinstance(known, dict) and isinstance(value, dict):
-            known.update(value)
+        present = self.meta.get(name)
+        if isinstance(present, dict) and isinstance(value, dict):
+            present.update(value)
         elif name in meta.KEPT_OBJECTS or not isinstance(value, dict | list):
             self.meta[name] = value
         return True
@@ -135,10 +135,10 @@ class Document(EventList):
 
     def _resync(self) -> bool:
         """Behind an unreadable field: on to the events. False at the end of the file."""
-        begun = bool(self._text)
+        has_text = bool(self._text)
         self._shorten()
         if self._seek():
-            self.damage.lost += begun
+            self.damage.lost += has_text
             return True
         self.damage.truncated = True
         return False

@@ -49,23 +49,23 @@ def exact(ns: I64, offsets: I64, pieces: Iterable[bytes]) -> I64:
 
 def _starts(pieces: Iterable[bytes]) -> Iterator[tuple[int, int]]:
     """(place in the text, ns) of every start with a fraction."""
-    text, begin, done = b"", 0, 0
-    for piece in _ended(pieces):
+    text, begin, copied_to = b"", 0, 0
+    for piece in _with_end(pieces):
         last = piece == b""
         text += piece
         for match in _START.finditer(text):
             if not last and match.end() > len(text) - _OVERLAP:
                 break
-            if begin + match.start() >= done:
+            if begin + match.start() >= copied_to:
                 whole, part = match.groups()
                 yield begin + match.start(), int(whole) * 1000 + _thousandths(part)
-                done = begin + match.end()
+                copied_to = begin + match.end()
         overlap = min(len(text), 2 * _OVERLAP)
         begin += len(text) - overlap
         text = text[len(text) - overlap :]
 
 
-def _ended(pieces: Iterable[bytes]) -> Iterator[bytes]:
+def _with_end(pieces: Iterable[bytes]) -> Iterator[bytes]:
     """The pieces that hold something, and an empty one behind the last."""
     yield from (piece for piece in pieces if piece)
     yield b""

@@ -41,8 +41,10 @@ _SINCE_NAME: tuple[tuple[re.Pattern[str], tuple[int, int], str], ...] = (
 def clean(meta: dict[str, Any]) -> dict[str, Any]:
     """The small fields worth keeping, of the kinds that profilers write: what else stands in their place is dropped. So
     are names of hosts and users, so that no output can show them."""
-    known = ((key, _KINDS.get(key, _plain)(value)) for key, value in meta.items() if not _PRIVATE.search(key))
-    return {key: value for key, value in known if value is not None}
+    values = (
+        (key, _KINDS.get(key, _plain)(value)) for key, value in meta.items() if not _PRIVATE.search(key)
+    )
+    return {key: value for key, value in values if value is not None}
 
 
 def _plain(value: Any) -> Any:

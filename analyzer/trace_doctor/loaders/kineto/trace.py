@@ -214,17 +214,17 @@ def _without_lost_times(
 ) -> dict[str, npt.NDArray[Any]]:
     """Leaves out rows whose start *and* duration were written as 0 while the trace runs far from zero: their place
     is unknown, and they would stretch the window."""
-    lost = (rows["ts"] == 0) & (rows["dur"] <= 0)
-    if not lost.any() or lost.all():
+    without_times = (rows["ts"] == 0) & (rows["dur"] <= 0)
+    if not without_times.any() or without_times.all():
         return rows
-    placed = rows["ts"][~lost]
+    placed = rows["ts"][~without_times]
     if placed.min() <= max(placed.max() - placed.min(), 1e6):
         return rows
-    damage.clamped += int(lost.sum())
+    damage.clamped += int(without_times.sum())
     warnings.append(
-        f"{_events(int(lost.sum()), 'was', 'were')} left out: neither start nor duration recorded"
+        f"{_events(int(without_times.sum()), 'was', 'were')} left out: neither start nor duration recorded"
     )
-    return {key: values[~lost] for key, values in rows.items()}
+    return {key: values[~without_times] for key, values in rows.items()}
 
 
 def _threads(columns: Columns, track: I32) -> tuple[list[Thread], I32]:
@@ -288,11 +288,11 @@ def _places(rows: dict[str, npt.NDArray[Any]], threads: list[Thread]) -> tuple[n
     track, named, numbered = rows["thread"][there], device[there], stream[there]
     # A wait may name its stream on the host side, too; other host rows (Triton's `stream` is a pointer) have none.
     calls = np.flatnonzero(_of(rows["cat"], (Cat.RUNTIME, Cat.DRIVER)))
-    called = stream[calls]
+    call = stream[calls]
     device[:], stream[:] = -1, -1
     device[there] = np.where(named >= 0, named, np.array(by_pid or [0], dtype=np.int16)[track])
     stream[there] = np.where(numbered >= 0, numbered, np.array(by_tid or [0], dtype=np.int32)[track])
-    stream[calls] = called
+    stream[calls] = call
     return device, stream
 
 

@@ -53,15 +53,15 @@ class _Stacks:
         return self.stacks.setdefault(tuple([self._frame(f) for f in frames]), len(self.stacks))
 
     def _frame(self, frame: Record) -> int:
-        known = self._dicts.get(id(frame))
-        if known is None:
+        number = self._dicts.get(id(frame))
+        if number is None:
             stack_frame = StackFrame(
                 plain_path(_name(frame.get("filename", ""))),
                 int(frame.get("line", 0)),
                 _name(frame.get("name", "")),
             )
-            known = self._dicts[id(frame)] = self.frames.setdefault(stack_frame, len(self.frames))
-        return known
+            number = self._dicts[id(frame)] = self.frames.setdefault(stack_frame, len(self.frames))
+        return number
 
 
 class Columns:

@@ -36,7 +36,7 @@ class _Refused(Exception):
     pass
 
 
-class _Counted(RawIOBase):
+class _CountingReader(RawIOBase):
     """The bytes of a stream as a file, up to a number of them."""
 
     def __init__(self, stream: ByteStream, most: int | None) -> None:
@@ -128,7 +128,7 @@ def read_snapshot(
         raise DamagedCapture(f"{display}: {stream.problem}")
     _refuse_foreign(head, display)
     with _no_gc():
-        file = BufferedReader(_Counted(stream, most), HEAD)
+        file = BufferedReader(_CountingReader(stream, most), HEAD)
         data = _unpickled(file, display, ours=any(key in head for key in _KEYS))
         snapshot = _columns(data, display, rank, rank_how)
         if _goes_on(file):  # such as a second snapshot, which may tell something else
