@@ -30,6 +30,8 @@ ORIGINS = {
     "sixth": "never seen before, sixth set",
     "seventh": "never seen before, seventh set",
     "seventh-made": "seventh set, made for it",
+    "eighth": "never seen before, eighth set",
+    "eighth-made": "eighth set, made for it",
 }
 HELD_OUT = tuple(kind for kind in ORIGINS if kind not in ("real", "simulated", "others"))
 
