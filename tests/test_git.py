@@ -6,6 +6,7 @@ import os
 import shutil
 import stat
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 from repositories import committed, git
 
 from trace_doctor import git as asking
-from trace_doctor.git import GitFailed, GitSilent, in_git, top, uncommitted
+from trace_doctor.git import GitFailed, GitUnanswered, in_git, top, uncommitted
 from trace_doctor.git import git as asked
 from trace_doctor.treatment import worktree
 
@@ -265,7 +266,7 @@ def test_what_git_has_started_ends_with_it(
     slow.write_text(f'#!/bin/sh\nsleep 300 &\necho $! > "{tmp_path}/pid"\nwait\n')
     slow.chmod(0o755)
     monkeypatch.setenv("PATH", os.pathsep.join([str(tmp_path / "bin"), os.environ["PATH"]]))
-    with pytest.raises(GitSilent, match="does not answer within"):
+    with pytest.raises(GitUnanswered, match="does not answer within"):
         asked(job, "status", timeout=0.5)
     pid = int((tmp_path / "pid").read_text())
     for _ in range(100):
@@ -273,6 +274,32 @@ def test_what_git_has_started_ends_with_it(
             return
         time.sleep(0.05)
     pytest.fail("it runs on")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="the git is a shell script, and Windows does not limit its memory")
+@pytest.mark.parametrize("stream", [1, 2])
+def test_a_git_that_writes_without_end_takes_no_memory(job: Path, tmp_path: Path, stream: int) -> None:
+    """To its errors it may write what it wants; an answer that is too long is none, and no setting that is not set."""
+    (tmp_path / "bin").mkdir()
+    talking = tmp_path / "bin" / "git"
+    talking.write_text(
+        f'#!/bin/sh\ncase "$*" in *core.fileMode*) head -c 600000000 /dev/zero >&{stream};; esac\n'
+        f'exec "{shutil.which("git")}" "$@"\n'
+    )
+    talking.chmod(0o755)
+    ask = (
+        "import resource, sys; from pathlib import Path; from trace_doctor import git\n"
+        "git._MOST_SAID = 1 << 20\n"
+        "print(git.uncommitted(Path(sys.argv[1]), [Path(sys.argv[1], 'train.py')]))\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    environment = {**os.environ, "PATH": os.pathsep.join([str(tmp_path / "bin"), os.environ["PATH"]])}
+    said = subprocess.run(
+        [sys.executable, "-c", ask, str(job)], env=environment, capture_output=True, text=True, check=True
+    )
+    state, most = said.stdout.splitlines()
+    assert state == "None" if stream == 2 else "git answers with more than 1 MB" in state
+    assert int(most) < (200 << 20) / (1 if sys.platform == "darwin" else 1024)
 
 
 def _runs(pid: int) -> bool:

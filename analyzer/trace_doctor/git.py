@@ -14,6 +14,9 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
+import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +43,8 @@ _CONVERSIONS = ("filter", "ident", "working-tree-encoding")
 """attributes by which git changes a file's content between the work tree and the index"""
 _PATIENCE = 20.0
 """Seconds in which git answers; it waits for ever where a FIFO lies in place of a file of its own"""
+_MOST_SAID = 512 << 20
+"""Bytes that are kept of an answer: the longest is the index, some 300 a file"""
 _PIECE = 1 << 20
 _MAX_TEXT = 256 << 20
 _MAX_COMPARED = 8 << 30
@@ -50,8 +55,8 @@ class GitFailed(Exception):
     """git is not there, or does not answer."""
 
 
-class GitSilent(GitFailed):
-    """git does not answer in time."""
+class GitUnanswered(GitFailed):
+    """git does not answer in time, or does not come to an end."""
 
 
 def in_git(folder: Path) -> bool:
@@ -68,28 +73,56 @@ def git(folder: Path, *arguments: str, input_bytes: bytes = b"", timeout: float 
     command = [program, "--no-optional-locks", *(part for s in _SETTINGS for part in ("-c", s)), *arguments]
     # a hook or a rebase that runs this has variables that point to its own repository
     environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")} | _ENVIRONMENT
-    try:
-        with subprocess.Popen(
-            command,
-            cwd=folder,
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        ) as process:
-            try:
-                output, complaint = process.communicate(input_bytes, timeout)
-            except BaseException:  # Ctrl-C too, which does not reach another session
-                _kill(process)
-                raise
-    except subprocess.TimeoutExpired:
-        raise GitSilent(f"git does not answer within {timeout:.0f} s") from None
-    except (OSError, ValueError, subprocess.SubprocessError) as error:
-        raise GitFailed(str(error)) from None
+    with tempfile.TemporaryFile() as given:
+        given.write(input_bytes)
+        given.seek(0)
+        try:
+            with subprocess.Popen(
+                command,
+                bufsize=0,
+                cwd=folder,
+                env=environment,
+                stdin=given,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            ) as process:
+                try:
+                    output = _read(process, timeout)
+                except BaseException:  # Ctrl-C too, which does not reach another session
+                    _kill(process)
+                    raise
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            raise GitFailed(str(error)) from None
     if process.returncode != 0:
-        raise GitFailed(complaint.decode("utf-8", "replace"))
+        raise GitFailed(f"git ended with {process.returncode}")
     return output
+
+
+def _read(process: subprocess.Popen[bytes], timeout: float) -> bytes:
+    """What a process writes until it ends. Raises GitUnanswered where that takes too long, or is too much to be kept."""
+    pipe, pieces, end = process.stdout, list[bytes](), time.monotonic() + timeout
+    assert pipe is not None  # asked for above
+
+    def read() -> None:
+        size = 0
+        with contextlib.suppress(OSError, ValueError):  # the pipe was closed: it is not waited for any more
+            while size <= _MOST_SAID and (piece := pipe.read(_PIECE)):
+                pieces.append(piece)
+                size += len(piece)
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    reader.join(timeout)
+    if not reader.is_alive() and sum(map(len, pieces)) > _MOST_SAID:
+        raise GitUnanswered(f"git answers with more than {_MOST_SAID >> 20} MB")
+    try:
+        process.wait(max(end - time.monotonic(), 0))
+    except subprocess.TimeoutExpired:
+        raise GitUnanswered(f"git does not answer within {timeout:.0f} s") from None
+    if reader.is_alive():
+        raise GitUnanswered(f"git does not answer within {timeout:.0f} s")
+    return b"".join(pieces)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
@@ -123,8 +156,8 @@ def uncommitted(folder: Path, files: Sequence[Path]) -> str | None:
     try:
         root = top(folder).resolve()
         reasons, untracked = _survey(root, [f.resolve() for f in files])
-    except GitSilent as silent:
-        return f"the state of the git work tree cannot be read: {silent}"
+    except GitUnanswered as why:
+        return f"the state of the git work tree cannot be read: {why}"
     except _TooMuch:
         return (
             "whether the git work tree has uncommitted changes cannot be told: more than "
@@ -182,7 +215,7 @@ def _commit(root: Path) -> str:
     """What a work tree is at; empty where nothing is committed yet."""
     try:
         return git(root, "rev-parse", "--quiet", "--verify", "HEAD^{commit}").decode().strip()
-    except GitSilent:
+    except GitUnanswered:
         raise
     except GitFailed:
         return ""
@@ -360,7 +393,7 @@ def _truth(root: Path, setting: str, *, unless_set: bool) -> bool:
     """A setting that is yes or no."""
     try:
         value = git(root, "config", "--get", setting).strip().lower()
-    except GitSilent:
+    except GitUnanswered:
         raise
     except GitFailed:
         return unless_set
