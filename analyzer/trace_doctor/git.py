@@ -41,6 +41,7 @@ _ENTRY = re.compile(
 _LINK, _SUBMODULE = 0o120000, 0o160000
 _CONVERSIONS = ("filter", "ident", "working-tree-encoding")
 """attributes by which git changes a file's content between the work tree and the index"""
+_YES = (b"true", b"yes", b"on", b"1", b"")
 _PATIENCE = 20.0
 """Seconds in which git answers; it waits for ever where a FIFO lies in place of a file of its own"""
 _MOST_SAID = 512 << 20
@@ -345,13 +346,13 @@ def _begun(size: int, like: str) -> hashlib._Hash:
 
 
 def _not_conversions(root: Path, changed: Iterable[_Entry]) -> list[str]:
-    """For each file that really differs an entry: why it cannot be told, or nothing. One that only has the other line ends
-    which git gives it is none."""
+    """For each file that really differs an entry: why it cannot be told, or nothing. One that has the line ends which a
+    checkout gives it is none; line ends that git ignores, and would not give, are."""
     entries = list(changed)
     if not entries:
         return []
     attributes = _attributes(root, [e.path for e in entries])
-    automatic = _truth(root, "core.autocrlf", unless_set=False)
+    automatic, own = _line_ends(root)
     reasons = []
     for entry in entries:
         own_attributes = attributes.get(entry.path, {})
@@ -365,7 +366,7 @@ def _not_conversions(root: Path, changed: Iterable[_Entry]) -> list[str]:
         )
         if converted is not None:
             reasons.append(f"{os.fsdecode(entry.path)}: the attribute {converted} is set")
-        elif not (_has_line_ends(own_attributes, automatic) and _same_but_line_ends(root, entry)):
+        elif not (_gets_crlf(own_attributes, automatic, own) and _same_with_crlf(root, entry)):
             reasons.append("")
     return reasons
 
@@ -389,25 +390,42 @@ def _attributes(root: Path, paths: list[bytes]) -> dict[bytes, dict[str, str]]:
     return by_path
 
 
-def _truth(root: Path, setting: str, *, unless_set: bool) -> bool:
-    """A setting that is yes or no."""
+def _line_ends(root: Path) -> tuple[bool, bool]:
+    """Whether a checkout gives CRLF to text: to every file that looks like it, and to those that an attribute calls so."""
+    if (automatic := _setting(root, "core.autocrlf")) in _YES or automatic == b"input":
+        return automatic != b"input", automatic != b"input"
+    eol = _setting(root, "core.eol")
+    return False, eol == b"crlf" or (eol != b"lf" and os.name == "nt")
+
+
+def _setting(root: Path, name: str) -> bytes | None:
+    """A setting in small letters; None where it is not set."""
     try:
-        value = git(root, "config", "--get", setting).strip().lower()
+        return git(root, "config", "--get", name).strip().lower()
     except GitUnanswered:
         raise
     except GitFailed:
-        return unless_set
-    return value in (b"true", b"input", b"yes", b"on", b"1", b"")
+        return None
 
 
-def _has_line_ends(attributes: dict[str, str], automatic: bool) -> bool:
+def _truth(root: Path, setting: str, *, unless_set: bool) -> bool:
+    """A setting that is yes or no."""
+    value = _setting(root, setting)
+    return unless_set if value is None else value in _YES
+
+
+def _gets_crlf(attributes: dict[str, str], automatic: bool, own: bool) -> bool:
+    """Whether a checkout gives CRLF to a file of these attributes; `crlf` is the old name of `text`."""
     text, eol = attributes.get("text", "unspecified"), attributes.get("eol", "unspecified")
-    if text == "unset":
+    if text == "unspecified":
+        text = attributes.get("crlf", "unspecified")
+        eol = "lf" if text == "input" and eol == "unspecified" else eol
+    if text == "unset" or eol == "lf":
         return False
-    return automatic or text in ("set", "auto") or eol in ("lf", "crlf")
+    return eol == "crlf" or automatic or (own and text in ("set", "auto"))
 
 
-def _same_but_line_ends(root: Path, entry: _Entry) -> bool:
+def _same_with_crlf(root: Path, entry: _Entry) -> bool:
     path = os.path.join(os.fsencode(root), entry.path)
     try:
         with _opened(path) as file:
@@ -416,4 +434,7 @@ def _same_but_line_ends(root: Path, entry: _Entry) -> bool:
             content = file.read()
     except OSError:
         return False
-    return entry.digest == _digest_of(content.replace(b"\r\n", b"\n"), entry.digest)
+    committed = content.replace(b"\r\n", b"\n")
+    return committed.replace(b"\n", b"\r\n") == content and entry.digest == _digest_of(
+        committed, entry.digest
+    )
