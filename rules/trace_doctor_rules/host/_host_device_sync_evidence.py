@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from trace_doctor.arrays import I64, Bool
 from trace_doctor.evidence.base import Evidence, Facts
+from trace_doctor.evidence.host.device_copies import lost_copies
 from trace_doctor.evidence.idle.gaps import IdleCauses, IdleLedger
 from trace_doctor.evidence.idle.syncs import Syncs
 from trace_doctor.evidence.intervals import NOTHING, covered, intervals, pairs, total
@@ -99,14 +100,18 @@ class SyncSites(Evidence, frozen=True):
     """the calls, ascending"""
     to_device: tuple[int, ...]
     """rows of host-to-device copies and of the waits for them, ascending"""
+    lost: str
+    """what is missing of the copies that the host asked for: which of them it waited for is not known; empty where most are there"""
     _facts: Facts
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
         for kind in (GpuTimeline, IdleCauses):  # what `sites` needs: refuses where it is not there
             facts[kind]
-        rows, to_device = _chosen(facts, facts[Steps].spans("steady"))
-        return cls(rows, tuple(to_device.tolist()), facts)
+        steady = facts[Steps].spans("steady")
+        rows, to_device = _chosen(facts, steady)
+        lost = lost_copies(facts.run, facts[Launches], intervals(steady))
+        return cls(rows, tuple(to_device.tolist()), lost, facts)
 
     def sites(self, long_factor: float) -> list[SyncSite]:
         """By operators and line, most idle time first. Where the line is not known, waits so many times as long as the tenth

@@ -106,6 +106,12 @@ def _alone_and_together() -> RunBuilder:
     return b
 
 
+def _copies_missing() -> RunBuilder:
+    b = _training(per_step=3)
+    b.events[:] = [e for e in b.events if e.get("cat") != "gpu_memcpy"]
+    return b
+
+
 def _gpu_bound() -> RunBuilder:
     """The host waits long, but the GPU never runs dry: a deep queue stands behind every wait."""
     b = RunBuilder()
@@ -240,6 +246,7 @@ class HostDeviceSync(TimeRule):
         Valid("little to be had with copies", lambda: _training(sync="both", gpu_us=600), thresholds={"min_with_copies": 0.9}),
         Valid("a queue that stands still", lambda: _training(stall=3000), skipped="does not explain"),
         Valid("few of them cost time, and no steps", _results, skipped="no steps"),
+        Valid("the GPU's side of the copies is missing", _copies_missing, skipped="calls that copy did on the GPU"),
         Valid("no GPU", lambda: without_gpu("aten::item", 200), skipped="no GPU work"),
     ]  # fmt: skip
     INVALID = [
@@ -299,6 +306,8 @@ class HostDeviceSync(TimeRule):
             self._must_have_steps(
                 ctx, [s for s in waiting if s.times > 1 and not self._again_and_again(s, count)]
             )
+            if lost := ctx[SyncSites].lost:
+                raise NotCaptured(lost, "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]")
             return
         if (replay.unexplained_share or 0.0) > self.max_unexplained:
             raise NotCaptured(

@@ -58,7 +58,7 @@ class DeviceCopies(Copies, frozen=True, kw_only=True):
                 "this profiler does not say whether copies come from pinned memory",
                 "nothing to record: ROCm names them `Host -> Device`",
             )
-        if not len(copies) and (lost := _lost(run, launches, steady)):
+        if not len(copies) and (lost := lost_copies(run, launches, steady)):
             raise NotCaptured(lost, "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]")
         alone = {device: intersect(parts[2], steady) for device, parts in exposed(facts).items()}
         link = _link_gbs(run, copies[pinned])
@@ -98,7 +98,7 @@ class DeviceCopies(Copies, frozen=True, kw_only=True):
         return union(pairs(self.run.ts[self.row[which]], self.run.end[self.row[which]]))
 
 
-def _lost(run: Run, launches: Launches, steady: I64) -> str:
+def lost_copies(run: Run, launches: Launches, steady: I64) -> str:
     """What is missing of the copies that the host asked for in the steady steps; empty where most of them are there."""
     calls = run.named(is_copy_call, Cat.RUNTIME, Cat.DRIVER)
     calls = calls[covered(pairs(run.ts[calls], run.ts[calls] + 1), steady) > 0]
