@@ -213,6 +213,17 @@ def test_a_script_that_stays_after_enough_was_recorded_is_ended(tmp_path: Path) 
     assert recorded.exit_code == 0
 
 
+@pytest.mark.parametrize(("end", "code"), [("exit 5", 5), ("kill -9 $$", -9), ("exit 0", 0)])
+def test_what_fails_behind_a_training_that_was_stopped_has_failed(
+    tmp_path: Path, end: str, code: int
+) -> None:
+    (tmp_path / "train.py").write_text(FAKE_RANK.replace("ENDED", "'enough'") + FAKE_TRACE)
+    command = ["bash", "-c", f"{sys.executable} {tmp_path / 'train.py'}; {end}"]
+    recorded = record_command(command, RecordOptions(str(new_folder(tmp_path / "logs"))), quiet_output=True)
+    assert (recorded.exit_code, recorded.stopped_by_us) == (code, True)
+    assert any("stopped, and then the command" in w for w in recorded.warnings) == bool(code)
+
+
 def test_a_script_that_goes_on_keeps_its_exit_code(tmp_path: Path) -> None:
     program = FAKE_RANK.replace("ENDED", "'enough'") + "raise SystemExit(3)"
     assert run(tmp_path, program, let_it_run=True).exit_code == 3

@@ -78,7 +78,7 @@ def record(
     ] = False,
     console: _Console,
 ) -> None:
-    """Run a training script as it is and record a capture of it. Exit: the script's, 0 if stopped, 125 if ours failed or nothing was recorded."""
+    """Run a training script as it is and record a capture of it. Exit: the script's, 125 if ours failed or nothing was recorded."""
     if os.name == "nt":
         raise UsageError(
             "record needs Linux or macOS; trace_doctor.record() in the script works on Windows too"

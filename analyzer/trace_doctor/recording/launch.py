@@ -48,7 +48,8 @@ class Recorded:
 
     folder: Path
     exit_code: int
-    """the command's own, negative where signal -exit_code ended it; 0 where it was stopped because enough is recorded;
+    """the command's own, negative where signal -exit_code ended it, also behind a training that was stopped because enough is
+    recorded; 0 where the command itself was ended;
     125 instead of 0 where nothing was recorded"""
     stopped_by_us: bool
     seconds: float
@@ -182,7 +183,9 @@ def _sum_up(command: Sequence[str], options: RecordOptions, ended: Ended) -> Rec
     steps_csv.join(folder, list(recording.ranks) if recording else [])
     enough = recording is not None and all(r.ended == "enough" for r in recording.ranks.values())
     stopped = ended.why is not None or (enough and not options.let_it_run)
-    code = 0 if stopped else ended.exit_code
+    code = (
+        0 if ended.why is not None else ended.exit_code
+    )  # ranks that we ask to stop end with 0: what fails has failed by itself
     empty = code == 0 and _is_empty(folder, options, recording)
     code = NOTHING_RECORDED if empty else code
     recorded = Recorded(
@@ -191,7 +194,7 @@ def _sum_up(command: Sequence[str], options: RecordOptions, ended: Ended) -> Rec
         stopped_by_us=stopped,
         seconds=round(ended.seconds, 3),
         recording=recording,
-        warnings=tuple(shortcomings(command, options, ended, recording, process_log.heard(folder))),
+        warnings=tuple(shortcomings(command, options, ended, recording, process_log.heard(folder), stopped)),
         told=ended.told,
         empty=empty,
         waited_for_cpu=ended.waited,

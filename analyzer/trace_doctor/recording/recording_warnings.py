@@ -19,14 +19,15 @@ def shortcomings(
     ended: Ended,
     recording: Recording | None,
     processes: Mapping[int, Mapping[str, str]],
+    stopped: bool = False,
 ) -> list[str]:
     """Lines in the order of weight; empty for a recording that has all that was asked for.
 
-    `processes`: what the recorder said in each (`process_log.heard`).
+    `processes`: what the recorder said in each (`process_log.heard`). `stopped`: whether we stopped the training.
     """
     ranks = list(recording.ranks.values()) if recording else []
     return [
-        *_ends(ended, options),
+        *_ends(ended, options, stopped),
         *([_nothing(command, processes)] if not ranks else []),
         *_busy(ended),
         *_silent(ranks),
@@ -45,13 +46,13 @@ def _busy(ended: Ended) -> Iterator[str]:
         )
 
 
-def _ends(ended: Ended, options: RecordOptions) -> Iterator[str]:
+def _ends(ended: Ended, options: RecordOptions, stopped: bool) -> Iterator[str]:
     if ended.why == "time":
         yield f"the script was ended after {ended.seconds:.0f} s (--max-seconds {options.max_seconds:g})"
-    elif ended.why is None and ended.exit_code < 0:
-        yield f"the script was ended by {signal_name(-ended.exit_code)}"
-    elif ended.why is None and ended.exit_code > 0:
-        yield f"the script failed: exit code {ended.exit_code}"
+    elif ended.why is None and ended.exit_code:
+        what = "the training was stopped, and then the command" if stopped else "the script"
+        code = ended.exit_code
+        yield f"{what} was ended by {signal_name(-code)}" if code < 0 else f"{what} failed: exit code {code}"
 
 
 def _nothing(command: Sequence[str], processes: Mapping[int, Mapping[str, str]]) -> str:

@@ -168,7 +168,9 @@ class CommandRunner:
         code = outcome.exit_code
         if outcome.stopped_by_us and not outcome.steps:
             raise RunFailed(f"no step in {outcome.seconds:.0f} s, then it was stopped")
-        if code and not outcome.empty:
+        if (
+            code and not outcome.empty and not outcome.stopped_by_us
+        ):  # what comes behind the training may miss its end
             how = f"exit code {code}" if code > 0 else f"signal {-code}"
             log = Path(options.folder) / OUTPUT_FILE
             raise RunFailed(how + _last_words(log, self._command, self._environment))
