@@ -65,7 +65,7 @@ def test_text_for_people_verdict_and_exit_code() -> None:
     done = run("dataloader_starvation/simulated/fault", "dataloader_starvation/simulated/healthy")
     assert done.returncode == 0, done.stderr
     assert "✔ gone          TD101-1 dataloader-starvation" in done.stdout
-    assert "promised        up to 57 ms a step (replay), measured 50.9 ms" in done.stdout
+    assert "promised        up to 57 ms of the mean step (replay), measured 57.0 ms" in done.stdout
     assert done.stderr == "verify passed: the finding is gone\n"
     assert max(map(len, done.stdout.splitlines())) <= 80
 
@@ -127,7 +127,8 @@ def test_a_report_that_is_none_is_named(tmp_path: Path) -> None:
 
 
 def test_workers_of_a_public_pair(captures_dir: Path) -> None:
-    """One script of Kineto's, recorded without workers and with four: the second gains what the first promised."""
+    """One script of Kineto's, recorded without workers and with four: the second gains less than the first
+    promised at best, because one of its steps is long (a mean step: 178 and 141 ms, as torch-tb-profiler has them)."""
     folder = captures_dir / "traces" / "pytorch_kineto"
     before = folder / "resnet50_num_workers_0_worker0.1623143089861.pt.trace.json.gz"
     after = folder / "resnet50_num_workers_4_worker0.1623212756351.pt.trace.json.gz"
@@ -136,4 +137,4 @@ def test_workers_of_a_public_pair(captures_dir: Path) -> None:
     assert made.step_time.verdict == "faster"
     assert made.promise.measured_us is not None
     assert made.promise.time_us_per_step is not None
-    assert 0.8 < made.promise.measured_us / made.promise.time_us_per_step < 1
+    assert 0.6 < made.promise.measured_us / made.promise.time_us_per_step < 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
+from statistics import fmean, median
 
 import numpy as np
 from msgspec import structs
@@ -128,13 +128,23 @@ def _pace(steps: Steps | None) -> Pace | None:
     if not times:
         return None
     middle = median(times)
-    return Pace(steps=len(times), median_us=middle, mad_us=median(abs(t - middle) for t in times))
+    return Pace(
+        steps=len(times),
+        median_us=middle,
+        mad_us=median(abs(t - middle) for t in times),
+        mean_us=fmean(times),
+    )
 
 
 def _plain(pace: PlainPace | None) -> Pace | None:
     if pace is None:
         return None
-    return Pace(steps=pace.steps, median_us=pace.median_ns / 1e3, mad_us=pace.mad_ns / 1e3)
+    return Pace(
+        steps=pace.steps,
+        median_us=pace.median_ns / 1e3,
+        mad_us=pace.mad_ns / 1e3,
+        mean_us=pace.mean_ns / 1e3,
+    )
 
 
 def devices_of(capture: Capture) -> set[int]:

@@ -1,9 +1,12 @@
-"""Step time before and after: medians of steady steps, and how large a change must be to be more than noise."""
+"""Step time before and after: medians of steady steps, how large a change must be to be more than noise, and the means
+that savings are of."""
 
 from __future__ import annotations
 
 from math import hypot, sqrt
-from statistics import median
+from statistics import fmean, median
+
+from msgspec.structs import replace
 
 from trace_doctor.model import Pace, Result
 from trace_doctor.model.comparison import StepChange, StepTime
@@ -38,7 +41,7 @@ def _of_rank(rank: int, runs: list[list[float]]) -> StepTime:
     steps = [t for run in runs for t in run]
     middle = median(steps)
     spread = median(abs(t - middle) for t in steps)
-    return _time(rank, len(steps), middle, spread, [median(run) for run in runs])
+    return _time(rank, len(steps), middle, spread, [median(run) for run in runs], fmean(steps))
 
 
 def _plain(result: Result) -> StepTime | None:
@@ -56,6 +59,7 @@ def _plain(result: Result) -> StepTime | None:
             median(p.median_us for p in paces),
             median(p.mad_us for p in paces),
             [p.median_us for p in paces],
+            _mean(paces),
             plain=True,
         )
         for rank, paces in sorted(ranks.items())
@@ -63,8 +67,21 @@ def _plain(result: Result) -> StepTime | None:
     return max(times, key=lambda t: t.median_us, default=None)
 
 
+def _mean(paces: list[Pace]) -> float | None:
+    """Of all steps; None where an older result does not say."""
+    sums = [p.mean_us * p.steps for p in paces if p.mean_us is not None]
+    return sum(sums) / sum(p.steps for p in paces) if len(sums) == len(paces) else None
+
+
 def _time(
-    rank: int, steps: int, middle: float, spread: float, middles: list[float], *, plain: bool = False
+    rank: int,
+    steps: int,
+    middle: float,
+    spread: float,
+    middles: list[float],
+    mean: float | None,
+    *,
+    plain: bool = False,
 ) -> StepTime:
     """`middles`: the median of each recording."""
     noise = _MEDIAN_OF_MEAN * _SIGMA_OF_MAD * spread / sqrt(steps)
@@ -75,6 +92,7 @@ def _time(
         median_us=middle,
         spread_us=spread,
         noise_us=max(noise, (max(middles) - min(middles)) / 2),
+        mean_us=mean,
         plain=plain,
     )
 
@@ -85,7 +103,10 @@ def _change(before: StepTime | None, after: StepTime | None, what: str) -> StepC
         return StepChange(before=before, after=after, how=f"no steps in what was recorded {missing}")
     change = after.median_us - before.median_us
     noise = max(3 * hypot(before.noise_us, after.noise_us), LEAST_CHANGE * before.median_us)
-    step_change = StepChange(before=before, after=after, change_us=change, noise_us=noise)
+    means = None if before.mean_us is None or after.mean_us is None else after.mean_us - before.mean_us
+    step_change = StepChange(
+        before=before, after=after, change_us=change, mean_change_us=means, noise_us=noise
+    )
     few = min(before.steps, after.steps)
     if few < LEAST_STEPS:
         return _judged(
@@ -100,11 +121,4 @@ def _change(before: StepTime | None, after: StepTime | None, what: str) -> StepC
 
 
 def _judged(change: StepChange, verdict: str, how: str) -> StepChange:
-    return StepChange(
-        before=change.before,
-        after=change.after,
-        change_us=change.change_us,
-        noise_us=change.noise_us,
-        verdict=verdict,  # type: ignore[arg-type]
-        how=how,
-    )
+    return replace(change, verdict=verdict, how=how)

@@ -147,7 +147,7 @@ def _promise(
     sized = [f.saving.bytes for f in resolved if f.saving and f.saving.bytes]
     promise = Promise(
         findings=[f.id for f in resolved],
-        measured_us=None if change.change_us is None else -change.change_us,
+        measured_us=_saved(change),
         bytes=max(sized, default=None),
         measured_bytes=None
         if memory.allocated_before is None or memory.allocated_after is None
@@ -170,6 +170,12 @@ def _promise(
         basis=next(iter(faults.values())).basis if alone else "bound",
         how="what the finding claims" if alone else "the sum of what the findings claim, at most the step",
     )
+
+
+def _saved(change: StepChange) -> float | None:
+    """us of a mean step, as promises are; of the median where only that is known."""
+    saved = change.change_us if change.mean_change_us is None else change.mean_change_us
+    return None if saved is None else -saved
 
 
 def _time(saving: Saving | None) -> float:

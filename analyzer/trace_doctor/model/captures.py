@@ -47,6 +47,8 @@ class Pace(Struct, frozen=True, kw_only=True):
     median_us: Us
     mad_us: Us
     """median absolute deviation: how far a step usually is from the median"""
+    mean_us: Us | None = None
+    """what savings and shares go by"""
 
 
 class Input(Struct, frozen=True, kw_only=True):

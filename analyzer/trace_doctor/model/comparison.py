@@ -61,6 +61,8 @@ class StepTime(Struct, frozen=True, kw_only=True):
     """median absolute deviation"""
     noise_us: float
     """standard error of the median, or half the range of the captures' medians where that is more"""
+    mean_us: float | None = None
+    """what savings go by; None where a side does not say"""
     plain: bool = False
     """the steps ran without the profiler"""
 
@@ -69,7 +71,9 @@ class StepChange(Struct, frozen=True, kw_only=True):
     before: StepTime | None = None
     after: StepTime | None = None
     change_us: float | None = None
-    """after − before"""
+    """after − before, of the medians: one long step does not decide whether a change is more than noise"""
+    mean_change_us: float | None = None
+    """after − before, of the means: what savings are of. None where a side does not say"""
     noise_us: float | None = None
     """smaller changes are noise: three standard errors of the difference, at least 2 % of the step"""
     verdict: StepVerdict = "not_captured"

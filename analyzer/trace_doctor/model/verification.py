@@ -21,6 +21,7 @@ class Promise(Struct, frozen=True, kw_only=True):
     basis: Basis | None = None
     how: str = ""
     measured_us: float | None = None
+    """of a mean step, as what is promised"""
     bytes: int | None = None
     measured_bytes: int | None = None
 

@@ -37,16 +37,12 @@ def _promise(terminal: Terminal, verification: Verification) -> None:
     """What the findings that are gone promised, beside what was measured."""
     promise, peaks = verification.promise, verification.memory
     if promise.time_us_per_step:
-        sentence = f"up to {estimate_duration(promise.time_us_per_step)} a step ({promise.basis})"
+        sentence = f"up to {estimate_duration(promise.time_us_per_step)} of the mean step ({promise.basis})"
         if promise.measured_us is not None:
             sentence += f", measured {duration(promise.measured_us)}"
-            step = verification.step_time.before
-            if step is not None and promise.time_us_per_step > step.median_us:
-                sentence += ": it lies in few long steps, which the median leaves out"
-            else:
-                sentence += _kept(
-                    promise.measured_us, promise.time_us_per_step, verification.step_time.noise_us or 0.0
-                )
+            sentence += _kept(
+                promise.measured_us, promise.time_us_per_step, verification.step_time.noise_us or 0.0
+            )
         terminal.put(sentence, indent=INDENT, first="promised")
     if promise.bytes:
         sentence = f"up to {estimate_size(promise.bytes)} of the peak"
