@@ -229,11 +229,14 @@ def syncs(base: Base, us: float) -> Planted:
             copy = by.gpu("gpu_memcpy", "Memcpy DtoH (Device -> Pageable)", gpu_begin, gpu_end, bytes=4)
             return [*ops, call, copy, by.call("cudaStreamSynchronize", begin + 1.3, end - 0.2)]
 
-        def places(step: Sequence[float], of: int = count) -> list[Plant]:
+        def places(step: Sequence[float], of: int = count, author: Author = author) -> list[Plant]:
             moments = (
                 [step[(2 * k + 1) * len(step) // (2 * of)] for k in range(of)] if len(step) >= of else []
             )
-            return [Plant(m, 2.0, gpu_us=1.5, drains=False, blocks=True, made=made) for m in moments]
+            return [
+                Plant(m, 2.0, gpu_us=1.5, drains=False, blocks=True, stream=author.track, made=made)
+                for m in moments
+            ]
 
         tried = _each(base, places)
         if not tried.longer_us or abs(tried.longer_us / steps - us) >= abs(best.longer_us / steps - us):

@@ -32,6 +32,8 @@ class Plant:
     gpu_us: float = 0.0
     drains: bool = True
     blocks: bool = False
+    stream: tuple[Any, Any] | None = None
+    """the (pid, tid) whose work the GPU work comes after; without it after that of all"""
     until: float = 0.0
     """the GPU work ends then, if it would end sooner: it waits for another rank"""
     made: Callable[[float, float, float, float], list[Event]] | None = None
@@ -49,6 +51,7 @@ class _Work:
     ts: float
     end: float
     launch: float
+    stream: tuple[Any, Any]
 
 
 def marks(events: Sequence[Event]) -> list[Event]:
@@ -152,8 +155,8 @@ class _Behind:
     def __init__(self) -> None:
         self.host_at, self.host = [float("-inf")], [0.0]
         self.gpu_at, self.gpu = [float("-inf")], [0.0]
-        self.free = float("-inf")
-        self.barriers: list[tuple[float, float]] = []
+        self.free: dict[Any, float] = {}
+        self.barriers: list[tuple[float, float, Any]] = []
 
     def host_of(self, moment: float, *, ends: bool = False) -> float:
         find = bisect.bisect_left if ends else bisect.bisect_right
@@ -166,18 +169,21 @@ class _Behind:
         """What the GPU is late by once this has started."""
         slack = max(work.ts - work.launch - LATENCY, 0.0)
         late = max(self.gpu[-1], self.host_of(work.launch) - slack)
-        for launch, until in self.barriers:
-            if work.launch >= launch:
+        for launch, until, stream in self.barriers:
+            if work.launch >= launch and stream in (None, work.stream):
                 late = max(late, until - work.ts)
         return late
 
     def work(self, work: _Work) -> None:
         late = self._needed(work)
-        self.barriers = [b for b in self.barriers if b[0] > work.launch]
+        self.barriers = [b for b in self.barriers if b[0] > work.launch or b[2] not in (None, work.stream)]
         if late > self.gpu[-1]:
             self.gpu_at.append(work.ts)
             self.gpu.append(late)
-        self.free = max(self.free, work.end + self.gpu[-1])
+        self._busy(work.stream, work.end + self.gpu[-1])
+
+    def _busy(self, stream: Any, until: float) -> None:
+        self.free[stream] = max(self.free.get(stream, until), until)
 
     def waited(self, start: float, end: float) -> None:
         """The host waited for the GPU: it is as late as that, unless it came so late that nothing was left to wait for."""
@@ -188,19 +194,21 @@ class _Behind:
 
     def planted(self, plant: Plant, pending: Sequence[_Work]) -> list[Event]:
         begin = plant.at + self.host[-1]
-        free = self.free
+        ahead = dict(self.free)
         late = self.gpu[-1]
         for work in pending:
             if work.ts >= plant.at:
                 late = max(late, self._needed(work))
-                free = max(free, work.end + late)
-        end = (max(begin, free) if plant.drains else begin) + plant.host_us
+                ahead[work.stream] = max(ahead.get(work.stream, begin), work.end + late)
+        drained = max(ahead.values(), default=begin)
+        free = ahead.get(plant.stream, begin) if plant.stream else drained
+        end = (max(begin, drained) if plant.drains else begin) + plant.host_us
         gpu_begin = gpu_end = 0.0
         if plant.gpu_us:
             gpu_begin = max(end + LATENCY, free)
             gpu_end = max(gpu_begin + plant.gpu_us, plant.until)
-            self.free = max(self.free, gpu_end)
-            self.barriers.append((plant.at, gpu_end))
+            self._busy(plant.stream, gpu_end)
+            self.barriers.append((plant.at, gpu_end, plant.stream))
             end = gpu_end + 1.0 if plant.blocks else end + 2.0
         self.host_at.append(plant.at)
         self.host.append(self.host[-1] + end - begin)
@@ -229,20 +237,23 @@ class _Behind:
 
 
 def _works(events: Sequence[Event]) -> list[_Work]:
+    """GPU work by start. A stream works in order: what ran on it before something else was launched no later than that, also
+    where its own launch is not in the capture, or was written down late."""
     launched = {
         e["args"]["correlation"]: float(e["ts"])
         for e in events
         if str(e.get("cat")).endswith(("_runtime", "_driver")) and "correlation" in (e.get("args") or {})
     }
-    return [
-        _Work(
-            ts := float(e["ts"]),
-            ts + float(e["dur"]),
-            min(launched.get((e.get("args") or {}).get("correlation"), ts), ts),
-        )
-        for e in events
-        if e.get("cat") in GPU[:3] and e.get("ph") == "X"
-    ]
+    latest: dict[Any, float] = {}
+    works = []
+    for e in sorted(
+        (e for e in events if e.get("cat") in GPU[:3] and e.get("ph") == "X"), key=lambda e: -float(e["ts"])
+    ):
+        ts, stream = float(e["ts"]), (e["pid"], e["tid"])
+        known = launched.get((e.get("args") or {}).get("correlation"), ts)
+        latest[stream] = min(known, ts, latest.get(stream, ts))
+        works.append(_Work(ts, ts + float(e["dur"]), latest[stream], stream))
+    return works[::-1]
 
 
 def _blocking_copies(events: Sequence[Event]) -> list[tuple[float, float]]:
