@@ -16,7 +16,7 @@ from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.replay.what_if import Removal
 from trace_doctor.evidence.trace.steps import Steps
-from trace_doctor.model import Fix, Location, Result, Saving
+from trace_doctor.model import Basis, Fix, Location, Result, Saving, known_together
 from trace_doctor.rule import Claim, Context, Rule, threshold
 from trace_doctor.testing import Invalid, RunBuilder, run_case
 
@@ -358,3 +358,21 @@ def test_a_finding_is_explained_by_one_on_its_own_device(device: int | None, exp
     found = {f.code: f for f in diagnosed(cause, effect).findings}
     assert found["TD902"].refers_to == (["TD901-1"] if explains else [])
     assert ("mend the cause" in [f.title for f in found["TD902"].fixes]) == explains
+
+
+def test_what_goes_by_a_model_is_an_estimate_and_what_takes_time_out_a_bound() -> None:
+    def made(basis: Basis) -> Saving:
+        saving = Saving(time_us_per_step=800.0, share_of_step=0.8, basis=basis)
+        found = diagnosed(rule("TD901", claim(saving=saving))).findings[0].saving
+        assert found is not None
+        return found
+
+    assert (made("replay").known, made("replay").high) == ("up_to", None)
+    assert (made("model").known, made("model").low, made("model").high) == ("about", 0.5, 1.25)
+
+
+def test_a_sum_with_an_estimate_in_it_is_one_whose_interval_goes_by_time() -> None:
+    sure = Saving(time_us_per_step=300.0)
+    together = known_together([sure, Saving(time_us_per_step=100.0).about(0.2, 3.0)])
+    assert (together.known, together.low, together.high) == ("about", 0.8, 1.5)
+    assert known_together([sure, sure]).known == "up_to"

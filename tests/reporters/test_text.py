@@ -7,7 +7,17 @@ import pytest
 from msgspec.structs import replace
 
 from trace_doctor.errors import UsageError
-from trace_doctor.model import NOT_PATCHED, Finding, Fix, MemoryHeldRow, Outcome, Result, Saving, Suppressed
+from trace_doctor.model import (
+    NOT_PATCHED,
+    Finding,
+    Fix,
+    MemoryHeldRow,
+    Outcome,
+    Result,
+    Saving,
+    SavingUpTo,
+    Suppressed,
+)
 from trace_doctor.reporters import render
 from trace_doctor.reporters.units import columns
 
@@ -46,6 +56,19 @@ def test_a_finding_says_what_where_how_much_and_what_to_do(rich_result: Result) 
     assert lines[head + 1].strip().startswith("critical · high confidence")
     assert any(line == "  fix: Load in worker processes [unsafe]" for line in lines)
     assert any("a patch with --source DIR]" in line for line in lines)
+
+
+def test_an_estimate_says_its_interval(rich_result: Result) -> None:
+    first = rich_result.findings[0]
+    assert first.saving is not None
+    about = replace(first, saving=first.saving.about(0.6, 9.0))
+    text = render(replace(rich_result, findings=[about]), "text")
+    assert "about -33% step (20–100%, ≈59 ms, replay)" in text  # no more than the step
+    summary = replace(
+        rich_result.summary,
+        saving_up_to=SavingUpTo(share_of_step=0.33, time_us_per_step=59e3, known="about", low=0.5, high=2.0),
+    )
+    assert "together about -33% step" in render(replace(rich_result, summary=summary), "text")
 
 
 def test_of_a_fix_that_a_look_at_the_script_left_open_the_reason_is_said(rich_result: Result) -> None:

@@ -123,6 +123,11 @@ def _severity(text: str) -> Severity:
     return next(s for s in LEVEL if s == text)
 
 
+OF_A_MODEL = (0.5, 2.0)
+"""the interval of a model that gives none itself: published figures are of other machines and sizes, and a factor of two is what
+they differ by"""
+
+
 def _share(saving: Saving | None) -> float | None:
     if saving is None:
         return None
@@ -131,9 +136,11 @@ def _share(saving: Saving | None) -> float | None:
 
 
 def _clean(saving: Saving | None) -> Saving | None:
-    """Never negative, whatever a rule computed."""
+    """Never negative, whatever a rule computed. What goes by a model is an estimate."""
     if saving is None:
         return None
+    if saving.basis == "model" and saving.known == "up_to":
+        saving = saving.about(*OF_A_MODEL)
     return replace(
         saving,
         time_us_per_step=None if saving.time_us_per_step is None else max(0.0, saving.time_us_per_step),

@@ -133,6 +133,9 @@ def _with_time_of(owner: Claim, claim: Claim | None) -> Claim:
         own,
         time_us_per_step=gain.time_us_per_step,
         share_of_step=gain.share_of_step,
+        known=gain.known,
+        low=gain.low,
+        high=gain.high,
         how="; ".join(filter(None, [own.how, gain.how])),
     )
     return replace(owner, saving=saving, removal=owner.removal or claim.removal)

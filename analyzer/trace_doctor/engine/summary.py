@@ -12,6 +12,7 @@ from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.model import (
     PART_NAMES,
     Finding,
+    HowKnown,
     Outcome,
     OutcomeKind,
     ReplayQuality,
@@ -19,6 +20,7 @@ from trace_doctor.model import (
     Summary,
     Unowned,
     WhatIf,
+    known_together,
 )
 from trace_doctor.rule import Rule
 
@@ -62,25 +64,32 @@ def summary(
 
 def _saving_up_to(what_if: Sequence[WhatIf], findings: Sequence[Finding]) -> SavingUpTo:
     """Of several captures the one that gains the largest share, as findings are ordered by share too."""
-    best: tuple[float, float] | None = None
+    best: tuple[float, float, HowKnown] | None = None
+    claimed = {f.id: f.saving for f in findings if f.saving}
     for number in sorted({w.input for w in what_if}):
-        steps = [w.step_us for w in what_if if w.input == number]
-        today, least = steps[0], min(steps)
-        if today > 0 and (best is None or (today - least) / today > best[1]):
-            best = (today - least, (today - least) / today)
+        rows = [w for w in what_if if w.input == number]
+        today, least = rows[0].step_us, min(rows, key=lambda w: w.step_us)
+        saved = today - least.step_us
+        if today > 0 and (best is None or saved / today > best[1]):
+            known = known_together(claimed[i] for i in least.fixes if i in claimed)
+            best = (saved, saved / today, known)
     if best is None:
         claims = [
-            (f.saving.time_us_per_step, f.saving.share_of_step or 0.0)
+            (f.saving.time_us_per_step, f.saving.share_of_step or 0.0, known_together([f.saving]))
             for f in findings
             if f.saving and f.saving.time_us_per_step and any(x.safety != "display" for x in f.fixes)
         ]
         best = max(claims, key=lambda c: c[1], default=None)
+    known = best[2] if best else HowKnown()
     # Falls of the peak do not add up either: without one replay of all removals, the largest is what is sure.
     memory = [f.saving.bytes for f in findings if f.saving and f.saving.bytes]
     return SavingUpTo(
         time_us_per_step=best[0] if best else None,
         share_of_step=best[1] if best else None,
         bytes=max(memory, default=None),
+        known=known.known,
+        low=known.low,
+        high=known.high,
     )
 
 

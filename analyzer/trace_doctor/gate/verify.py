@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Literal
 
 from msgspec.structs import replace
@@ -12,7 +12,7 @@ from trace_doctor.gate.decision import LEVELS
 from trace_doctor.gate.evidence import hidden, not_judged, not_looked_for, not_whole
 from trace_doctor.gate.matching import follow
 from trace_doctor.gate.step_times import step_times
-from trace_doctor.model import Finding, Result, Saving, Severity, WhatIf
+from trace_doctor.model import Finding, Result, Saving, Severity, WhatIf, known_together
 from trace_doctor.model.comparison import Appeared, Followed, MemoryChange, StepChange
 from trace_doctor.model.verification import Promise, Verification
 
@@ -156,7 +156,8 @@ def _promise(
     if not timed:
         return promise
     if (replayed := _replayed(before, timed)) is not None:
-        return replace(promise, time_us_per_step=replayed[0], basis=replayed[1].basis, how=replayed[2])
+        promise = replace(promise, time_us_per_step=replayed[0], basis=replayed[1].basis, how=replayed[2])
+        return _as_known(promise, [f.saving for f in timed if f.saving])
     faults: dict[str, Saving] = {}  # recorded several times, a fault still promises once: the most it did
     for f in timed:
         assert f.saving is not None
@@ -164,12 +165,18 @@ def _promise(
             faults[f.fingerprint] = f.saving
     total, step = sum(map(_time, faults.values())), before.summary.step_us
     alone = len(faults) == 1
-    return replace(
+    promise = replace(
         promise,
         time_us_per_step=total if step is None else min(total, step),
         basis=next(iter(faults.values())).basis if alone else "bound",
         how="what the finding claims" if alone else "the sum of what the findings claim, at most the step",
     )
+    return _as_known(promise, faults.values())
+
+
+def _as_known(promise: Promise, savings: Iterable[Saving]) -> Promise:
+    known = known_together(savings)
+    return replace(promise, known=known.known, low=known.low, high=known.high)
 
 
 def _saved(change: StepChange) -> float | None:

@@ -22,6 +22,8 @@ from trace_doctor.model.findings import Confidence as Confidence
 from trace_doctor.model.findings import Finding as Finding
 from trace_doctor.model.findings import Fix as Fix
 from trace_doctor.model.findings import FixKind as FixKind
+from trace_doctor.model.findings import HowKnown as HowKnown
+from trace_doctor.model.findings import Known as Known
 from trace_doctor.model.findings import Location as Location
 from trace_doctor.model.findings import Mention as Mention
 from trace_doctor.model.findings import Outcome as Outcome
@@ -34,6 +36,7 @@ from trace_doctor.model.findings import Suppressed as Suppressed
 from trace_doctor.model.findings import Table as Table
 from trace_doctor.model.findings import Target as Target
 from trace_doctor.model.findings import Unit as Unit
+from trace_doctor.model.findings import known_together as known_together
 from trace_doctor.model.gates import Budget as Budget
 from trace_doctor.model.gates import Gate as Gate
 from trace_doctor.model.ledgers import IDLE_CAUSES as IDLE_CAUSES

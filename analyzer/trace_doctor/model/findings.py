@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
-from trace_doctor.model.quantities import Bytes, Count, Share, Us
+from trace_doctor.model.quantities import Amount, Bytes, Count, Share, Us
 
 MAX_ROWS = 50
 """Rows of one evidence table in a Result; `Table.of` says how many there were."""
 Severity = Literal["critical", "warning", "info"]
 Confidence = Literal["high", "medium", "low"]
 Basis = Literal["measured", "replay", "bound", "model"]
+Known = Literal["up_to", "about"]
+"""a bound, or an estimate with an interval that is to hold the real figure in 80 % of cases"""
 FixKind = Literal["patch", "env", "command", "config", "advice"]
 Safety = Literal["safe", "unsafe", "display"]
 OutcomeKind = Literal["fired", "passed", "undecided", "skipped", "error"]
@@ -37,8 +40,27 @@ class Location(Struct, frozen=True, kw_only=True):
     ts_us: float | None = None
 
 
-class Saving(Struct, frozen=True, kw_only=True):
-    """What the fix may save: an upper bound, with the sentence that derives it. Never negative."""
+class HowKnown(Struct, frozen=True, kw_only=True):
+    """Whether figures are a bound or an estimate. Raises ValueError for an estimate without its interval, and for an interval
+    that leaves its figures out."""
+
+    known: Known = "up_to"
+    low: Amount | None = None
+    """of an estimate: the 80 % interval begins at so many times the figures"""
+    high: Amount | None = None
+
+    def __post_init__(self) -> None:
+        if self.known == "about" and (self.low is None or self.high is None):
+            raise ValueError("an estimate needs its interval, low and high")
+        if not (self.low or 0.0) <= 1.0 <= (1.0 if self.high is None else self.high):
+            raise ValueError("an interval, low to high, holds 1, the figure itself")
+
+
+class Saving(HowKnown, frozen=True, kw_only=True):
+    """What the fix may save, with the sentence that derives it. Never negative.
+
+    Taking time or memory out of a run is a bound: nothing that stays gets faster. What puts other work in its place is an
+    estimate, made by `about`."""
 
     time_us_per_step: Us | None = None
     share_of_step: Share | None = None
@@ -46,6 +68,26 @@ class Saving(Struct, frozen=True, kw_only=True):
     share_of_peak: Share | None = None
     basis: Basis = "bound"
     how: str = ""
+
+    def about(self, low: float, high: float) -> Saving:
+        """The same as an estimate; `low` and `high` are multiples of its figures. Never more than the step, or the peak."""
+        most = 1.0 / max(self.share_of_step or 0.0, self.share_of_peak or 0.0, 1e-9)
+        return replace(self, known="about", low=min(low, 1.0), high=max(min(high, most), 1.0))
+
+
+def known_together(savings: Iterable[Saving]) -> HowKnown:
+    """How the sum of savings of time is known: an estimate where one of them is, its interval weighted by their time."""
+    timed = [s for s in savings if s.time_us_per_step]
+    if all(s.known == "up_to" for s in timed):
+        return HowKnown()
+    whole = sum(s.time_us_per_step or 0.0 for s in timed)
+
+    def mean(multiples: Iterable[float | None]) -> float:
+        pairs = zip(timed, multiples, strict=True)
+        return sum((s.time_us_per_step or 0.0) * (1.0 if m is None else m) for s, m in pairs) / whole
+
+    low, high = mean(s.low for s in timed), mean(s.high for s in timed)
+    return HowKnown(known="about", low=min(low, 1.0), high=max(high, 1.0))
 
 
 class Column(Struct, frozen=True):

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct, field
 
 from trace_doctor.model.captures import Ignored, Input, Ranks
-from trace_doctor.model.findings import Finding, Outcome, Suppressed
+from trace_doctor.model.findings import Finding, HowKnown, Outcome, Suppressed
 from trace_doctor.model.gates import Gate
 from trace_doctor.model.html_safe_json import html_safe
 from trace_doctor.model.ledgers import MemoryHeldRow, MemoryLedgerRow, OwnershipRow, TimeLedgerRow
@@ -35,7 +35,9 @@ class ReplayQuality(Struct, frozen=True, kw_only=True):
     unexplained_share: Amount | None = None
 
 
-class SavingUpTo(Struct, frozen=True, kw_only=True):
+class SavingUpTo(HowKnown, frozen=True, kw_only=True):
+    """What the fixes may save together; an estimate where one of them is."""
+
     time_us_per_step: Us | None = None
     share_of_step: Share | None = None
     bytes: Bytes | None = None

@@ -65,7 +65,7 @@ class Attempt(Mention, frozen=True, kw_only=True):
     kind: FixKind
     safety: Safety
     predicted: Saving | None = None
-    """what the finding claims: an upper bound"""
+    """what the finding claims"""
     fate: Fate
     reason: str
     effects: Effects = Effects()

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import Literal
 
-from msgspec import Struct, field
+from msgspec import field
 
-from trace_doctor.model import Basis
+from trace_doctor.model import Basis, HowKnown
 from trace_doctor.model.comparison import Comparison
 
 
-class Promise(Struct, frozen=True, kw_only=True):
-    """What the findings that are gone promised together, beside what was measured. Promises are upper bounds."""
+class Promise(HowKnown, frozen=True, kw_only=True):
+    """What the findings that are gone promised together, beside what was measured; an estimate where one of them is."""
 
     findings: list[str] = field(default_factory=list)
     time_us_per_step: float | None = None

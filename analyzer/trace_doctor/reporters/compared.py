@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from trace_doctor.model import Saving
 from trace_doctor.model.comparison import Appeared, Comparison, Fate, Followed, StepChange, StepTime
-from trace_doctor.reporters.labels import SYMBOL, saving_words, where_briefly
+from trace_doctor.reporters.labels import SYMBOL, cost_words, saving_words, where_briefly
 from trace_doctor.reporters.terminal import Terminal
 from trace_doctor.reporters.units import duration, plural, share, size
 
@@ -69,7 +69,7 @@ def _head(terminal: Terminal, first: str, id: str, name: str, where: str, style:
 
 
 def _cost(saving: Saving | None) -> str:
-    return saving_words(saving).removeprefix("up to ") or "nothing known"
+    return cost_words(saving) or "nothing known"
 
 
 def signed(value: float, words: Callable[[float], str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from trace_doctor.model import LOOKED, PART_NAMES, Finding, Result, Unowned, UnownedBlock, unowned
-from trace_doctor.reporters.labels import Names, short_kernel
+from trace_doctor.reporters.labels import Names, figure_words, how_known, short_kernel
 from trace_doctor.reporters.units import estimate_share, estimate_size, plural, share
 
 UNOWNED_FROM = 0.20
@@ -87,9 +87,9 @@ def _fault(first: Finding, result: Result) -> str:
     if saving and saving.share_of_step and saving.share_of_step >= (saving.share_of_peak or 0.0):
         several = len({i.rank for i in result.inputs if i.kind == "trace"}) > 1
         of_whom = f" (rank {first.rank})" if several and first.rank is not None else ""
-        return f"{title}: up to {estimate_share(saving.share_of_step)} of each step{of_whom}"
+        return f"{title}: {how_known(saving)} {figure_words(saving, saving.share_of_step, estimate_share)} of each step{of_whom}"
     if saving and saving.bytes:
-        return f"{title}: up to {estimate_size(saving.bytes)} of the peak"
+        return f"{title}: {how_known(saving)} {figure_words(saving, saving.bytes, estimate_size)} of the peak"
     return title
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from trace_doctor.model import (
@@ -11,6 +11,8 @@ from trace_doctor.model import (
     Budget,
     Finding,
     Fix,
+    HowKnown,
+    Known,
     Location,
     MemoryHeldRow,
     OnDevice,
@@ -85,6 +87,7 @@ FAMILIES: dict[str, str] = {
 
 SYMBOL: dict[Severity, str] = {"critical": "✖", "warning": "▲", "info": "●"}
 SEVERITIES: tuple[Severity, ...] = ("critical", "warning", "info")
+KNOWN: dict[Known, str] = {"up_to": "up to", "about": "about"}
 BASIS = {
     "measured": "measured in the capture",
     "replay": "from re-timing the captured steps without the cause",
@@ -238,32 +241,64 @@ def where_in_capture(location: Location) -> str:
 
 
 def saving_words(saving: Saving | None) -> str:
-    """`up to -33% step (≈59 ms, replay)`; empty where a finding claims nothing. The measured figure that a message has
-    may differ from the rounded one."""
+    """`up to -33% step (≈59 ms, replay)`, or `about -33% step (20–45%, ≈59 ms, model)`; empty where a finding claims nothing.
+    The measured figure that a message has may differ from the rounded one."""
+    costs = cost_words(saving)
+    return f"{how_known(saving)} {costs}" if saving is not None and costs else ""
+
+
+def how_known(figure: HowKnown) -> str:
+    """`up to` before a bound, `about` before an estimate."""
+    return KNOWN[figure.known]
+
+
+def interval(figure: HowKnown, value: float, words: Callable[[float], str]) -> str:
+    """`20–45%`: where the real figure of an estimate lies in 80 % of cases; empty for a bound."""
+    if figure.known != "about" or figure.low is None or figure.high is None:
+        return ""
+    return f"{words(value * figure.low).removesuffix('%')}–{words(value * figure.high)}"
+
+
+def figure_words(
+    figure: HowKnown, value: float, words: Callable[[float], str], *rest: str, of: str = ""
+) -> str:
+    """`12%`, or `12% (8.0–20%)`, with what it is a share of, and what else belongs into the brackets."""
+    inside = ", ".join(p for p in (interval(figure, value, words), *rest) if p)
+    return f"{words(value)}{of}{inside and f' ({inside})'}"
+
+
+def cost_words(saving: Saving | None) -> str:
+    """As `saving_words`, without how it is known."""
     if saving is None:
         return ""
     parts = []
     time = saving.time_us_per_step
+    basis = saving.basis
+
     if saving.share_of_step:
-        inside = f"≈{estimate_duration(time)}, {saving.basis}" if time else saving.basis
-        parts.append(f"-{estimate_share(saving.share_of_step)} step ({inside})")
+        also = f"≈{estimate_duration(time)}" if time else ""
+        parts.append(figure_words(saving, saving.share_of_step, estimate_share, also, basis, of=" step"))
     elif time:
-        parts.append(f"-{estimate_duration(time)} a step ({saving.basis})")
+        parts.append(figure_words(saving, time, estimate_duration, basis, of=" a step"))
     if saving.bytes:
-        basis = "" if parts else f", {saving.basis}"
-        if saving.share_of_peak:
-            parts.append(
-                f"-{estimate_share(saving.share_of_peak)} peak (≈{estimate_size(saving.bytes)}{basis})"
-            )
+        unless_said = "" if parts else basis
+        if peak := saving.share_of_peak:
+            also = f"≈{estimate_size(saving.bytes)}"
+            parts.append(figure_words(saving, peak, estimate_share, also, unless_said, of=" peak"))
         else:
-            parts.append(f"-{estimate_size(saving.bytes)}{basis and f' ({saving.basis})'}")
-    return f"up to {', '.join(parts)}" if parts else ""
+            parts.append(figure_words(saving, saving.bytes, estimate_size, unless_said))
+    return ", ".join(f"-{part}" for part in parts)
 
 
-def by_hand(result: Result) -> float | None:
-    """The largest share of a step that a finding claims, where no patch has it; else None."""
-    most = max((f.saving.share_of_step or 0.0 for f in result.findings if f.saving), default=0.0)
-    return most if most > 1.05 * (result.summary.saving_up_to.share_of_step or 0.0) else None
+def by_hand(result: Result) -> Saving | None:
+    """The saving with the largest share of a step that a finding claims, where no patch has it; else None."""
+    savings = [f.saving for f in result.findings if f.saving and f.saving.share_of_step]
+    most = max(savings, key=lambda s: s.share_of_step or 0.0, default=None)
+    if most is None or (most.share_of_step or 0.0) <= 1.05 * (
+        result.summary.saving_up_to.share_of_step or 0.0
+    ):
+        return None
+    return most
 
 
 def together(result: Result, between: str) -> str:
@@ -277,9 +312,9 @@ def together(result: Result, between: str) -> str:
         )
     if upto.bytes:
         gain.append(f"-{estimate_size(upto.bytes)}")
-    gains = f"together up to {', '.join(gain)}" if gain else ""
+    gains = f"together {how_known(upto)} {', '.join(gain)}" if gain else ""
     if most is not None:  # what the findings say is more than the patches give
-        hand = f"by hand up to -{estimate_share(most)} step"
+        hand = f"by hand {how_known(most)} -{estimate_share(most.share_of_step or 0.0)} step"
         gains = f"{hand}, patches {gains}" if gains else hand
     return f"{between}{gains}" if gains else ""
 

@@ -123,6 +123,9 @@ def _location(file: str, line: int | None = None, function: str | None = None) -
 def _saving(finding: Finding) -> Object:
     saving = finding.saving
     known = {
+        "known": saving.known,
+        "low": saving.low,
+        "high": saving.high,
         "basis": saving.basis,
         "timeUsPerStep": saving.time_us_per_step,
         "shareOfStep": saving.share_of_step,

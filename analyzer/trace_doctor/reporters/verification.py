@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trace_doctor.model import HowKnown
 from trace_doctor.model.verification import Verification
 from trace_doctor.reporters import Options
 from trace_doctor.reporters.compared import (
@@ -13,6 +14,7 @@ from trace_doctor.reporters.compared import (
     memory,
     step_time,
 )
+from trace_doctor.reporters.labels import how_known, interval
 from trace_doctor.reporters.terminal import Terminal
 from trace_doctor.reporters.units import duration, estimate_duration, estimate_size, share, size
 
@@ -37,11 +39,16 @@ def _promise(terminal: Terminal, verification: Verification) -> None:
     """What the findings that are gone promised, beside what was measured."""
     promise, peaks = verification.promise, verification.memory
     if promise.time_us_per_step:
-        sentence = f"up to {estimate_duration(promise.time_us_per_step)} of the mean step ({promise.basis})"
+        inside = [interval(promise, promise.time_us_per_step, estimate_duration), promise.basis or ""]
+        sentence = f"{how_known(promise)} {estimate_duration(promise.time_us_per_step)} of the mean step"
+        sentence += f" ({', '.join(p for p in inside if p)})"
         if promise.measured_us is not None:
             sentence += f", measured {duration(promise.measured_us)}"
             sentence += _kept(
-                promise.measured_us, promise.time_us_per_step, verification.step_time.noise_us or 0.0
+                promise.measured_us,
+                promise.time_us_per_step,
+                verification.step_time.noise_us or 0.0,
+                promise,
             )
         terminal.put(sentence, indent=INDENT, first="promised")
     if promise.bytes:
@@ -52,9 +59,9 @@ def _promise(terminal: Terminal, verification: Verification) -> None:
         terminal.put(sentence, indent=INDENT, first="promised")
 
 
-def _kept(measured: float, promised: float, noise: float) -> str:
+def _kept(measured: float, promised: float, noise: float, known: HowKnown | None = None) -> str:
     if abs(measured) <= noise:
         return ": within noise"
-    if measured > promised + noise:
+    if measured > promised * ((known and known.high) or 1.0) + noise:
         return ": more than promised, so something else changed as well"
     return f": {share(measured / promised, 0)} of it" if measured > 0 else ": none of it"

@@ -11,7 +11,7 @@ from trace_doctor.reporters.html import page
 from trace_doctor.reporters.html.charts.bars import Bar, stacked
 from trace_doctor.reporters.html.dom import Child, Html, el
 from trace_doctor.reporters.html.parts import Row, badge, data_table, more, section, signature, swatch, tile
-from trace_doctor.reporters.labels import saving_words, where_briefly
+from trace_doctor.reporters.labels import cost_words, where_briefly
 from trace_doctor.reporters.units import duration, exact, plural, share, size
 
 
@@ -198,9 +198,9 @@ def _findings(difference: Difference) -> Html:
 def _followed(f: Followed) -> Row:
     symbol, word, style = FATES[f.fate]
     kind = {"good": "gate-passed", "critical": "gate-failed", "warning": "gate-undecided"}.get(style, "muted")
-    cost = saving_words(f.promised).removeprefix("up to ").replace("-", "−")
+    cost = cost_words(f.promised).replace("-", "−")
     if f.after_saving is not None:
-        cost += f" → {saving_words(f.after_saving).removeprefix('up to ').replace('-', '−')}"
+        cost += f" → {cost_words(f.after_saving).replace('-', '−')}"
     return [
         el("span", f"{symbol} {word}", class_=kind),
         el("span", el("span", f.id, class_="code-id"), " ", f.title or f.name),
@@ -218,7 +218,7 @@ def _appeared(f: Appeared) -> Row:
         el("span", el("span", f.id, class_="code-id"), " ", f.title or f.name),
         badge(f.severity),
         el("code", where_briefly(f.location)),
-        saving_words(f.saving).removeprefix("up to ").replace("-", "−"),
+        cost_words(f.saving).replace("-", "−"),
         f.confidence,
         f.message if f.checked_before else f"{f.message} BEFORE could not have shown it: it may be old.",
     ]

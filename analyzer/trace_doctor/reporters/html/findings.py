@@ -63,8 +63,8 @@ def render(result: Result, room: int = _MOST_BYTES) -> Html:
         cards.append(card)
         codes.add(finding.code)
     lead = [
-        "What may save most first; uncertain ones count for less. Every saving is an upper bound, hence ",
-        term("saving", "“up to”"),
+        "What may save most first; uncertain ones count for less. How it is known: ",
+        term("saving", "“up to”, “about”"),
         ".",
     ]
     return section(

@@ -20,8 +20,8 @@ GLOSSARY: dict[str, tuple[str, str]] = {
         "A step after warm-up. Shares, severities and savings are over steady steps; steps that compile, autotune or first allocate memory are warm-up and counted apart.",
     ),
     "saving": (
-        "“Up to”",
-        "Every saving is an upper bound: what the step would gain if the cause were gone and nothing else became the limit. Savings of several findings are combined by one replay, never added.",
+        "“Up to” and “about”",
+        "“Up to” is a bound: the step without the cause. “About” is an estimate of work that replaces other, with an 80 % range. Savings are combined by one replay, never added.",
     ),
     "basis": (
         "Measured, replay, bound, model",

@@ -11,6 +11,7 @@ from trace_doctor.reporters.labels import (
     Names,
     by_hand,
     held_words,
+    how_known,
     how_made,
     is_patch,
     main_rows,
@@ -139,7 +140,7 @@ def _memory(result: Result) -> Html:
 def _saving(result: Result) -> Html:
     upto = result.summary.saving_up_to
     most = by_hand(result)
-    name = ["Saving, ", term("saving", "up to")]
+    name = ["Saving, ", term("saving", how_known(upto if most is None else most))]
     if upto.share_of_step:
         time = (
             f"{estimate_duration(upto.time_us_per_step)} a step" if upto.time_us_per_step else "of the step"
@@ -149,13 +150,21 @@ def _saving(result: Result) -> Html:
         time += _whose(result)
         if most is not None:  # what the page's title says is not to be had by a patch
             return tile(
-                name, f"−{estimate_share(most)}", f"by hand; patches give {gain}, {time}{more}", class_="gain"
+                name,
+                f"−{estimate_share(most.share_of_step or 0.0)}",
+                f"by hand; patches give {gain}, {time}{more}",
+                class_="gain",
             )
         return tile(name, f"−{gain}", time + more, class_="gain")
     if upto.bytes:
         return tile(name, f"−{estimate_size(upto.bytes)}", "of peak memory", class_="gain")
     if most is not None:
-        return tile(name, f"−{estimate_share(most)}", f"of the step, by hand{_whose(result)}", class_="gain")
+        return tile(
+            name,
+            f"−{estimate_share(most.share_of_step or 0.0)}",
+            f"of the step, by hand{_whose(result)}",
+            class_="gain",
+        )
     return (
         tile(name, "none", "no finding claims one")
         if result.findings
