@@ -73,6 +73,37 @@ def test_a_module_of_the_scripts_own_comes_before_the_librarys(tmp_path: Path, n
 
 
 @pytest.mark.torch
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs glibc")
+def test_a_process_forked_behind_the_profiler_ends(tmp_path: Path) -> None:
+    """The profiler's library waits at the end of a process for threads that the child does not have."""
+    pytest.importorskip("torch", reason="needs the torch extra")
+    (tmp_path / "train.py").write_text("""
+import os, sys, torch
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(40):
+    if step == 30 and (child := os.fork()):
+        os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    optimizer.zero_grad()
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+print("done")
+sys.exit(6)
+""")
+    recorded = record_command(
+        [sys.executable, str(tmp_path / "train.py")],
+        RecordOptions(
+            new_folder(tmp_path / "logs"),
+            phases=("warmup", "timing", "light"),
+            timing_steps=3,
+            let_it_run=True,
+        ),
+        quiet_output=True,
+    )
+    assert (recorded.exit_code, output(recorded)) == (6, "done\n")
+
+
+@pytest.mark.torch
 def test_the_recorder_does_not_take_a_module_of_the_scripts_for_the_librarys(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="needs the torch extra")
     (tmp_path / "statistics.py").touch()

@@ -257,6 +257,7 @@ class Session:
         if self.recorder is not None:
             self._withdraw()
             self.recorder = None
+            ending.end_without_libraries()
         self._busy = False
 
     def _quietly(self, act: Callable[..., None]) -> Callable[..., None]:
