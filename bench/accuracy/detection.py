@@ -82,6 +82,12 @@ class Base:
         return [step for step in planting.boundaries(self.events) if step]
 
     @property
+    def link_gbs(self) -> float:
+        """Of the generation of PCIe that the device has."""
+        newest = max((d.get("computeMajor", 0) for d in self.document.get("deviceProperties", [])), default=0)
+        return {8: 25.0}.get(newest, 50.0 if newest > 8 else 12.5)
+
+    @property
     def gpu(self) -> bool:
         return any(e.get("cat") in ("kernel", "gpu_memcpy") for e in self.events)
 
@@ -97,6 +103,7 @@ class Author:
         tracks = Counter((e["pid"], e["tid"]) for e in work)
         self.track = tracks.most_common(1)[0][0] if tracks else None
         self.correlation = 900_000_000
+        self.link_gbs = base.link_gbs
 
     def host(self, cat: str, name: str, begin: float, end: float, **args: Any) -> Event:
         where = {"pid": self.mark["pid"], "tid": self.mark["tid"]}
@@ -180,10 +187,20 @@ def driver_calls(base: Base, us: float) -> Planted:
     return _each(base, lambda step: [Plant(_middle(step), us, made=made)])
 
 
-def _copied(author: Author, begin: float, end: float, gpu_begin: float, gpu_end: float) -> list[Event]:
+def _copied(
+    author: Author,
+    begin: float,
+    end: float,
+    gpu_begin: float,
+    gpu_end: float,
+    *,
+    kind: str = "Pageable",
+    share: float = 1.0,
+) -> list[Event]:
+    """At a fifth of the link's speed, or in that share of the time."""
     call = author.call("cudaMemcpyAsync", begin + 0.2, end - 0.1)
-    size = max(round((gpu_end - gpu_begin) * 10_000), 1)
-    copy = author.gpu("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)", gpu_begin, gpu_end, bytes=size)
+    size = max(round((gpu_end - gpu_begin) / share * author.link_gbs * 1000 / 5), 1)
+    copy = author.gpu("gpu_memcpy", f"Memcpy HtoD ({kind} -> Device)", gpu_begin, gpu_end, bytes=size)
     ops = [
         author.host("cpu_op", f"aten::{n}", begin + k / 20, end - k / 50)
         for k, n in enumerate(("to", "copy_"))
@@ -191,14 +208,16 @@ def _copied(author: Author, begin: float, end: float, gpu_begin: float, gpu_end:
     return [*ops, call, copy]
 
 
-def pageable_copy(base: Base, us: float) -> Planted:
-    author = Author(base)
-    return _each(
-        base,
-        lambda step: [
-            Plant(step[0], gpu_us=us, drains=True, blocks=True, made=lambda *t: _copied(author, *t))
-        ],
-    )
+def pageable_copy(base: Base, us: float) -> tuple[list[Planted], Planted, list[Planted]]:
+    """And the same bytes from pinned memory, at five times the rate, for which nothing waits: that is what the fault costs."""
+
+    def planted(share: float, *, waits: bool) -> Planted:
+        author = Author(base)
+        made = lambda *times: _copied(author, *times, kind="Pageable" if waits else "Pinned", share=share)  # noqa: E731
+        return _each(base, lambda s: [Plant(s[0], gpu_us=us * share, drains=waits, blocks=waits, made=made)])
+
+    slow, fast = planted(1.0, waits=True), planted(1 / 5, waits=False)
+    return [slow], Planted(slow.events, slow.longer_us - fast.longer_us), [fast]
 
 
 def cpu_tensor(base: Base, us: float) -> Planted:
@@ -356,30 +375,31 @@ def runs(task: tuple[str, str]) -> list[dict[str, Any]]:
             return []
         step, count = planting.step_us(base.events), len(planting.marks(base.events))
         for dose in DOSES:
-            ranks, longer = _as_planned(plant, base, step * dose / (1 - dose), count)
+            ranks, longer, without = _as_planned(plant, base, step * dose / (1 - dose), count)
             share = longer / (step + longer)
             if not 0.7 * dose <= share <= 1.4 * dose:
                 continue  # there is no place for so little: the queue that it empties costs more
+            healthy = judge(base, without, folder) if without else before
             after = judge(base, ranks, folder)
             row = {"kind": kind, "capture": name, "dose": dose, "share": share, "us": longer}
-            rows.append(row | {"planted": _longer(before, after, share)} | _said(after, codes))
+            rows.append(row | {"planted": _longer(healthy, after, share)} | _said(after, codes))
     return rows
 
 
 def _as_planned(
     plant: Callable[[Base, float], Any], base: Base, us: float, count: int
-) -> tuple[list[Planted], float]:
-    """The ranks, and by how much a step is longer: as long a pause as makes the step longer by `us`, for a queue hides some
-    of it, and a queue that runs empty costs more."""
+) -> tuple[list[Planted], float, list[Planted]]:
+    """The ranks, by how much the fault makes a step longer, and the ranks without the fault where they differ from the base:
+    as long a pause as makes the step longer by `us`, for a queue hides some of it, and a queue that runs empty costs more."""
     size = us
     for _ in range(4):
         made = plant(base, size)
-        ranks, planted = made if isinstance(made, tuple) else ([made], made)
+        ranks, planted, *without = made if isinstance(made, tuple) else ([made], made)
         longer = planted.longer_us / count
         if abs(longer - us) < 0.03 * us or plant is syncs:
             break
         size = max(size + us - longer, size / 8)
-    return ranks, longer
+    return ranks, longer, without[0] if without else []
 
 
 def _longer(before: Result, after: Result, share: float) -> float:

@@ -3,7 +3,7 @@
 Each event keeps its duration, its order and its distance to what it waits for. The host is behind by `H`: everything that it
 does moves by as much. The GPU is behind by `G`, which grows only where a launch comes too late for the time at which its
 work started, or where planted GPU work is in the way: a queue hides what is planted on the host. A host that waits for the
-GPU catches up with it. What the steps are longer by in the end is the effect.
+GPU catches up with it, and one that waits for a batch of the loader's workers finds it there. What the steps are longer by in the end is the effect.
 
 Times are microseconds of the capture's own clock.
 """
@@ -11,6 +11,7 @@ Times are microseconds of the capture's own clock.
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,10 @@ GPU = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation")
 WAITS = ("StreamSynchronize", "DeviceSynchronize", "EventSynchronize")
 LATENCY = 3.0
 """from the launch call's begin to the earliest start of its work; a capture in which work started sooner keeps that"""
+
+
+TAKEN = 300.0
+"""to take a batch that is ready"""
 
 
 @dataclass(frozen=True)
@@ -123,19 +128,27 @@ def plant(events: Sequence[Event], plants: Sequence[Plant]) -> Planted:
         if e.get("ph") == "X" and str(e.get("name")).endswith(WAITS) and "dur" in e
     )
     blocking = _blocking_copies(events)
+    batches = [
+        (float(e["ts"]), float(e["ts"]) + float(e["dur"]))
+        for e in events
+        if e.get("ph") == "X" and _is_batch(e)
+    ]
     order = sorted(
-        [(w.ts, 1, w) for w in works]
-        + [(end, 2, (start, end)) for start, end in [*waits, *blocking]]
-        + [(p.at, 0, p) for p in plants],
+        [(end, 0, (start, end)) for start, end in [*waits, *blocking]]
+        + [(end, 1, (start, end)) for start, end in batches]
+        + [(p.at, 2, p) for p in plants]
+        + [(w.ts, 3, w) for w in works],
         key=lambda item: (item[0], item[1]),
     )
     behind = _Behind()
     launched = sorted(works, key=lambda w: w.launch)
     launches = [w.launch for w in launched]
     made: list[Event] = []
-    for at, _, item in order:
+    for at, kind, item in order:
         if isinstance(item, _Work):
             behind.work(item)
+        elif kind == 1:
+            behind.fetched(*item)
         elif isinstance(item, Plant):
             pending = launched[
                 max(0, bisect.bisect_right(launches, at) - 4096) : bisect.bisect_right(launches, at)
@@ -188,8 +201,17 @@ class _Behind:
     def waited(self, start: float, end: float) -> None:
         """The host waited for the GPU: it is as late as that, unless it came so late that nothing was left to wait for."""
         late = max(self.gpu[-1], self.host[-1] - max(end - start - 1.0, 0.0))
+        self._late(end, late)
+
+    def fetched(self, start: float, end: float) -> None:
+        """The batch was made meanwhile: of the wait for it what the host is late by is gone."""
+        late = max(self.host[-1] - max(end - start - TAKEN, 0.0), 0.0)
+        self._late(end, late)
+
+    def _late(self, end: float, late: float) -> None:
+        """From just before the end of a wait on: what is planted at that moment comes after it."""
         if late != self.host[-1]:
-            self.host_at.append(end)
+            self.host_at.append(math.nextafter(end, -math.inf))
             self.host.append(late)
 
     def planted(self, plant: Plant, pending: Sequence[_Work]) -> list[Event]:
@@ -232,7 +254,7 @@ class _Behind:
             made["ts"] = start + self.host_of(start)
             if event.get("ph") == "X":
                 end = start + float(event["dur"])
-                made["dur"] = max(end + self.host_of(end, ends=not _is_wait(event)) - made["ts"], 0.0)
+                made["dur"] = max(end + self.host_of(end, ends=True) - made["ts"], 0.0)
         return made
 
 
@@ -273,8 +295,8 @@ def _blocking_copies(events: Sequence[Event]) -> list[tuple[float, float]]:
     return calls
 
 
-def _is_wait(event: Event) -> bool:
-    return str(event.get("name")).endswith(WAITS) or "Memcpy" in str(event.get("name"))
+def _is_batch(event: Event) -> bool:
+    return "_MultiProcessingDataLoaderIter.__next__" in str(event.get("name"))
 
 
 def _is_mark(event: Event) -> bool:

@@ -51,11 +51,12 @@ def _training(
     return b
 
 
-def _made_on_the_host() -> RunBuilder:
+def _made_on_the_host(us: float = 50) -> RunBuilder:
+    """4 MB are copied after something of the host's was filled for so long."""
     b = RunBuilder()
     for _ in range(6):
         with b.step():
-            with b.op("aten::zeros", us=50):
+            with b.op("aten::zeros", us=us):
                 pass
             with b.op("aten::to"), b.op("aten::_to_copy"), b.op("aten::copy_"):
                 b.copy(400, bytes=4 << 20)
@@ -170,6 +171,7 @@ class PageableCopies(TimeRule):
             before=_SCRIPT,
             after=_PATCHED,
         ),
+        Invalid("after an operator that cannot have filled as much", lambda: _made_on_the_host(2), confidence="high"),
         Invalid("one step", lambda: _training(steps=1), confidence="medium", message="1 copy to"),
         Invalid("two steps", lambda: _training(steps=2), confidence="high"),
         Invalid("without marks of steps", lambda: _training(marked=False), severity="info", confidence="low"),

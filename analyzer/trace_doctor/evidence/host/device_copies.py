@@ -25,6 +25,10 @@ from trace_doctor.run import Cat, Run
 _LINK_GBS = {9: 50.0, 8: 25.0}
 """PCIe 5 and 4 with 16 lanes, by compute capability; older ones have PCIe 3"""
 _OLDEST_GBS = 12.5
+_FILL_GBS = 1000.0
+"""No host fills memory at that rate, all its cores together: what took less did not make what is copied"""
+_SHORTEST_NS = 1000
+"""of a fill: old profilers write whole microseconds"""
 
 
 class DeviceCopies(Copies, frozen=True, kw_only=True):
@@ -72,13 +76,15 @@ class DeviceCopies(Copies, frozen=True, kw_only=True):
             on_device = run.device[rows] == device
             bare[on_device] = covered(pairs(run.ts[rows], run.end[rows])[on_device], some)
         op, maker, waiting = copying(run, nesting, call, launches.calls)
+        size = _sizes(run, rows)
+        filling_ns = np.where(maker >= 0, np.maximum(run.dur[np.maximum(maker, 0)], _SHORTEST_NS), 0)
         return cls(
             row=rows,
             call=call,
             op=op,
-            maker=maker,
+            maker=np.where(size <= _FILL_GBS * filling_ns, maker, -1),
             exposed=bare,
-            faster=_faster(run, rows, link),
+            faster=_faster(run, rows, size, link),
             waits=waiting,
             pinned=np.isin(run.name[rows], run.name_ids(lambda n: "Pinned" in n)),
             link_gbs=link,
@@ -124,10 +130,14 @@ def _link_gbs(run: Run, pinned: I64) -> float:
     return _LINK_GBS.get(min(newest, 9), _OLDEST_GBS)
 
 
-def _faster(run: Run, rows: I64, link_gbs: float) -> I64:
-    ns = np.zeros(len(rows), dtype=np.int64)
+def _sizes(run: Run, rows: I64) -> I64:
+    """Bytes of the longest of these copies; 0 of the others, and where the profiler does not say."""
+    size = np.zeros(len(rows), dtype=np.int64)
     longest = np.argsort(-run.dur[rows], kind="stable")[:MOST_ARGS]
-    size = _bytes(run, rows[longest])
-    least = np.where(size > 0, (size / link_gbs).astype(np.int64), run.dur[rows[longest]])
-    ns[longest] = np.maximum(run.dur[rows[longest]] - least, 0)
-    return ns
+    size[longest] = _bytes(run, rows[longest])
+    return size
+
+
+def _faster(run: Run, rows: I64, size: I64, link_gbs: float) -> I64:
+    least = np.where(size > 0, (size / link_gbs).astype(np.int64), run.dur[rows])
+    return np.asarray(np.maximum(run.dur[rows] - least, 0))
