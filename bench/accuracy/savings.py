@@ -9,8 +9,10 @@ from dataclasses import dataclass
 
 from cases import SAMPLES, Case
 
-from trace_doctor.model import Finding, Result
+from trace_doctor.model import Finding, HowKnown, Result, known_together
 
+NOISE = 0.01
+"""of the whole: savings are printed in percent of it"""
 RESERVED = "TD402"
 """promises of reserved, not of live bytes"""
 
@@ -26,6 +28,16 @@ class Promise:
     promised: float
     measured: float
     whole: float
+    known: HowKnown = HowKnown()
+
+    @property
+    def holds(self) -> bool:
+        """Of a bound: the measured saving is no more, and no less than half. Of an estimate: it lies in the interval."""
+        slack = NOISE * self.whole
+        if self.known.low is not None and self.known.high is not None:
+            low, high = self.promised * self.known.low, self.promised * self.known.high
+            return low - slack <= self.measured <= high + slack
+        return self.measured <= self.promised + slack and self.promised <= 2 * self.measured + slack
 
     @property
     def error(self) -> float:
@@ -50,14 +62,14 @@ def _of_time(name: str, found: list[Finding], fault: Result, healthy: Result) ->
     promised = sum(s.time_us_per_step or 0.0 for s in savings)
     if not savings or not fault.steps or not healthy.steps:
         return
-    basis = savings[0].basis
+    basis, known = savings[0].basis, known_together(savings)
     before, after = _mean_step(fault), _mean_step(healthy)
-    yield Promise(name, basis, "time, the twin's capture", promised, before - after, before)
+    yield Promise(name, basis, "time, the twin's capture", promised, before - after, before, known)
     plain, plain_twin = _plain_step(name), _plain_step(name.removesuffix("/fault") + "/healthy")
     if (
         basis != "measured" and plain is not None and plain_twin is not None
     ):  # compilers cache: it was measured once
-        yield Promise(name, basis, "time, plain runs", promised, plain - plain_twin, plain)
+        yield Promise(name, basis, "time, plain runs", promised, plain - plain_twin, plain, known)
 
 
 def _of_memory(name: str, found: list[Finding], fault: Result, healthy: Result) -> Iterator[Promise]:
@@ -104,5 +116,33 @@ def table(found: list[Promise]) -> str:
         lines.append(
             f"| {key[0]} | {key[1]} | {len(group)} | {statistics.median(errors):+.0%} "
             f"| {quartiles[0]:+.0%} to {quartiles[2]:+.0%} | {worst.error:+.0%}, `{worst.scenario}` |"
+        )
+    return "\n".join(lines)
+
+
+def coverage(found: list[Promise]) -> str:
+    """Markdown: how often bounds and estimates hold, and every pair with what was promised and measured."""
+    bounds = [p for p in found if p.known.known == "up_to"]
+    about = [p for p in found if p.known.known == "about"]
+    widths = [(p.known.high or 0.0) - (p.known.low or 0.0) for p in about]
+    over = sum(p.measured > p.promised + NOISE * p.whole for p in bounds)
+    twice = sum(p.promised > 2 * p.measured + NOISE * p.whole for p in bounds)
+    lines = [
+        "| known as | pairs | hold | exceeded | above twice the measured | median width of the interval |",
+        "|---|--:|--:|--:|--:|--:|",
+        f"| up to | {len(bounds)} | {sum(p.holds for p in bounds)} | {over} | {twice} | – |",
+        f"| about | {len(about)} ({len(about) / max(len(found), 1):.0%} of all) | {sum(p.holds for p in about)} | – | – "
+        f"| {statistics.median(widths) if widths else 0.0:.1f} times the figure |",
+        "",
+        "| pair | measured against | promised | measured | holds |",
+        "|---|---|---|--:|---|",
+    ]
+    for p in sorted(found, key=lambda p: (p.known.known, p.scenario, p.against)):
+        share = p.promised / p.whole
+        words = f"up to {share:.0%}"
+        if p.known.low is not None and p.known.high is not None:
+            words = f"about {share:.0%} ({share * p.known.low:.0%}–{share * p.known.high:.0%})"
+        lines.append(
+            f"| `{p.scenario}` | {p.against} | {words} | {p.measured / p.whole:.0%} | {'yes' if p.holds else 'no'} |"
         )
     return "\n".join(lines)
