@@ -8,7 +8,7 @@ A mutant is one change of one place: a comparison that includes or excludes its 
 condition that is left out, a condition that is negated, a guard (`if …: continue`, `return` or `raise`) that is gone, a
 number that is another. Places are drawn at random from the packages named in AREAS, the same for the same seed, tree and paths.
 For each, the tests of its area that run through its line are run, the quickest first; it is killed when one fails. Tests
-that compare whole stored outputs are in no area. Nothing is changed in the tree itself: mutants live in copies of it.
+that compare whole stored outputs are in no area, and those that need PyTorch or the real captures are left out. Nothing is changed in the tree itself: mutants live in copies of it.
 Survivors that are accepted, with the reason: bench/mutants_accepted.md.
 """
 
@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import argparse
 import ast
+import json
+import os
 import random
 import shutil
 import sqlite3
@@ -38,8 +40,8 @@ AREAS: dict[str, tuple[str, ...]] = {
     "rules/trace_doctor_rules": ("tests/rules", "tests/test_rule_cases.py"),
 }
 """folder of the code -> its tests"""
-FEW, MOST = 150, 1500
-"""Tests that are run first, and in all"""
+MOST = 1500
+"""Tests that are run for a mutant, the quickest first"""
 _TURNED = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
@@ -164,14 +166,12 @@ def copied(folder: Path) -> Path:
 
 
 def _environment(tree: Path) -> dict[str, str]:
-    import os
-
     path = [str(tree / "analyzer"), str(tree / "rules"), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": ":".join(filter(None, path)), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def covering(tree: Path, tests: Sequence[str]) -> dict[tuple[str, int], list[str]]:
-    """(file, line) -> those of the tests (files and folders) that run through it, the quickest first."""
+    """(file, line) -> those of the tests (files and folders) that pass and run through it, the quickest first."""
     settings = tree / "coverage.ini"
     settings.write_text(
         "[run]\ndynamic_context = test_function\ndata_file = coverage.db\nsource =\n    analyzer/trace_doctor\n    rules/trace_doctor_rules\n"
@@ -183,10 +183,11 @@ def covering(tree: Path, tests: Sequence[str]) -> dict[tuple[str, int], list[str
         "def pytest_runtest_protocol(item, nextitem):\n"
         "    c = coverage.Coverage.current()\n"
         "    c and c.switch_context(item.nodeid)\n"
-        "    started = time.monotonic()\n"
+        "    started, failed = time.monotonic(), item.session.testsfailed\n"
         "    yield\n"
-        "    with open('seconds.tsv', 'a') as file:\n"
-        "        file.write(f'{time.monotonic() - started:.4f}\\t{item.nodeid}\\n')\n"
+        "    if item.session.testsfailed == failed:\n"
+        "        with open('seconds.tsv', 'a') as file:\n"
+        "            file.write(f'{time.monotonic() - started:.4f}\\t{item.nodeid}\\n')\n"
         "    c and c.switch_context('')\n"
     )
     settings.write_text(settings.read_text().replace("dynamic_context = test_function\n", ""))
@@ -202,6 +203,8 @@ def covering(tree: Path, tests: Sequence[str]) -> dict[tuple[str, int], list[str
         "contexts",
         "-p",
         "no:cacheprovider",
+        "-m",
+        "not torch",
         *tests,
     ]
     env = _environment(tree)
@@ -221,36 +224,62 @@ def covering(tree: Path, tests: Sequence[str]) -> dict[tuple[str, int], list[str
                 found.setdefault((file, line), set()).add(test)
     timed = (line.split("\t", 1) for line in (tree / "seconds.tsv").read_text().splitlines())
     seconds = {test: float(took) for took, test in timed}
-    return {place: sorted(tests, key=lambda t: seconds.get(t, 0.0)) for place, tests in found.items()}
+    return {place: sorted(tests & seconds.keys(), key=seconds.__getitem__) for place, tests in found.items()}
 
 
-def tried(mutant: Mutant, tree: Path, tests: Sequence[str], limit: float) -> Fate:
+class Tests:
+    """The tests of a tree, collected once and run in forks: bench/mutant_forks.py."""
+
+    def __init__(self, tree: Path, tests: Sequence[str]) -> None:
+        self.tree = tree
+        orders, order = os.pipe()
+        answer, answers = os.pipe()
+        env = {**_environment(tree), "MUTANTS_IN": str(orders), "MUTANTS_OUT": str(answers)}
+        env["PYTHONPATH"] = f"{ROOT / 'bench'}:{env['PYTHONPATH']}"
+        options = [
+            "-q",
+            "-p",
+            "mutant_forks",
+            "-p",
+            "no:cacheprovider",
+            "--basetemp",
+            str(tree / "temporary"),
+        ]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "pytest", *options, "--hypothesis-seed=1", *tests],
+            cwd=tree, env=env, pass_fds=(orders, answers), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+        os.close(orders)
+        os.close(answers)
+        self.orders, self.answers = os.fdopen(order, "w"), os.fdopen(answer)
+
+    def pass_with(self, file: str, tests: Sequence[str], limit: float) -> bool:
+        """Whether the tests pass with the file as it is in the tree by now."""
+        print(json.dumps({"file": file, "tests": tests, "limit": limit}), file=self.orders, flush=True)
+        if not (answer := self.answers.readline()):
+            raise RuntimeError(f"pytest ended with {self.process.wait()}")
+        return answer == "passed\n"
+
+    def close(self) -> None:
+        self.orders.close()
+        self.answers.close()
+        self.process.wait()
+
+
+def tried(mutant: Mutant, tests: Sequence[str], within: Tests, limit: float) -> Fate:
     """Runs the tests over the mutant, the quickest first."""
     if not tests:
         return Fate(mutant, "not covered", 0)
-    path = tree / mutant.file
+    path = within.tree / mutant.file
     text = path.read_text(encoding="utf-8")
+    lines = text[mutant.start : mutant.end].count("\n")  # what follows keeps its line
+    new = f"{mutant.text[:-1]}{chr(10) * lines})" if mutant.text.endswith(")") else mutant.text + "\n" * lines
     try:
-        path.write_text(text[: mutant.start] + mutant.text + text[mutant.end :], encoding="utf-8")
-        for part in (tests[:FEW], tests[FEW:MOST]):
-            if part and not _pass(tree, part, limit):
-                return Fate(mutant, "killed", len(tests))
+        path.write_text(text[: mutant.start] + new + text[mutant.end :], encoding="utf-8")
+        passed = within.pass_with(mutant.file, tests[:MOST], limit)
     finally:
         path.write_text(text, encoding="utf-8")
-    return Fate(mutant, "survived", len(tests))
-
-
-def _pass(tree: Path, tests: Sequence[str], limit: float) -> bool:
-    listed = tree / "tests.args"
-    listed.write_text("\n".join(tests))
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", f"@{listed}"]
-    try:
-        done = subprocess.run(
-            command, cwd=tree, env=_environment(tree), capture_output=True, timeout=limit, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return False
-    return done.returncode == 0
+    return Fate(mutant, "survived" if passed else "killed", len(tests))
 
 
 def report(fates: Sequence[Fate], seed: int) -> str:
@@ -289,33 +318,35 @@ def main() -> int:
     if not files:
         parser.error(f"no file of {', '.join(AREAS)} is in: {' '.join(given.paths)}")
     mutants = drawn(given.count, given.seed, files)
+    tests = sorted({test for file in files for test in area_of(file)})
     with tempfile.TemporaryDirectory() as folder:
-        trees: SimpleQueue[Path] = SimpleQueue()
-        for n in range(given.jobs):
-            trees.put(copied(Path(folder) / str(n)))
-        first = trees.get()
+        trees = [copied(Path(folder) / str(n)) for n in range(given.jobs)]
         started = time.monotonic()
-        through = covering(first, sorted({test for file in files for test in area_of(file)}))
+        through = covering(trees[0], tests)
         print(
             f"coverage: {len(through)} lines in {time.monotonic() - started:.0f} s",
             file=sys.stderr,
             flush=True,
         )
-        trees.put(first)
+        free: SimpleQueue[Tests] = SimpleQueue()
+        for tree in trees:
+            free.put(Tests(tree, tests))
 
         def one(mutant: Mutant) -> Fate:
-            tree = trees.get()
+            within = free.get()
             try:
                 names = area_of(mutant.file)
-                tests = [t for t in through.get((mutant.file, mutant.line), ()) if t.startswith(names)]
-                fate = tried(mutant, tree, tests, given.limit)
+                mine = [t for t in through.get((mutant.file, mutant.line), ()) if t.startswith(names)]
+                fate = tried(mutant, mine, within, given.limit)
             finally:
-                trees.put(tree)
+                free.put(within)
             print(f"{fate.verdict:12} {mutant.file}:{mutant.line} {mutant.what}", file=sys.stderr, flush=True)
             return fate
 
         with ThreadPoolExecutor(given.jobs) as pool:
             fates = list(pool.map(one, mutants))
+        for _ in trees:
+            free.get().close()
     text = report(fates, given.seed)
     if given.output:
         given.output.write_text(text, encoding="utf-8")
