@@ -62,6 +62,24 @@ def test_a_work_tree_has_what_is_not_committed_and_what_git_ignores(project: Pat
 
 
 @pytest.mark.usefixtures("unchanged")
+def test_git_forgets_the_copy_also_where_a_run_moved_it(project: Path) -> None:
+    with Scratch(project, project) as scratch:
+        scratch.prepare({})
+        git(scratch.cwd, "worktree", "move", ".", "../moved")
+    assert scratch.leftovers() == []
+
+
+def test_a_work_tree_that_a_run_made_elsewhere_is_left_and_named(project: Path, tmp_path: Path) -> None:
+    with Scratch(project, project) as scratch:
+        scratch.prepare({})
+        git(scratch.cwd, "worktree", "add", "-q", "--detach", str(tmp_path / "elsewhere"))
+    assert scratch.leftovers() == [
+        f"a run made or moved a git work tree, which is left: {tmp_path / 'elsewhere'}"
+    ]
+    assert git(project, "worktree", "list").count("\n") == 2
+
+
+@pytest.mark.usefixtures("unchanged")
 def test_what_a_run_left_is_gone_before_the_next(project: Path) -> None:
     with Scratch(project, project) as scratch:
         scratch.prepare({"src/train.py": b"third = 3\n"})

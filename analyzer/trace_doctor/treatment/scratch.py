@@ -29,6 +29,8 @@ _MANY_NEIGHBOURS = 1_000
 _LONGEST_TMPDIR = 70
 """characters: the sockets that Python makes in there have room for 108"""
 
+_PREFIX = "trace-doctor-treat-"
+
 
 class Scratch:
     """A copy of the git work tree (else of the folder) that `source` lies in.
@@ -64,6 +66,8 @@ class Scratch:
         self._root = self.inside(self._original)
         self._at = self._name(self._root)
         self._worktree = False
+        self._worktrees_before: list[str] = []
+        self._worktrees_left: list[str] = []
         self._leftovers: list[Leftover] | None = None
         """of the copy, when it was taken away; None until then"""
         self._covered = False
@@ -72,9 +76,9 @@ class Scratch:
         """folders of the copy that Python is to search"""
         try:
             self._root.parent.mkdir(parents=True, exist_ok=True)
-            self._worktree = worktree.top(script_folder) is not None and worktree.add(
-                self._original, self._root
-            )
+            if worktree.top(script_folder) is not None:
+                self._worktrees_before = worktree.known(self._original)
+                self._worktree = worktree.add(self._original, self._root)
             self._root.mkdir(exist_ok=True)
             self._record = copy_tree(
                 self._original, self._tree, self._at, self._routes, link=link, data=copy_data
@@ -105,7 +109,7 @@ class Scratch:
             return
         leftovers = self._tree.clear()
         if self._worktree and not os.path.lexists(self._root):
-            worktree.remove(self._original, self._root)
+            self._worktrees_left = worktree.remove_gone(self._original, self._worktrees_before)
             self._worktree = False
         self._covered = not self._tree.is_at(self.folder)
         try:
@@ -130,7 +134,10 @@ class Scratch:
                 f"a run has moved the copy away from {self.folder}, or mounted something over it: what lies there now may be "
                 "yours and is left"
             ]
-        return remains(self.folder, self._leftovers or (), self._worktree)
+        lines = [
+            f"a run made or moved a git work tree, which is left: {path}" for path in self._worktrees_left
+        ]
+        return lines + remains(self.folder, self._leftovers or (), self._worktree)
 
     @property
     def source(self) -> Path:
@@ -374,6 +381,6 @@ def _new_folder(folder: Path | None, original: Path) -> Path:
             raise UsageError(f"--scratch {folder}: lies in the folder that is to be copied")
         raise UsageError(f"temporary files lie in the project ({place}): pass --scratch DIR outside of it")
     try:
-        return Path(tempfile.mkdtemp(prefix="trace-doctor-treat-", dir=place)).resolve()
+        return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place)).resolve()
     except OSError as error:
         raise UsageError(f"cannot make a scratch folder: {error.strerror}") from None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+from collections.abc import Collection
 from pathlib import Path
 
 from trace_doctor import git
@@ -44,3 +46,23 @@ def remove(repository: Path, target: Path) -> None:
     # where git refuses, it forgets a work tree whose folder is gone with its next `gc`
     with contextlib.suppress(git.GitFailed):
         git.git(repository, "worktree", "remove", "--force", "--force", str(target), timeout=_PATIENCE)
+
+
+def remove_gone(repository: Path, before: Collection[str]) -> list[str]:
+    """Has git forget each work tree that it did not know `before` and whose folder is gone: that of the copy, wherever runs have
+    moved it, and those that they made. Returns the new ones that are left, as their folders are still there."""
+    new = [path for path in known(repository) if path not in before]
+    for path in new:
+        if not os.path.lexists(path):
+            remove(repository, Path(path))
+    return [path for path in new if os.path.lexists(path)]
+
+
+def known(repository: Path) -> list[str]:
+    """Folders of all work trees of a repository, as git tells them; none where it cannot."""
+    try:
+        output = git.git(repository, "worktree", "list", "--porcelain", timeout=_PATIENCE)
+    except git.GitFailed:
+        return []
+    lines = os.fsdecode(output).splitlines()
+    return [line.removeprefix("worktree ") for line in lines if line.startswith("worktree ")]
