@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -18,7 +19,7 @@ from trace_doctor.model import Result
 from trace_doctor.model.parameters import parameters
 from trace_doctor.registry import all_rules
 from trace_doctor.rule import HEADINGS, Claim, Rule
-from trace_doctor.testing import Invalid, Valid, captures_of, run_case
+from trace_doctor.testing import Invalid, RunBuilder, Valid, captures_of, run_case
 from trace_doctor.testing.cases import claims_on
 
 CASES = [(rule, case) for rule in all_rules() for case in (*rule.VALID, *rule.INVALID)]
@@ -103,3 +104,39 @@ def test_rule_is_whole(rule: type[Rule]) -> None:
         assert threshold.source, f"{name} does not say where its number comes from"
     others = {r.code for r in all_rules()} - {rule.code}
     assert {*rule.yields_to, *rule.explained_by} <= others
+
+
+_PASSES_WITHOUT = {
+    # of what is in the file alone: what is not there cannot be damaged, dear, different, or left on the CPU
+    *(("TD002", c) for c in ("cpu_op",)), ("TD004", "cuda_runtime"), ("TD004", "cpu_op"), ("TD006", "cpu_op"), ("TD006", "cuda_runtime"),
+    # work of ranks: their operators are compared, and calls of empty_cache() have more than one sign
+    ("TD606", "cpu_op"), ("TD409", "cpu_op"), ("TD408", "cpu_op"), ("TD601", "cuda_runtime"),
+}  # fmt: skip
+"""What stays open, or needs no such event."""
+
+
+def _without(built: Any, category: str) -> bool:
+    """Takes the events of a category out of what a case has built; whether there were any."""
+    builders = [p for p in (built if isinstance(built, tuple) else (built,)) if isinstance(p, RunBuilder)]
+    before = sum(len(b.events) for b in builders)
+    for b in builders:
+        b.events[:] = [e for e in b.events if e.get("cat") != category]
+    return sum(len(b.events) for b in builders) < before
+
+
+@pytest.mark.parametrize("category", ["cpu_op", "cuda_runtime", "gpu_memcpy", "gpu_memset"])
+@pytest.mark.parametrize("rule", all_rules(), ids=lambda r: r.code)
+def test_a_fault_whose_events_were_not_recorded_has_not_passed(rule: type[Rule], category: str) -> None:
+    passed = []
+    for case in rule.INVALID:
+        built = case.build()
+        if not _without(built, category):
+            continue
+        try:
+            claims = claims_on(
+                rule(**case.thresholds), [Facts(c, Options(**case.options)) for c in captures_of(built)]
+            )
+        except NotCaptured:
+            continue
+        passed += [] if claims else [case.name]
+    assert (rule.code, category) in _PASSES_WITHOUT or not passed

@@ -143,6 +143,8 @@ class Rule:
     title: ClassVar[str] = ""
     needs: ClassVar[tuple[Kind, ...]] = ()
     wants: ClassVar[tuple[Kind, ...]] = ()
+    to_pass: ClassVar[tuple[Kind, ...]] = ()
+    """what else has to be there where it finds nothing: a capture that could not show the fault is *skipped*"""
     yields_to: ClassVar[tuple[str, ...]] = ()
     explained_by: ClassVar[tuple[str, ...]] = ()
     """rules whose findings on the same capture and device say why: a finding refers to them and takes their fixes"""
@@ -157,6 +159,18 @@ class Rule:
     def check(self, ctx: Context) -> Iterator[Claim]:
         """Yields one claim per fault. Raises NotCaptured to abstain; yields nothing when the run is sound."""
         raise NotImplementedError
+
+    def claims(self, view: View) -> list[Claim]:
+        """What it says of a capture, or of a rank. Raises NotCaptured where the capture could not show it."""
+        ctx = Context(view, self)
+        for kind in self.needs:
+            ctx[kind]
+        return list(self.check(ctx))
+
+    def must_be_able_to_pass(self, view: View) -> None:
+        """Raises NotCaptured where finding nothing says nothing."""
+        for kind in self.to_pass:
+            view[kind]
 
     @classmethod
     def over_ranks(cls) -> bool:

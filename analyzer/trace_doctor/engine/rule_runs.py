@@ -74,11 +74,10 @@ def _at_pace(claim: Claim, other: View, view: View) -> Claim:
 
 
 def _run(view: View, rule: Rule) -> Verdict:
-    ctx = Context(view, rule)
     try:
-        for kind in rule.needs:
-            ctx[kind]
-        claims = tuple(rule.check(ctx)) or _notes(view, rule)
+        claims = tuple(rule.claims(view)) or _notes(view, rule)
+        if not claims:
+            rule.must_be_able_to_pass(view)
     except NotCaptured as missing:
         return Verdict(rule, "skipped", reason=missing.reason, capture=missing.capture)
     except (Exception, SystemExit) as error:

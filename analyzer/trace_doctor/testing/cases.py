@@ -15,7 +15,7 @@ from trace_doctor.evidence.rank_summary import RankSummary, ranks_of_jobs, summa
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.model import Confidence, Severity
 from trace_doctor.model.parameters import misfit
-from trace_doctor.rule import Claim, Context, Rule, View
+from trace_doctor.rule import Claim, Rule, View
 from trace_doctor.testing.run_builder import RunBuilder
 
 Built = Any
@@ -91,10 +91,10 @@ def claims_on(rule: Rule, ranks: Sequence[Facts]) -> list[Claim]:
         views = ranks_of_jobs([RankSummary.of(facts, kinds) for facts in ranks])
     claims: list[Claim] = []
     for view in views:
-        ctx = Context(view, rule)
-        for kind in rule.needs:
-            ctx[kind]
-        claims += rule.check(ctx)
+        found = rule.claims(view)
+        if not found:
+            rule.must_be_able_to_pass(view)
+        claims += found
     return claims
 
 

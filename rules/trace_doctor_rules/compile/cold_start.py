@@ -8,6 +8,7 @@ from trace_doctor import Claim, Context, Fix, Rule, threshold
 from trace_doctor.evidence.compile.compile_events import CompileEvents
 from trace_doctor.evidence.durations import two_figures
 from trace_doctor.evidence.intervals import clip, intervals, total
+from trace_doctor.evidence.trace.recorded_operators import RecordedOperators
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules import techniques
@@ -70,6 +71,7 @@ class ColdStart(Rule):
     about = ("compile", "cold_start")
     needs = (CompileEvents, Steps)
     wants = (RepeatedBlocks,)
+    to_pass = (RecordedOperators,)
     yields_to = ("TD502",)
 
     min_share: float = threshold(

@@ -21,6 +21,7 @@ from trace_doctor.evidence.compile.compile_events import CompileEvents
 from trace_doctor.evidence.compile.graph_breaks import Break
 from trace_doctor.evidence.durations import two_figures
 from trace_doctor.evidence.replay.what_if import Removal, Replay, ReplayOutcome
+from trace_doctor.evidence.trace.recorded_operators import RecordedOperators
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
@@ -203,6 +204,7 @@ class GraphBreak(Rule):
     title = "A compiled function is cut in pieces"
     about = ("compile",)
     needs = (Steps, CompileEvents, Replay, Moments)
+    to_pass = (RecordedOperators,)
 
     min_chain: int = threshold(
         2,

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from trace_doctor import Claim, Context, Rule, Saving, threshold
 from trace_doctor.evidence.durations import milliseconds
+from trace_doctor.evidence.idle.gaps import IdleCauses
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules import techniques
@@ -101,6 +102,7 @@ class LossOutsideGraph(Rule):
     name = "loss-outside-graph"
     title = "The loss is not compiled"
     needs = (EagerLoss, Steps)
+    to_pass = (IdleCauses,)
 
     min_share: float = threshold(
         0.05,

@@ -21,6 +21,7 @@ from trace_doctor.evidence.intervals import clip, intersect, intervals, total
 from trace_doctor.evidence.replay.what_if import Removal
 from trace_doctor.evidence.trace.call_sites import location
 from trace_doctor.evidence.trace.gpu_timeline import GpuTimeline
+from trace_doctor.evidence.trace.recorded_operators import RecordedOperators
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
@@ -197,6 +198,7 @@ class Recompile(Rule):
     about = ("compile",)
     needs = (Steps, CompileEvents, Moments)
     wants = (GpuTimeline,)
+    to_pass = (RecordedOperators,)
 
     min_recompiles: int = threshold(
         2,

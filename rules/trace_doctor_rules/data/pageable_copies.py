@@ -12,10 +12,12 @@ from trace_doctor import Claim, Confidence, Context, Table, threshold
 from trace_doctor.evidence.durations import two_figures
 from trace_doctor.evidence.host.device_copies import DeviceCopies
 from trace_doctor.evidence.host.host_bound import HALF
+from trace_doctor.evidence.idle.gaps import IdleCauses
 from trace_doctor.evidence.idle.time_ledger import TimeLedger
 from trace_doctor.evidence.replay.what_if import Replay, ReplayOutcome
 from trace_doctor.evidence.trace.call_sites import CallSites, location
 from trace_doctor.evidence.trace.gpu_timeline import GpuTimeline
+from trace_doctor.evidence.trace.recorded_operators import RecordedOperators
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
@@ -132,6 +134,7 @@ class PageableCopies(TimeRule):
     about = ("exposed_copy",)
     needs = (Steps, GpuTimeline, DeviceCopies, Replay, Moments)
     wants = (CallSites, TimeLedger)
+    to_pass = (RecordedOperators, IdleCauses)
 
     min_share: float = threshold(
         0.01,

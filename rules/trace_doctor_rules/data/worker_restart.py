@@ -8,6 +8,7 @@ from trace_doctor import Claim, Confidence, Context, Rule, Table, threshold
 from trace_doctor.evidence.durations import two_figures
 from trace_doctor.evidence.host.data_waits import DataWaits
 from trace_doctor.evidence.idle.data_loading import DataLoading
+from trace_doctor.evidence.idle.gaps import IdleCauses
 from trace_doctor.evidence.idle.time_ledger import TimeLedger
 from trace_doctor.evidence.replay.what_if import Removal, Replay, ReplayOutcome
 from trace_doctor.evidence.trace.call_sites import location
@@ -105,6 +106,7 @@ class WorkerRestart(Rule):
     about = ("data_loading",)
     needs = (Steps, DataLoading, WorkerRestarts, Replay, Moments)
     wants = (DataWaits, TimeLedger)
+    to_pass = (IdleCauses,)
 
     min_times: float = threshold(
         10.0,

@@ -19,6 +19,7 @@ from trace_doctor.evidence.idle.time_ledger import TimeLedger
 from trace_doctor.evidence.replay.what_if import Removal, Replay, ReplayOutcome
 from trace_doctor.evidence.trace.call_sites import location
 from trace_doctor.evidence.trace.gpu_timeline import GpuTimeline
+from trace_doctor.evidence.trace.recorded_operators import RecordedOperators
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid, without_gpu
@@ -218,6 +219,7 @@ class HostDeviceSync(TimeRule):
     about = ("sync",)
     needs = (Steps, GpuTimeline, SyncSites, Replay, Moments)
     wants = (TimeLedger,)
+    to_pass = (RecordedOperators,)
 
     min_with_copies: float = threshold(
         0.10,

@@ -9,6 +9,7 @@ from trace_doctor import NOTE_FROM, Claim, Confidence, Context, Fix, Table, thre
 from trace_doctor.evidence.host.host_bound import HALF, HostBound
 from trace_doctor.evidence.idle.time_ledger import TimeLedger
 from trace_doctor.evidence.trace.call_sites import location
+from trace_doctor.evidence.trace.recorded_operators import RecordedOperators
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid, without_gpu
@@ -120,6 +121,7 @@ class LaunchBound(TimeRule):
     about = ("dispatch", "python", "optimizer", "launch")
     needs = (Steps, HostBound, Moments)
     wants = (TimeLedger,)
+    to_pass = (RecordedOperators,)
     yields_to = ("TD101", "TD201", "TD203", "TD501", "TD304")
 
     min_saving: float = threshold(

@@ -9,8 +9,10 @@ from msgspec.structs import replace
 
 from trace_doctor import Claim, Context, Rule, Table, threshold
 from trace_doctor.evidence.compute.operator_loops import OperatorLoop, OperatorLoops
+from trace_doctor.evidence.idle.gaps import IdleCauses
 from trace_doctor.evidence.replay.what_if import Removal, Replay, ReplayOutcome
 from trace_doctor.evidence.trace.call_sites import location
+from trace_doctor.evidence.trace.recorded_operators import RecordedOperators
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
@@ -107,6 +109,7 @@ class TensorIndexingLoop(Rule):
     name = "tensor-indexing-loop"
     title = "A Python loop over the elements of a tensor"
     needs = (Steps, OperatorLoops, Replay, Moments)
+    to_pass = (RecordedOperators, IdleCauses)
     yields_to = ("TD201", "TD309")
 
     min_share: float = threshold(

@@ -14,6 +14,7 @@ from trace_doctor.evidence.replay.what_if import Replay
 from trace_doctor.evidence.trace.call_sites import CallSites, Site, location
 from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.evidence.trace.operator_inputs import Inputs, OperatorInputs
+from trace_doctor.evidence.trace.recorded_operators import RecordedOperators
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
@@ -110,6 +111,7 @@ class ConvBiasBeforeBatchnorm(Rule):
     title = "A convolution's bias is undone by the batch norm behind it"
     needs = (Steps, OperatorInputs, Nesting, Replay, Moments)
     wants = (Kernels, CallSites)
+    to_pass = (RecordedOperators,)
 
     min_layers: int = threshold(
         1, "such convolutions in a step", source="one is one too many, and it costs little to say so"

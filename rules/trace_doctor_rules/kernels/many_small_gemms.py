@@ -14,11 +14,13 @@ from trace_doctor.evidence.compute.matmuls import Product, Products
 from trace_doctor.evidence.compute.operator_loops import OperatorLoops
 from trace_doctor.evidence.compute.work import Work
 from trace_doctor.evidence.durations import two_figures
+from trace_doctor.evidence.idle.gaps import IdleCauses
 from trace_doctor.evidence.intervals import covered, intervals
 from trace_doctor.evidence.replay.what_if import Replay
 from trace_doctor.evidence.trace.call_sites import CallSites, Site, location
 from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.evidence.trace.operator_inputs import OperatorInputs
+from trace_doctor.evidence.trace.recorded_operators import RecordedOperators
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
@@ -156,6 +158,7 @@ class ManySmallGemms(Rule):
     title = "Equal small products run one after the other"
     needs = (Steps, Work, OperatorInputs, Products, Nesting, Replay, Moments)
     wants = (CallSites, OperatorLoops)
+    to_pass = (RecordedOperators, IdleCauses)
 
     min_share: float = threshold(
         0.05,

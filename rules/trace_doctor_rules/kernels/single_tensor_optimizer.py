@@ -13,10 +13,12 @@ from trace_doctor.evidence.compute.optimizer_work import OptimizerWork
 from trace_doctor.evidence.compute.update_loops import UpdateLoops
 from trace_doctor.evidence.durations import two_figures
 from trace_doctor.evidence.idle.cpu_timeline import Processor
+from trace_doctor.evidence.idle.gaps import IdleCauses
 from trace_doctor.evidence.idle.host_causes import CAUSE, HostCauses
 from trace_doctor.evidence.intervals import covered, union
 from trace_doctor.evidence.replay.what_if import Replay, ReplayOutcome
 from trace_doctor.evidence.trace.call_sites import CallSites, Site, location
+from trace_doctor.evidence.trace.recorded_operators import RecordedOperators
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
@@ -204,6 +206,7 @@ class SingleTensorOptimizer(Rule):
     about = ("optimizer",)
     needs = (Steps, Processor, UpdateLoops, HostCauses, Replay, Moments)
     wants = (CallSites, OptimizerWork)
+    to_pass = (RecordedOperators, IdleCauses)
 
     min_saving: float = threshold(
         0.02,

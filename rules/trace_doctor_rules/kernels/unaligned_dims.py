@@ -10,9 +10,11 @@ from trace_doctor import NOTE_FROM, Claim, Context, Fix, Rule, Table, threshold
 from trace_doctor.evidence.compute.kernels import Kernels
 from trace_doctor.evidence.compute.matmuls import Product, Products
 from trace_doctor.evidence.durations import two_figures
+from trace_doctor.evidence.idle.gaps import IdleCauses
 from trace_doctor.evidence.names.kernel_names import neither_transposed
 from trace_doctor.evidence.replay.what_if import Replay
 from trace_doctor.evidence.trace.call_sites import CallSites, Site, location
+from trace_doctor.evidence.trace.recorded_operators import RecordedOperators
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid, without_gpu
@@ -116,6 +118,7 @@ class UnalignedDims(Rule):
     title = "Products have sizes that do not fit the tensor cores"
     needs = (Steps, Kernels, Products, Replay, Moments)
     wants = (CallSites,)
+    to_pass = (RecordedOperators, IdleCauses)
 
     min_share: float = threshold(
         0.03,

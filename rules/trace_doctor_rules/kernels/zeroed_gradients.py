@@ -8,9 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from trace_doctor import Claim, Confidence, Context, Fix, Rule, Saving, Table, threshold
+from trace_doctor.evidence.idle.gaps import IdleCauses
 from trace_doctor.evidence.replay.what_if import Removal, Replay, ReplayOutcome
 from trace_doctor.evidence.trace.call_sites import CallSites, Site, location
 from trace_doctor.evidence.trace.operator_inputs import OperatorInputs, tensor_bytes
+from trace_doctor.evidence.trace.recorded_operators import RecordedOperators
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
@@ -128,6 +130,7 @@ class ZeroedGradients(Rule):
     title = "Gradients are filled with zeros instead of freed"
     needs = (Steps, GradientFills, Replay, Moments)
     wants = (OperatorInputs, CallSites)
+    to_pass = (RecordedOperators, IdleCauses)
     yields_to = ("TD404",)
 
     min_steps: int = threshold(

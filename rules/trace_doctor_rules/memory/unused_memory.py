@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trace_doctor import Claim, Context, Location, Rule, Table, threshold
+from trace_doctor.evidence.idle.gaps import IdleCauses
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import GIB, MIB, Invalid, RunBuilder, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
@@ -92,6 +93,7 @@ class UnusedMemory(Rule):
     name = "unused-memory"
     title = "More than half of the device's memory is never used"
     needs = (Headroom, Steps)
+    to_pass = (IdleCauses,)
 
     max_share: float = threshold(
         0.50,
