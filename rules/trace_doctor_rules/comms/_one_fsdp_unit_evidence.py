@@ -11,7 +11,9 @@ from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.distributed.collectives import Collectives, kind_of
 from trace_doctor.evidence.distributed.parallelism import Parallelism
 from trace_doctor.evidence.names.event_arguments import count
+from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.steps import Steps
+from trace_doctor.run import Cat
 
 _BYTES = {"Float": 4, "Half": 2, "BFloat16": 2, "Double": 8, "Byte": 1, "Char": 1, "Float8_e4m3fn": 1}
 
@@ -22,9 +24,9 @@ class Gathers(Evidence, frozen=True):
     steps: int
     """number of steady steps"""
     per_step: float
-    """median number in a step"""
+    """median number that a step launches"""
     ns: int
-    """of all in the steady steps"""
+    """of all that the steady steps launch"""
     bytes: int | None
     """gathered by the largest one; None where the file does not say"""
 
@@ -32,17 +34,16 @@ class Gathers(Evidence, frozen=True):
     def build(cls, facts: Facts) -> Self:
         if not facts[Parallelism].fsdp:
             raise NotCaptured("no FSDP in the trace", "record a rank that trains with FSDP")
-        run, own = facts.run, facts[Collectives]
+        run, own, steps = facts.run, facts[Collectives], facts[Steps]
         is_gather = np.array([kind_of(name) == "all-gather" for name, _ in own.keys])
-        spans = facts[Steps].spans("steady")
-        start = own.start[is_gather]
-        counts = [int(np.searchsorted(start, b) - np.searchsorted(start, a)) for a, b in spans]
-        inside = (start >= spans[0][0]) & (start < spans[-1][1])
-        sizes = [size for args in run.args(own.rows[is_gather][inside]) if (size := _bytes(args)) is not None]
+        rows = own.rows[is_gather & (run.cat[own.rows] == Cat.KERNEL)]
+        step = steps.steady_at(facts[Launches].launched_at(rows))
+        rows = rows[step >= 0]
+        sizes = [size for args in run.args(rows) if (size := _bytes(args)) is not None]
         return cls(
-            steps=facts[Steps].count,
-            per_step=float(np.median(counts)),
-            ns=int((own.end[is_gather] - start)[inside].sum()),
+            steps=steps.count,
+            per_step=float(np.median(np.bincount(step[step >= 0], minlength=steps.count))),
+            ns=int(run.dur[rows].sum()),
             bytes=max(sizes, default=None),
         )
 

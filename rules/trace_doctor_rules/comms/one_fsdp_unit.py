@@ -15,19 +15,20 @@ from trace_doctor_rules.comms._one_fsdp_unit_evidence import Gathers
 _ALL_GATHER = "ncclDevKernel_AllGather_RING_LL(ncclDevComm*, unsigned long, ncclWork*)"
 
 
-def _training(units: int, *, fsdp: bool = True) -> RunBuilder:
-    """Each unit gathers its parameters for forward and again for backward."""
+def _training(units: int, *, fsdp: bool = True, ahead: bool = False) -> RunBuilder:
+    """Each unit gathers its parameters for forward and again for backward. The host may run ahead of the GPU."""
     b = RunBuilder(rank=0, world_size=8)
     for _ in range(4):
         with b.step():
-            b.loader(5)
+            b.loader(1 if ahead else 5)
             for _ in range(2 * units):
                 with b.annotation("FSDP::pre_forward" if fsdp else "gather"), b.op("record_param_comms"):
                     sizes: dict[str, Any] = {"Out msg nelems": 800_000_000 // units, "dtype": "BFloat16"}
                     b.launch(2000 / units, _ALL_GATHER, stream=20, **sizes)
                 with b.op("aten::mm"):
                     b.launch(1000 / units)
-            b.sync("cudaDeviceSynchronize")
+            if not ahead:
+                b.sync("cudaDeviceSynchronize")
     return b
 
 
@@ -80,7 +81,8 @@ class OneFsdpUnit(Rule):
         Valid("no FSDP", lambda: _training(1, fsdp=False), skipped="FSDP"),
     ]
     INVALID = [
-        Invalid("one unit", lambda: _training(1), message="2 all-gathers of 1.6 GB", thresholds={"min_steps": 4}, saving_bytes=1_600_000_000)
+        Invalid("one unit", lambda: _training(1), message="2 all-gathers of 1.6 GB", thresholds={"min_steps": 4}, saving_bytes=1_600_000_000),
+        Invalid("the host runs ahead", lambda: _training(1, ahead=True), message="in each step, 4 ms together"),
     ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:

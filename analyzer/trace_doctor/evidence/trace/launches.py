@@ -47,6 +47,11 @@ class Launches(Evidence, frozen=True):
         at = np.minimum(np.searchsorted(self._calls_sorted, calls), len(self._by_call) - 1)
         return np.where(self._calls_sorted[at] == calls, self.run.gpu[self._by_call[at]], -1)
 
+    def launched_at(self, gpu_rows: I64) -> I64:
+        """When the host launched each of these GPU rows, ns; where no call is known, when it began."""
+        call = self.launch[np.searchsorted(self.run.gpu, gpu_rows)]
+        return np.where(call >= 0, self.run.ts[np.maximum(call, 0)], self.run.ts[gpu_rows])
+
     @cached_property
     def calls(self) -> I64:
         """Rows of the calls that launched captured work, ascending, each once."""
