@@ -26,7 +26,7 @@ import pytest
 
 from trace_doctor.fixes.codemods import codemods
 from trace_doctor.fixes.resolved import new_bytes
-from trace_doctor.program.edits import Change, NoEdit
+from trace_doctor.program.edits import Change, Edit, NoEdit
 from trace_doctor.program.place import Place
 from trace_doctor.program.script import Script
 from trace_doctor.program.versions import TorchBounds, parse
@@ -106,6 +106,16 @@ def test_edit_gives_the_expected_script(case: Case) -> None:
     assert not change.notes if case.notes == "none" else case.notes in " ".join(change.notes)
     assert case.safety in (None, change.safety)
     compile(text, "train.py", "exec")
+
+
+def test_an_edit_that_python_does_not_read_is_refused() -> None:
+    """LibCST reads more than Python: a keyword twice, and before 3.12 a line break in an f-string."""
+    script = Script(b"loader = DataLoader(data, num_workers=0)\n", "train.py")
+    at = script.text.index(")")
+    with pytest.raises(NoEdit, match=r"leave train\.py as a script that Python 3\.\d+ does not read"):
+        new_bytes(script, [Edit(at, at, ", num_workers=4")])
+    newer = Script(b"f(a, a=1, a=2)\n", "newer.py")  # written for another version, as far as can be told
+    assert new_bytes(newer, [Edit(0, 1, "g")]) == b"g(a, a=1, a=2)\n"
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.refuses], ids=ident)

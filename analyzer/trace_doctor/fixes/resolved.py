@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -11,11 +13,14 @@ from trace_doctor.errors import UnreadableScript
 from trace_doctor.model import Finding, Fix, Safety
 from trace_doctor.program import edits as editing
 from trace_doctor.program.edits import Candidate, Change, NoEdit
+from trace_doctor.program.nesting_guard import PLAIN, nesting
+from trace_doctor.program.script import Script
 from trace_doctor.program.text_file import TextFile
 
 Status = Literal[
     "ready", "held", "conflict", "covered", "already", "ambiguous", "unresolved", "display", "advice"
 ]
+_VERSION = "Python " + ".".join(platform.python_version_tuple()[:2])
 _SAFETY_ORDER: tuple[Safety, ...] = ("safe", "unsafe", "display")
 
 
@@ -53,7 +58,23 @@ def new_bytes(script: TextFile, changes: Iterable[editing.Edit]) -> bytes:
         script.rewritten(data)
     except (UnreadableScript, UnicodeError):
         raise NoEdit("unresolved", f"the edit would leave {script.name} unreadable") from None
+    shallow = isinstance(script, Script) and nesting(script.text) <= PLAIN  # deeper ones may end the process
+    if shallow and _compiles(script.text) and not _compiles(text):
+        raise NoEdit(
+            "unresolved", f"the edit would leave {script.name} as a script that {_VERSION} does not read"
+        )
     return data
+
+
+def _compiles(text: str) -> bool:
+    """Whether this version of Python reads it: before 3.12 a line break within an f-string, say, is none that LibCST minds."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            compile(text, "script", "exec", dont_inherit=True)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return False
+    return True
 
 
 # ---------------------------------------------------------------------- several fixes together
