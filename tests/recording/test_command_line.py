@@ -169,6 +169,13 @@ def test_no_part_of_a_secret_is_left_in_what_a_program_says(secret: str, seed: i
             )
 
 
+@pytest.mark.parametrize("name", ["DATABASE_URL", "MONGO_URI", "ANYTHING"])
+def test_the_password_in_the_url_of_a_variable_is_none_to_show(name: str) -> None:
+    url = "postgres://user:Qz7Rk2Vx9Lm4Tp8W@host/db"
+    said = without_secrets(f"cannot connect to {url}", ["train.py"], {name: url})
+    assert said == "cannot connect to postgres://user:***@host/db"
+
+
 @pytest.mark.parametrize("user", ["", "b", "ab", "bob"])
 @pytest.mark.parametrize("encode", [base64.b64encode, base64.urlsafe_b64encode])
 def test_a_secret_inside_what_is_encoded_is_hidden(user: str, encode: Callable[[bytes], bytes]) -> None:

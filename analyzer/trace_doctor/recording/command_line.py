@@ -60,6 +60,7 @@ _LONGEST_FILE = 32
 """characters of a part of a path that does not"""
 _LONGEST_PATH = 96
 _PIECES = re.compile(r"[\s'\"=:,;&?/@{}\[\]-]+")
+_PASSWORD_OF_URL = re.compile(r"://[^/@\s:]*:([^/@\s]+)@")
 _LEAST_TO_FIND = 6
 """characters of a hidden text that is looked for elsewhere"""
 _PART = 8
@@ -120,7 +121,9 @@ def _hidden(command: Sequence[str], environment: Mapping[str, str]) -> list[tupl
         for word, masked_word in zip(command, _Reader(None).read(command), strict=True)
         if HIDDEN in masked_word
     ]
-    return pairs + [(value, HIDDEN) for name, value in environment.items() if kind(name) == "secret"]
+    secrets = [value for name, value in environment.items() if kind(name) == "secret"]
+    secrets += [password for value in environment.values() for password in _PASSWORD_OF_URL.findall(value)]
+    return pairs + [(value, HIDDEN) for value in secrets]
 
 
 def _without_parts(text: str, pairs: Iterable[tuple[str, str]]) -> str:
