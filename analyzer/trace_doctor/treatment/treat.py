@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 from trace_doctor.api import analyze, diff
@@ -69,6 +70,8 @@ class TreatOptions:
             )
         if self.max_steps is not None and self.max_steps < 4:
             raise UsageError("--max-steps: a run has at least 4 steps, half of them to warm up")
+        if not 0 < self.max_seconds < inf:
+            raise UsageError(f"--max-seconds: {self.max_seconds:g} is no number of seconds above 0")
 
 
 @dataclass
