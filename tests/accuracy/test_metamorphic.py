@@ -179,7 +179,7 @@ def test_without_frames_only_what_needs_them_changes(document: Document, tmp_pat
 def test_the_same_steps_twice_have_the_same_shares(
     name: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    """Every finding above info is there again, and costs the same."""
+    """Every finding above info is there again, and costs the same but for what the last step has no other behind it to overlap with."""
     document = _documents(name, request)
     once, again = _judged([document], tmp_path / "once"), _judged([twice(document)], tmp_path / "again")
     before, after = (
@@ -188,7 +188,7 @@ def test_the_same_steps_twice_have_the_same_shares(
     )
     assert after.keys() == before.keys()
     for code, share in before.items():
-        assert after[code] == (share and pytest.approx(share, abs=0.02)), code
+        assert after[code] == (share and pytest.approx(share, abs=0.03)), code
 
 
 def test_ranks_have_other_numbers(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from trace_doctor import Claim, Context, Rule, Saving, threshold
 from trace_doctor.evidence.durations import milliseconds
+from trace_doctor.evidence.idle.gaps import IdleCauses
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules import techniques
 from trace_doctor_rules._shared import table
@@ -69,6 +70,7 @@ class OneFsdpUnit(Rule):
     title = "The whole model is one FSDP unit"
     about = ("exposed_comm",)
     needs = (Gathers,)
+    to_pass = (IdleCauses,)
 
     most_per_step: int = threshold(
         2, "all-gathers of a step that mean one unit", source="one for forward, one for backward"
