@@ -289,7 +289,7 @@ def test_a_git_that_writes_without_end_takes_no_memory(job: Path, tmp_path: Path
     talking.chmod(0o755)
     ask = (
         "import re, sys; from pathlib import Path; from trace_doctor import git\n"
-        "git._MOST_SAID = 1 << 20\n"
+        "git._LONGEST_ANSWER = 1 << 20\n"
         "print(git.uncommitted(Path(sys.argv[1]), [Path(sys.argv[1], 'train.py')]))\n"
         "print(re.search(r'VmHWM:\\s*(\\d+)', Path('/proc/self/status').read_text())[1])"
     )

@@ -44,7 +44,7 @@ _CONVERSIONS = ("filter", "ident", "working-tree-encoding")
 _YES = (b"true", b"yes", b"on", b"1", b"")
 _PATIENCE = 20.0
 """Seconds in which git answers; it waits for ever where a FIFO lies in place of a file of its own"""
-_MOST_SAID = 512 << 20
+_LONGEST_ANSWER = 512 << 20
 """Bytes that are kept of an answer: the longest is the index, some 300 a file"""
 _PIECE = 1 << 20
 _MAX_TEXT = 256 << 20
@@ -74,16 +74,16 @@ def git(folder: Path, *arguments: str, input_bytes: bytes = b"", timeout: float 
     command = [program, "--no-optional-locks", *(part for s in _SETTINGS for part in ("-c", s)), *arguments]
     # a hook or a rebase that runs this has variables that point to its own repository
     environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")} | _ENVIRONMENT
-    with tempfile.TemporaryFile() as given:
-        given.write(input_bytes)
-        given.seek(0)
+    with tempfile.TemporaryFile() as questions:
+        questions.write(input_bytes)
+        questions.seek(0)
         try:
             with subprocess.Popen(
                 command,
                 bufsize=0,
                 cwd=folder,
                 env=environment,
-                stdin=given,
+                stdin=questions,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
@@ -108,15 +108,15 @@ def _read(process: subprocess.Popen[bytes], timeout: float) -> bytes:
     def read() -> None:
         size = 0
         with contextlib.suppress(OSError, ValueError):  # the pipe was closed: it is not waited for any more
-            while size <= _MOST_SAID and (piece := pipe.read(_PIECE)):
+            while size <= _LONGEST_ANSWER and (piece := pipe.read(_PIECE)):
                 pieces.append(piece)
                 size += len(piece)
 
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
     reader.join(timeout)
-    if not reader.is_alive() and sum(map(len, pieces)) > _MOST_SAID:
-        raise GitUnanswered(f"git answers with more than {_MOST_SAID >> 20} MB")
+    if not reader.is_alive() and sum(map(len, pieces)) > _LONGEST_ANSWER:
+        raise GitUnanswered(f"git answers with more than {_LONGEST_ANSWER >> 20} MB")
     try:
         process.wait(max(end - time.monotonic(), 0))
     except subprocess.TimeoutExpired:

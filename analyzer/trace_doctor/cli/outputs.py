@@ -143,7 +143,7 @@ def emit(console: Console, result: Result, sinks: Sequence[Sink], options: Optio
 
     for sink in sorted(sinks, key=lambda s: s.path is None):  # files first: the text says what they add
         if sink.format in OF_CAPTURES:
-            console.hint(f"{sink.format}: {_sizes(sink.path, result)}")
+            console.hint(f"{sink.format}: {_file_names(sink.path, result)}")
             continue
         chosen = options if sink.path is None else replace(options, report=None, given=Options.given)
         try:
@@ -180,7 +180,7 @@ def deliver_all(console: Console, sinks: Sequence[Sink], render: Callable[[str, 
             console.hint(f"{sink.format} report: {sink.path}")
 
 
-def _sizes(path: Path | None, result: Result) -> str:
+def _file_names(path: Path | None, result: Result) -> str:
     """The file of the one trace, or what those of several are called."""
     if path is None or len({row.input for row in result.time_ledger}) < 2:
         return str(path)

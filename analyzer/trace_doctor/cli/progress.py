@@ -54,7 +54,7 @@ class Bar(Progress):
         self._started = self._drawn = time.monotonic()
         self._phase = self._what = ""
         self._total = self._done = 0
-        self._bar: _Bar | None = None
+        self._bar: _RichBar | None = None
 
     def __call__(self, phase: str, what: str) -> None:
         self._phase, self._what = phase, what
@@ -80,7 +80,7 @@ class Bar(Progress):
             return
         self._drawn = now
         if self._bar is None:
-            self._bar = _Bar()
+            self._bar = _RichBar()
         reading = self._phase == "reading" and self._total > 0
         seconds = max(now - self._reading_since, 1e-3) if reading else 0.0
         self._bar.update(
@@ -92,7 +92,7 @@ class Bar(Progress):
         )
 
 
-class _Bar:
+class _RichBar:
     """rich, imported when it is needed."""
 
     def __init__(self) -> None:

@@ -124,8 +124,7 @@ def _severity(text: str) -> Severity:
 
 
 OF_A_MODEL = (0.5, 2.0)
-"""the interval of a model that gives none itself: published figures are of other machines and sizes, and a factor of two is what
-they differ by"""
+"""the interval of a model that gives none itself, wide on purpose: it is assumed, not measured"""
 
 
 def _share(saving: Saving | None) -> float | None:

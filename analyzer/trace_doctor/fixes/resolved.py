@@ -59,10 +59,8 @@ def new_bytes(script: TextFile, changes: Iterable[editing.Edit]) -> bytes:
     except (UnreadableScript, UnicodeError):
         raise NoEdit("unresolved", f"the edit would leave {script.name} unreadable") from None
     shallow = isinstance(script, Script) and nesting(script.text) <= PLAIN  # deeper ones may end the process
-    if shallow and _compiles(script.text) and not _compiles(text):
-        raise NoEdit(
-            "unresolved", f"the edit would leave {script.name} as a script that {_VERSION} does not read"
-        )
+    if shallow and not _compiles(text) and _compiles(script.text):
+        raise NoEdit("unresolved", f"{_VERSION} could not read {script.name} after the edit")
     return data
 
 

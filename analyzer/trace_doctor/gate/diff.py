@@ -125,8 +125,8 @@ def _top(changes: Iterable[Change], what: str, limits: list[str]) -> list[Change
 def _peak(judge: _Judge, before: Result, after: Result) -> list[Change]:
     """By category, where both sides know the categories: a trace knows totals only."""
     a, b = peak_parts(before), peak_parts(after)
-    both = [any(f.of(n).value for n in f.samples if n != "unknown") for f in (a, b)]
-    return judge.all(a, b, "bytes") if all(both) else []
+    categorised = [any(f.of(n).value for n in f.samples if n != "unknown") for f in (a, b)]
+    return judge.all(a, b, "bytes") if all(categorised) else []
 
 
 def _rules(before: Result, after: Result) -> list[RuleChange]:
@@ -148,14 +148,14 @@ def _rules(before: Result, after: Result) -> list[RuleChange]:
 def _rule(
     code: str, a: Outcome | None, b: Outcome | None, before: list[Finding], after: list[Finding]
 ) -> RuleChange:
-    status = a or b
-    assert status is not None
+    outcome = a or b
+    assert outcome is not None
     sure = [f.confidence for f in (*before, *after)]
     blind = next((o for o in (b, a) if o is not None and o.outcome in ("skipped", "error")), None)
     return RuleChange(
         code=code,
-        name=status.name,
-        title=status.title,
+        name=outcome.name,
+        title=outcome.title,
         before=a.outcome if a else None,
         after=b.outcome if b else None,
         findings_before=len({f.fingerprint for f in before}),
@@ -167,7 +167,7 @@ def _rule(
     )
 
 
-_FATES = {
+_PACE_WORDS = {
     "faster": "faster",
     "slower": "slower",
     "within_noise": "within noise",
@@ -178,7 +178,7 @@ _FATES = {
 
 def _verdict(difference: Difference) -> str:
     step, gone = difference.step_time, difference.count("gone")
-    sentence = _FATES[step.verdict]
+    sentence = _PACE_WORDS[step.verdict]
     if step.before is not None and step.change_us is not None and step.verdict in ("faster", "slower"):
         sentence = (
             f"{abs(step.change_us) / step.before.median_us:.1%} {sentence}"

@@ -83,5 +83,5 @@ def _copies(files: Sequence[tuple[Path, str, int]]) -> list[tuple[set[int], str]
 
 def _listed(names: Sequence[str]) -> str:
     more = len(names) - _MOST_NAMED
-    few = ", ".join(names[:_MOST_NAMED])
-    return f"{few} and {more} more" if more > 0 else few
+    text = ", ".join(names[:_MOST_NAMED])
+    return f"{text} and {more} more" if more > 0 else text

@@ -183,9 +183,8 @@ def _sum_up(command: Sequence[str], options: RecordOptions, ended: Ended) -> Rec
     steps_csv.join(folder, list(recording.ranks) if recording else [])
     enough = recording is not None and all(r.ended == "enough" for r in recording.ranks.values())
     stopped = ended.why is not None or (enough and not options.let_it_run)
-    code = (
-        0 if ended.why is not None else ended.exit_code
-    )  # ranks that we ask to stop end with 0: what fails has failed by itself
+    # ranks that we ask to stop end with 0: what fails has failed by itself
+    code = 0 if ended.why is not None else ended.exit_code
     empty = code == 0 and _is_empty(folder, options, recording)
     code = NOTHING_RECORDED if empty else code
     recorded = Recorded(

@@ -118,10 +118,9 @@ class CpuTensorThenCopy(TimeRule):
 
     Evidence
     A factory operator that launched nothing, followed at once (but for views, tril, a cast and the like) by an operator
-    that copies from pageable memory to the device, on the same thread; not where so much is copied that no memory is filled as fast. With `record_shapes=True` both must have the same
-    size. `torch.tensor(data)` is left
-    out: with device= it is copied from the host just the same. Where the GPU's side was lost the calls of the runtime
-    tell, and it is a note.
+    that copies from pageable memory to the device, on the same thread; not one that was too short to fill what is copied
+    (1 TB/s). With `record_shapes=True` both must have the same size. `torch.tensor(data)` is left out: with device= it is
+    copied from the host just the same. Where the GPU's side was lost the calls of the runtime tell, and it is a note.
 
     How the saving is estimated
     The captured steps are re-timed without the factory operator, the copy and its waits: an upper bound, for the device

@@ -72,8 +72,9 @@ Place = tuple[str, Site | None, bool]
 
 
 def _of_device(facts: Facts, named: NamedGaps, limits: GapLimits) -> Iterator[tuple[Place, Spans, Spans]]:
-    """Places with their stretches of the host and the idle time of the device: gaps of a GPU that hold so much idle time of the host's own work, by what was open on the thread that ended them. Where it is
-    long, the host stayed away since its last event: the GPU went on for a while with what was queued."""
+    """Gaps of a GPU that hold so much idle time of the host's own work, by what was open on the thread that ended them: each
+    place with its stretches of the host and the idle time of the device. Where a gap is long, the host stayed away since its
+    last event: the GPU went on for a while with what was queued."""
     host, steps, ledger, run = facts[HostGaps], facts[Steps], facts[IdleCauses].ledger, facts.run
     threads = (host.thread, *facts[Threads].autograd)
     views = run.is_named(is_view) & np.isin(run.thread, threads) & (run.dur < limits.gap_ns)

@@ -157,7 +157,7 @@ class Replay(Evidence, frozen=True):
     loading: I64
     """the waits for data on the main thread: a set of intervals"""
     causes: HostCauses | None
-    engines: tuple[Bool, ...] = ()
+    engines: tuple[Bool, ...]
     """masks over the GPU operations of what runs beside each other once nothing holds it"""
     arrivals: I64 = NOTHING
     """waits on the main thread for worker processes that were behind, (n, 2) ns"""

@@ -49,17 +49,17 @@ def exact(ns: I64, offsets: I64, pieces: Iterable[bytes]) -> I64:
 
 def _starts(pieces: Iterable[bytes]) -> Iterator[tuple[int, int]]:
     """(place in the text, ns) of every start with a fraction."""
-    text, begin, copied_to = b"", 0, 0
+    text, begin, read_to = b"", 0, 0
     for piece in _with_end(pieces):
         last = piece == b""
         text += piece
         for match in _START.finditer(text):
             if not last and match.end() > len(text) - _OVERLAP:
                 break
-            if begin + match.start() >= copied_to:
+            if begin + match.start() >= read_to:
                 whole, part = match.groups()
                 yield begin + match.start(), int(whole) * 1000 + _thousandths(part)
-                copied_to = begin + match.end()
+                read_to = begin + match.end()
         overlap = min(len(text), 2 * _OVERLAP)
         begin += len(text) - overlap
         text = text[len(text) - overlap :]

@@ -288,11 +288,11 @@ def _places(rows: dict[str, npt.NDArray[Any]], threads: list[Thread]) -> tuple[n
     track, named, numbered = rows["thread"][there], device[there], stream[there]
     # A wait may name its stream on the host side, too; other host rows (Triton's `stream` is a pointer) have none.
     calls = np.flatnonzero(_of(rows["cat"], (Cat.RUNTIME, Cat.DRIVER)))
-    call = stream[calls]
+    stream_of_calls = stream[calls]
     device[:], stream[:] = -1, -1
     device[there] = np.where(named >= 0, named, np.array(by_pid or [0], dtype=np.int16)[track])
     stream[there] = np.where(numbered >= 0, numbered, np.array(by_tid or [0], dtype=np.int32)[track])
-    stream[calls] = call
+    stream[calls] = stream_of_calls
     return device, stream
 
 
