@@ -309,6 +309,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("paths", nargs="*", help="files or folders of the areas, from the root; all without")
     parser.add_argument("--count", type=int, default=300)
+    parser.add_argument(
+        "--first", type=int, default=1, help="begin at this mutant of the draw, counted from 1"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--limit", type=float, default=120, help="seconds after which tests count as failed")
@@ -317,7 +320,7 @@ def main() -> int:
     files = chosen_files(given.paths)
     if not files:
         parser.error(f"no file of {', '.join(AREAS)} is in: {' '.join(given.paths)}")
-    mutants = drawn(given.count, given.seed, files)
+    mutants = drawn(given.count, given.seed, files)[given.first - 1 :]
     tests = sorted({test for file in files for test in area_of(file)})
     with tempfile.TemporaryDirectory() as folder:
         trees = [copied(Path(folder) / str(n)) for n in range(given.jobs)]

@@ -17,6 +17,7 @@ from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.replay.what_if import Removal
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.model import Basis, Fix, Location, Result, Saving, known_together
+from trace_doctor.recording.folder import RankRecord
 from trace_doctor.rule import Claim, Context, Rule, threshold
 from trace_doctor.testing import Invalid, RunBuilder, run_case
 
@@ -252,6 +253,20 @@ def test_long_tables_are_cut_and_say_so() -> None:
     shown = diagnosed(rule("TD901", claim(evidence=[table]))).findings[0].evidence[0]
     assert len(shown.rows) < 1000
     assert shown.of == 1000
+    whole = Table(title="t", columns=table.columns, rows=shown.rows)
+    assert diagnosed(rule("TD901", claim(evidence=[whole]))).findings[0].evidence[0].of is None
+
+
+def test_an_input_says_what_marks_its_steps_and_which_steps_of_a_recorded_run_they_are() -> None:
+    unmarked = RunBuilder()
+    with unmarked.op("aten::mm"):
+        unmarked.launch(50)
+    recorded = replace(capture(), record=RankRecord(rank=0))
+    captures = [capture(), recorded, Capture(0, run=unmarked.run(), record=recorded.record)]
+    of_input = [diagnosed(rule("TD901"), captures=[one]).inputs[0] for one in captures]
+    assert [(i.step_source, i.run_steps) for i in of_input] == [
+        ("profiler_step", None), ("profiler_step", (0, 2)), (None, None),
+    ]  # fmt: skip
 
 
 def test_thresholds_in_force_are_in_the_finding() -> None:

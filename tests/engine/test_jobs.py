@@ -12,14 +12,16 @@ from trace_doctor.reporters.diagnosis import verdict
 from trace_doctor.testing import RunBuilder
 
 
-def starved(kernels: int = 10, *, rank: int | None = None, world: int = 1, later_us: float = 0) -> RunBuilder:
-    b = RunBuilder(rank=rank, world_size=world)
+def starved(
+    kernels: int = 10, *, rank: int | None = None, world: int = 1, later_us: float = 0, batch: int = 0
+) -> RunBuilder:
+    b = RunBuilder(rank=rank, world_size=world, shapes=bool(batch))
     b.wait(later_us)
     for _ in range(6):
         with b.step():
             b.loader(20_000)
             for _ in range(kernels):
-                with b.op("aten::mm", us=10):
+                with b.op("aten::mm", dims=[[batch, 64], [64, 64]], us=10):
                     b.launch(1000, "gemm")
             b.idle_until_done()
     return b
@@ -43,6 +45,12 @@ def test_captures_of_other_work_are_jobs_of_their_own() -> None:
     sentences = verdict(result)
     assert len(sentences) == 2
     assert {s.split(":")[0] for s in sentences} == {"a.json", "b.json"}
+
+
+def test_captures_that_share_no_shape_are_jobs_of_their_own() -> None:
+    for batch, jobs in ((32, [0, 0]), (48, [0, 1])):
+        result = diagnosed(("a.json", starved(batch=32)), ("b.json", starved(batch=batch, later_us=5e6)))
+        assert [i.job for i in result.inputs] == jobs
 
 
 def test_ranks_and_further_captures_of_one_job_share_a_verdict() -> None:

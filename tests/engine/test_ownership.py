@@ -86,6 +86,20 @@ def test_what_no_finding_owns_is_named_with_its_place() -> None:
     assert "data loading 6" in headline(result)
 
 
+def test_an_unexplained_wait_lies_between_the_first_kernel_and_the_next() -> None:
+    b = RunBuilder()
+    for n in range(2):
+        with b.step():
+            with b.op("aten::mm", us=10):
+                b.launch(1000, f"gemm{n}")
+            b.idle_until_done()
+            if not n:
+                with b.annotation("log_metrics"):
+                    b.wait(30_000)
+    [(_, block, _), *_] = unexplained(diagnosed(b, select=["TD401"]))
+    assert (block.before, block.behind) == ("gemm0", "gemm1")
+
+
 def test_a_rule_that_finds_nothing_in_much_unowned_time_is_undecided() -> None:
     deaf = {"TD101": {"min_share": 0.99}}
     outcomes = {o.code: o for o in diagnosed(training(loader_us=20_000), rules=deaf).outcomes}

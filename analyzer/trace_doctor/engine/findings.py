@@ -207,7 +207,7 @@ class Merged:
         owners = []
         for id, filing in sorted(claims, key=lambda claim: order[claim[0]]):
             claim = filing.claim
-            if filing.input == number and claim.owned:
+            if filing.input == number:
                 owners.append(Owner(id, claim.location.device, intervals(claim.owned)))
             if rank in claim.owned_on and PurePosixPath(filing.path).parent == folder:
                 owners.append(Owner(id, None, intervals(claim.owned_on[rank])))
