@@ -120,6 +120,21 @@ def test_clocks_that_differ_by_more_than_a_collective_takes(make_job: Callable[.
     assert match.wait[0].tolist() == [41_000] * 5
 
 
+def test_two_collectives_are_matched_by_clocks_that_differ_little(
+    make_job: Callable[..., list[RankOfJob]],
+) -> None:
+    """Less than they are apart, and more than they take."""
+    ranks = (RunBuilder(rank=0, world_size=2), RunBuilder(rank=1, world_size=2))
+    for b, ahead in zip(ranks, (0.0, 20.0), strict=True):
+        for number in range(2):
+            b.now = (number + 1) * 1000 + ahead
+            with b.step():
+                b.launch(9, "ncclDevKernel_AllReduce")
+                b.sync()
+    [match] = make_job(*ranks)[0][RankedCollectives].matches
+    assert match.start.shape == (2, 2)
+
+
 @pytest.mark.parametrize(
     ("name", "kind"),
     [

@@ -90,6 +90,23 @@ def test_the_time_between_pieces_goes_to_the_break_that_made_them() -> None:
     assert host_ns(forward.gaps) == 3 * 80 * 1000
 
 
+def test_a_whole_function_that_is_called_on_the_broken_line_is_behind_the_break() -> None:
+    b = RunBuilder(gpu=None, stacks=True)
+    for _ in range(3):
+        with b.step(), b.region(0), b.python("train.py", 33, "forward"):
+            _graph(b)
+            b.wait(20)
+            with b.region(1), b.python("train.py", 28, "helper"):
+                _graph(b)
+            b.wait(40)
+            with _resumed(b, 2, "forward", 35):
+                _graph(b)
+    [forward] = events(b.run()).breaks
+    assert (forward.function, forward.line, forward.pieces) == ("forward", 35, 6)
+    assert forward.callee == Frame("train.py", 28, "helper")
+    assert host_ns(forward.gaps) == 3 * (20 + 40) * 1000
+
+
 def test_without_stacks_there_is_one_break_without_a_place() -> None:
     [found] = events(_in_helper(stacks=False)).breaks
     assert (found.function, found.file, found.line) == (None, None, None)
@@ -236,8 +253,11 @@ def test_a_function_given_up_whole_runs_eagerly_inside_a_region() -> None:
     b = RunBuilder(gpu=None, stacks=True)
     for _ in range(3):
         forward, blocks = b.python("train.py", 5, "forward"), b.python("train.py", 38, "run_blocks")
-        with b.step(), b.region(0), forward, blocks, b.op("aten::linear"):
-            b.wait(20)
+        with b.step(), b.region(0), forward:
+            with b.event("<built-in method len>", "python_function"):
+                b.wait(1)
+            with blocks, b.op("aten::linear"):
+                b.wait(20)
     run = b.run()
     [found] = events(run).breaks
     assert (found.function, found.line, found.defined, found.whole) == ("run_blocks", None, 38, True)

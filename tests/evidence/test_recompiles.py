@@ -44,7 +44,7 @@ def _recompiling(shapes: bool = False, ids: bool = True) -> Run:
     return b.run()
 
 
-@pytest.mark.parametrize(("least", "missed"), [("1.12", 0), ("2.4", 5)])
+@pytest.mark.parametrize(("least", "missed"), [("1.12", 0), ("2.1", 0), ("2.2", 5)])
 def test_a_lookup_is_in_vain_only_where_torch_marks_all_compiled_code(least: str, missed: int) -> None:
     b = RunBuilder()
     for _ in range(5):
@@ -57,6 +57,27 @@ def test_a_lookup_is_in_vain_only_where_torch_marks_all_compiled_code(least: str
     run = replace(b.run(), torch_version=TorchVersion(min=least))
     uncompiled = Facts(Capture(0, run))[CompileEvents].uncompiled
     assert sum(len(calls.misses) for calls in uncompiled) == missed
+
+
+def test_the_versions_of_a_function_are_its_own() -> None:
+    b = RunBuilder(gpu=None, stacks=True)
+    for n in range(4):
+        with b.step():
+            for frame, name in enumerate(("forward", "loss")):
+                if not n:
+                    with b.event("_compile.compile_inner (dynamo_timed)"):
+                        b.wait(1000)
+                else:
+                    with b.event("TorchDynamo Cache Lookup"):
+                        b.wait(5)
+                if n and name == "loss":
+                    with b.python("train.py", 9, name), b.op("aten::mm", us=50):
+                        continue
+                with b.region(frame), b.python("train.py", 5 + 4 * frame, name), b.op("CompiledFunction"):
+                    b.wait(50)
+    (calls,) = events(b.run()).uncompiled
+    assert calls.frame == Frame("train.py", 9, "loss")
+    assert (len(calls.misses), calls.versions) == (3, 1)
 
 
 @pytest.mark.parametrize("stacks", [True, False])
