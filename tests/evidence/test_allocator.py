@@ -165,6 +165,15 @@ def test_real_churn_and_real_ramps(snapshot_file: Path) -> None:
         assert episodes == []
 
 
+def test_of_python_frames_alone_who_does_not_empty_the_cache_was_short_of_memory() -> None:
+    b = SnapshotBuilder(stacks="python")
+    b.alloc(MIB)
+    b.temporary(MIB)
+    snapshot = b.snapshot()
+    history = Facts(Capture(rank=0, snapshot=snapshot))[MemoryBlocks].devices[0].history
+    assert caused_by(int(history.stack[0]), snapshot) == "pressure"
+
+
 @pytest.mark.parametrize(
     ("names", "cause"),
     [

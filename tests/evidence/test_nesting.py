@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trace_doctor.evidence.base import Facts
-from trace_doctor.evidence.trace.nesting import Nesting, nest
+from trace_doctor.evidence.trace.nesting import Nesting, inside, nest
 from trace_doctor.run import Cat
 
 OP, PY = Cat.CPU_OP, Cat.PYTHON
@@ -56,6 +56,17 @@ def test_outermost_drops_what_lies_in_another(facts: Callable[..., Facts]) -> No
     made = facts([(OP, "x", 0, 10, {}), (PY, "f", 1, 8, {}), (OP, "x", 2, 2, {}), (OP, "x", 20, 5, {})])
     rows = np.flatnonzero(made.run.cat == OP)
     assert made.run.ts[made[Nesting].outermost(rows)].tolist() == [0, 20_000]
+
+
+def test_what_lies_in_the_first_event_lies_in_it_with_and_without_the_accelerator(
+    facts: Callable[..., Facts],
+) -> None:
+    tree = facts([(OP, "x", 0, 10, {}), (PY, "f", 1, 8, {}), (OP, "y", 2, 2, {}), (OP, "z", 20, 5, {})])[
+        Nesting
+    ]
+    rows, chosen = np.arange(4), np.array([True, False, False, False])
+    assert tree.inside(rows, chosen).tolist() == [False, True, True, False]
+    assert inside(tree.parent, chosen, rows).tolist() == [False, True, True, False]
 
 
 def test_enclosing_is_the_innermost_that_lasts_all_through(facts: Callable[..., Facts]) -> None:

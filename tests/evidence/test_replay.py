@@ -402,6 +402,8 @@ def test_a_launch_within_another_call_is_that_call() -> None:
         with b.step(), b.event("cudaGraphLaunch", cat="cuda_runtime"):
             b.wait(200)
             b.launch(20)
+            with b.op("aten::mm"):
+                b.launch(20)
             b.wait(50)
     facts = facts_of(b)
     graph = facts[Replay].graph

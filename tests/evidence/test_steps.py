@@ -245,6 +245,15 @@ def test_batches_fetched_with_no_kernel_between_are_no_step(facts: Make) -> None
     assert (steps.source, steps.window, steps.steps) == ("none", (10_000, 309_000), ())
 
 
+def test_a_kernel_that_is_launched_before_the_batches_makes_no_step_of_them(facts: Make) -> None:
+    launch = [
+        (CALL, "cudaLaunchKernel", 1, 2, {"correlation": 1}),
+        (KERNEL, "gemm", 4, 5, {"correlation": 1}),
+    ]
+    waits = [(NOTE, LOADER, 10, 20, {}), (OP, "aten::to", 35, 4, {}), (NOTE, LOADER, 50, 20, {})]
+    assert facts([*launch, *waits])[Steps].source == "none"
+
+
 def test_the_optimizer_that_steps_least_often_closes_the_step(facts: Make) -> None:
     events = []
     for n in range(6):

@@ -162,6 +162,17 @@ def _in_a_graph(b: RunBuilder, us: float, *, heads: int) -> None:
         b.launch(us, _GEMM, call="cudaGraphLaunch", grid=[4, 1, heads])
 
 
+def _ends_in_a_softmax() -> RunBuilder:
+    """Attention in CUDA graphs, the last of them with a softmax of its output behind it."""
+    b = RunBuilder()
+    for n in range(5):
+        with b.step():
+            _in_a_graph(b, 50, heads=64)
+            if n == 4:
+                b.launch(50, _SOFTMAX, call="cudaGraphLaunch")
+    return b
+
+
 def _linear(b: RunBuilder, us: float) -> None:
     with b.op("aten::addmm", us=2):
         b.compute(us, _GEMM)
@@ -298,6 +309,7 @@ class UnfusedAttention(Rule):
         Invalid("without shapes", lambda: _training(shapes=False), codemod="use-sdpa"),
         Invalid("a softmax written out as well", lambda: _training("softmax by hand"), message="4 times a step"),
         Invalid("inside a CUDA graph", lambda: _training("graph"), message="4 times a step"),
+        Invalid("inside CUDA graphs that end in a softmax", _ends_in_a_softmax, message="once a step"),
         Invalid("products of a compiler", lambda: _training("templates"), message="4 times a step"),
         Invalid("on a CPU", lambda: _training(gpu=False), message="operators' time", saving_us=480, tolerance=0.05, codemod="use-sdpa"),
         Invalid("on a CPU, with its backward", lambda: _training(gpu=False, training=True), saving_us=666, tolerance=0.05),
