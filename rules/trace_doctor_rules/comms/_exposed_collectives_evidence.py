@@ -58,7 +58,7 @@ class CollectiveExposure(Evidence, frozen=True):
         exposed = [(s, e) for s, e in own.lasting.tolist()]
         removal = _removal(facts, own)
         outcome = replay.without(removal)
-        wrappers = facts.get(Parallelism)
+        wrappers = facts[Parallelism]
         return cls(
             intervals=tuple(exposed),
             exposed_ns=total(own.lasting) / steps.count,
@@ -72,9 +72,9 @@ class CollectiveExposure(Evidence, frozen=True):
             kinds=_by_kind(own, _asked_for(facts, own)),
             spans=tuple(moments.longest(exposed, "communication without compute")),
             removal=removal,
-            ddp=wrappers is not None and wrappers.ddp,
-            fsdp=wrappers is not None and wrappers.fsdp,
-            deepspeed=wrappers is not None and wrappers.deepspeed,
+            ddp=wrappers.ddp,
+            fsdp=wrappers.fsdp,
+            deepspeed=wrappers.deepspeed,
         )
 
 

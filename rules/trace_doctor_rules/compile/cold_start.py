@@ -93,6 +93,9 @@ class ColdStart(Rule):
 
     VALID = [
         Valid("long, but not most", lambda: _first_steps(12, steps=30, step_s=1)),
+        Valid(
+            "nothing, however little would be told", lambda: _first_steps(0), thresholds={"min_share": 0.0}
+        ),
     ]
     INVALID = [
         Invalid(

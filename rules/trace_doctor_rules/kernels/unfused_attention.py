@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import numpy as np
 
@@ -130,6 +131,18 @@ def _in_two_functions() -> RunBuilder:
             for name, us in (("encode", 50), ("decode", 100)):
                 with b.python(f"{name}r.py", 40, name):
                     _attention(b, us, False, True)
+                _linear(b, 400)
+    return b
+
+
+def _in_math_form(layers: int) -> RunBuilder:
+    """So many layers of four that are scaled_dot_product_attention, the others are written out."""
+    b = RunBuilder(shapes=True)
+    for _ in range(5):
+        with b.step():
+            for n in range(4):
+                with b.op(SDPA) if n < layers else nullcontext(), b.op(MATH) if n < layers else nullcontext():
+                    _attention(b, 50, False, True)
                 _linear(b, 400)
     return b
 
@@ -304,6 +317,8 @@ class UnfusedAttention(Rule):
         Invalid("SDPA on a CPU", lambda: _training("math", gpu=False, query=(4, 16, 512, 320)), message="math form, 4 times", fixes=("sdpa_kernel",)),
         Invalid("SDPA of doubles on a CPU", lambda: _training("math", gpu=False, dtype="double"), message="math form, 4 times"),
         Invalid("inside a module", lambda: _training("module"), fixes=("need_weights",)),
+        Invalid("most in SDPA's math form", lambda: _in_math_form(3), codemod="sdpa-backend"),
+        Invalid("half in SDPA's math form", lambda: _in_math_form(2), codemod="use-sdpa"),
         Invalid("with dropout", lambda: _training(dropout=True), message="4 times a step"),
         Invalid("SDPA of doubles", lambda: _training("math", dtype="double"), message="double"),
         Invalid("without shapes", lambda: _training(shapes=False), codemod="use-sdpa"),
