@@ -160,7 +160,10 @@ def test_a_fault_recorded_three_times_promises_once() -> None:
     made = verify(before, result(inputs=runs))
     assert made.promise.time_us_per_step == 40_000.0
     bare = msgspec.structs.replace(before, what_if=[])
-    assert verify(bare, result(inputs=runs)).promise.time_us_per_step == 40_000.0
+    alone = verify(bare, result(inputs=runs)).promise
+    assert (alone.time_us_per_step, alone.basis) == (40_000.0, "replay")
+    two = verify(result(fault(), fault("TD403", fingerprint="b")), result()).promise
+    assert (two.time_us_per_step, two.basis) == (80_000.0, "bound")
 
 
 @pytest.mark.parametrize("told", [(m.Location(), fault().location), (fault().location, m.Location())])
@@ -353,6 +356,13 @@ def test_steps_without_the_profiler_count_where_both_sides_have_them(
     made = verify(*sides).step_time
     assert made.change_us == (-50_000 if None not in plain else 0)
     assert ("without the profiler" in made.how) == (None not in plain)
+
+
+def test_steps_without_the_profiler_count_where_every_rank_has_them() -> None:
+    profiled, plain = (m.Pace(steps=9, median_us=ms * 1e3, mad_us=1.0) for ms in (200, 100))
+    inputs = [trace(pace=profiled, plain=plain), trace(1, pace=profiled)]
+    one = result(inputs=inputs, steps=[*steps(200, 200, 200), *steps(200, 200, 200, rank=1, input=1)])
+    assert "without the profiler" not in verify(one, one).step_time.how
 
 
 @pytest.mark.parametrize("known", ["before", "after"])

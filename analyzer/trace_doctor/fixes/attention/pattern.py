@@ -243,7 +243,7 @@ class _Chain:
         for index, layer in enumerate(layers[softmax + 1 :]):
             if layer.kind in ("fill", "add"):
                 self.set_mask(layer, scaled_later=bool(factors))
-            elif layer.kind in ("multiply", "divide") and layer.operand and layer.unless_none is None:
+            elif layer.operand and layer.unless_none is None:
                 factors.append((layer.kind, layer.operand))
             elif layer.kind != "cast" or index:
                 raise self.refuse("this comes before the softmax in no known form of attention", layer.node)

@@ -162,7 +162,7 @@ def _configs(place: Place, script: Script, node: cst.BaseExpression) -> Iterator
             )
             continue
         path = literal(origin)
-        if path is ... and (default := where_set(where, origin, place.program)) is not None:
+        if (default := where_set(where, origin, place.program)) is not None:
             path = literal(default.value)
         if isinstance(path, str):
             yield from (Document(file) for file in config_files(place, path) if file.name.endswith(".json"))
