@@ -43,9 +43,15 @@ MEMORY = {"ph": "i", "name": "[memory]", "pid": 1, "tid": 1, "ts": 2.5, "s": "t"
     [
         # The profiler writes each option that is on; one that is missing beside others was off.
         (
-            [op()],
+            [op(args={"Input Dims": []})],
             {"record_shapes": 1},
             Recorded(shapes=True, stacks=False, memory=False, flops=False, modules=False),
+        ),
+        # … and what somebody took out of the events is not there.
+        (
+            [op()],
+            {"record_shapes": 1},
+            Recorded(shapes=False, stacks=False, memory=False, flops=False, modules=False),
         ),
         (
             [op()],

@@ -81,9 +81,11 @@ def recorded(
 ) -> Recorded:
     """What the profiler was told to record: by the file's flags, else by what the events hold.
 
-    `operators`: CPU operators were recorded at all; without them a missing argument proves nothing.
+    `operators`: CPU operators were recorded at all; without them a missing argument proves nothing. With them, shapes that
+    none of them has are not there, whatever the flag says.
     """
     flagged = any(flag in meta for flag in _FLAGS)
+    has_shapes = any(s in features for s in SHAPES)
 
     def known(flag: str, seen: bool, *, shows: bool = True) -> bool | None:
         if seen or _true(meta.get(flag)):
@@ -93,7 +95,7 @@ def recorded(
         return False if shows and operators else None
 
     return Recorded(
-        shapes=known("record_shapes", any(s in features for s in SHAPES)),
+        shapes=has_shapes if operators else known("record_shapes", has_shapes),
         stacks=known("with_stack", stacks or CALL_STACKS in features),
         memory=known("profile_memory", memory),
         flops=known("with_flops", FLOPS in features, shows=False),
