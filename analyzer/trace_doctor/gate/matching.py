@@ -74,6 +74,9 @@ def _place(finding: Finding) -> str | None:
 def _found_again(finding: Finding, other: Finding) -> Followed:
     lower = LEVELS.index(other.severity) < LEVELS.index(finding.severity)
     less = _is_smaller(finding.saving, other.saving) or (lower and not _costs_as_much(finding, other))
+    if less and _costs(finding.saving, finding.saving) and not _costs(finding.saving, other.saving):
+        reason = f"AFTER has it as {other.id} and does not know what it costs, which BEFORE knew"
+        return _followed(finding, "not_captured", other=other, reason=reason)
     fate: Fate = "smaller" if less else "still_there"
     return _followed(finding, fate, other=other)
 
