@@ -116,6 +116,31 @@ def test_what_after_cannot_show_is_never_gone(reason: str) -> None:
     assert made.code == (1 if reason == "does not say where" else 3)
 
 
+WHOLE = trace(work=m.Work(kernels=90.0, operators=40.0, launches=0.8))
+LESSER = {
+    "kernels": trace(work=m.Work(operators=40.0)),
+    "operators": trace(work=m.Work(kernels=90.0, launches=0.8)),
+    "launches": trace(work=m.Work(kernels=90.0, operators=40.0, launches=0.2)),
+    "marks of steps": trace(work=WHOLE.work, step_source=None),
+}
+
+
+@pytest.mark.parametrize("lost", sorted(LESSER))
+def test_what_after_was_recorded_without_may_have_taken_the_finding_along(lost: str) -> None:
+    lesser = [LESSER[lost]]
+    smaller = fault(saving=m.Saving(time_us_per_step=10.0))
+    for after in (result(inputs=lesser), result(smaller, inputs=lesser)):
+        made = verify(result(fault(), inputs=[WHOLE]), after)
+        assert (fates(made), made.code) == (["not_captured"], 3)
+        assert f"without the {lost}" in (made.findings[0].reason or "")
+    about_others = [fault("TD003"), fault("TD403", saving=m.Saving(bytes=4 << 30))]
+    for finding in about_others:
+        outcomes = [outcome("TD003"), outcome("TD403")]
+        made = verify(result(finding, inputs=[WHOLE]), result(inputs=lesser, outcomes=outcomes))
+        assert fates(made) == ["gone"]
+    assert verify(result(fault(), inputs=lesser), result(inputs=lesser)).code == 0
+
+
 def test_how_to_record_what_is_missing_is_told() -> None:
     made = verify(result(fault()), UNKNOWN["no snapshot"])
     assert made.findings[0].capture == "dump one"

@@ -116,6 +116,7 @@ def _work(facts: Facts, shapes: int) -> Work:
     return Work(
         kernels=work.kernels if work else None,
         operators=work.operators if work else None,
+        launches=work.launches if work else None,
         kernel_names=overview.kernel_names if overview else None,
         operator_names=len(operators.names) if operators else None,
         shapes=list(work.shapes[:shapes]) if work else [],

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from trace_doctor.gate.decision import LEVELS
-from trace_doctor.model import LOOKED, Finding, Outcome, Result, Saving
+from trace_doctor.model import LOOKED, Finding, Input, Outcome, Result, Saving
 from trace_doctor.model.comparison import Appeared, Fate, Followed
 
 SMALLER = 0.8
 """a fault found again is `smaller` when removing it would save at most this part of what it would have saved before"""
+ON_THE_CAPTURE = "TD0"
+"""how the codes of rules begin that look at how a capture was recorded, and not at what the program does"""
+LEAST_LAUNCHES = 0.5
+"""of the GPU work: with fewer launches in the file nobody knows what the GPU waited for"""
+_EVERYTHING = "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
+_KINDS: dict[str, tuple[Callable[[Input], bool], str]] = {
+    "kernels": (lambda i: i.work.kernels is not None, _EVERYTHING),
+    "operators": (lambda i: i.work.operators is not None, _EVERYTHING),
+    "launches of the GPU's work": (lambda i: (i.work.launches or 0.0) >= LEAST_LAUNCHES, _EVERYTHING),
+    "marks of steps": (lambda i: i.step_source is not None, "prof.step() behind each step"),
+}
+"""what a trace holds, whatever the program does in it -> whether a trace has it, how to record it"""
 
 
 def follow(before: Result, after: Result, chosen: Sequence[Finding]) -> tuple[list[Followed], list[Appeared]]:
     """What became of the chosen findings of BEFORE, in its order, and what AFTER alone shows."""
     same = _same(before.findings, after.findings)
     followed = [
-        _found_again(finding, again)
+        _found_again(finding, again, before, after)
         if (again := _again(finding, before, same))
         else _lost(finding, before, after)
         for finding in chosen
@@ -71,12 +83,14 @@ def _place(finding: Finding) -> str | None:
     return finding.location.file or finding.location.function
 
 
-def _found_again(finding: Finding, other: Finding) -> Followed:
+def _found_again(finding: Finding, other: Finding, before: Result, after: Result) -> Followed:
     lower = LEVELS.index(other.severity) < LEVELS.index(finding.severity)
     less = _is_smaller(finding.saving, other.saving) or (lower and not _costs_as_much(finding, other))
     if less and _costs(finding.saving, finding.saving) and not _costs(finding.saving, other.saving):
         reason = f"AFTER has it as {other.id} and does not know what it costs, which BEFORE knew"
         return _followed(finding, "not_captured", other=other, reason=reason)
+    if less and (lacking := _not_recorded(finding, before, after)):
+        return _followed(finding, "not_captured", other=other, reason=lacking[0], capture=lacking[1])
     fate: Fate = "smaller" if less else "still_there"
     return _followed(finding, fate, other=other)
 
@@ -132,7 +146,25 @@ def _lost(finding: Finding, before: Result, after: Result) -> Followed:
             reason="its rule found nothing, but AFTER was recorded without the Python stacks that BEFORE has",
             capture="with_stack=True, as BEFORE",
         )
+    if lacking := _not_recorded(finding, before, after):
+        return _followed(finding, "not_captured", reason=lacking[0], capture=lacking[1])
     return _followed(finding, "gone")
+
+
+def _not_recorded(finding: Finding, before: Result, after: Result) -> tuple[str, str] | None:
+    """What the traces of its rank held in BEFORE and do not in AFTER, as a sentence, and how to record it: time that is told by
+    it may have gone with it. None where nothing is missing, or its rule is about just that, or about memory alone."""
+    of_memory = finding.saving is not None and not finding.saving.time_us_per_step and finding.saving.bytes
+    if of_memory or finding.code.startswith(ON_THE_CAPTURE):
+        return None
+    then, now = (
+        [i for i in side.inputs if i.kind == "trace" and finding.rank in (None, i.rank)]
+        for side in (before, after)
+    )
+    for what, (has, how) in _KINDS.items():
+        if now and any(map(has, then)) and not any(map(has, now)):
+            return f"AFTER was recorded without the {what} that BEFORE has", how
+    return None
 
 
 def _decided(outcome: Outcome | None) -> bool:

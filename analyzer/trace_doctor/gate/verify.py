@@ -10,14 +10,11 @@ from msgspec.structs import replace
 from trace_doctor.gate.comparable import comparable, side
 from trace_doctor.gate.decision import LEVELS
 from trace_doctor.gate.evidence import hidden, not_judged, not_looked_for, not_whole
-from trace_doctor.gate.matching import follow
+from trace_doctor.gate.matching import ON_THE_CAPTURE, follow
 from trace_doctor.gate.step_times import step_times
 from trace_doctor.model import Finding, Result, Saving, Severity, WhatIf, known_together
 from trace_doctor.model.comparison import Appeared, Followed, MemoryChange, StepChange
 from trace_doctor.model.verification import Promise, Verification
-
-ON_THE_CAPTURE = "TD0"
-"""how the codes of rules begin that look at how a capture was recorded, and not at what the program does"""
 
 
 def verify(

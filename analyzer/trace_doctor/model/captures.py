@@ -32,6 +32,8 @@ class Work(Struct, frozen=True, kw_only=True):
 
     kernels: Amount | None = None
     operators: Amount | None = None
+    launches: Share | None = None
+    """of the GPU work in the analysed window: what has its launch in the file"""
     kernel_names: Count | None = None
     """different kernels in the analysed window: `Result.kernels` lists the longest of them"""
     operator_names: Count | None = None

@@ -107,10 +107,8 @@ class IdleCauses(Evidence, frozen=True):
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
-        ledger, run = facts[IdleLedger], facts.run
-        start, end = ledger.window
-        inside = (run.ts[run.gpu] < end) & (run.end[run.gpu] > start)
-        work, linked = int(inside.sum()), int((facts[Launches].launch[inside] >= 0).sum())
+        ledger = facts[IdleLedger]
+        linked, work = facts[Launches].known(*ledger.window)
         if linked < LEAST_LINKED * work:
             raise NotCaptured(
                 f"the launches of {work - linked:,} of {work:,} GPU events are not in the trace, so what the GPU waited for is not known",

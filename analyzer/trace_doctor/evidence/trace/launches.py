@@ -40,6 +40,11 @@ class Launches(Evidence, frozen=True):
         at = int(np.searchsorted(self.run.gpu, gpu_row))
         return int(self.launch[at]) if at < len(self.launch) and self.run.gpu[at] == gpu_row else -1
 
+    def known(self, start: int, end: int) -> tuple[int, int]:
+        """Of the GPU rows between two moments (ns): how many have their launch in the trace, and how many there are."""
+        inside = (self.run.ts[self.run.gpu] < end) & (self.run.end[self.run.gpu] > start)
+        return int((self.launch[inside] >= 0).sum()), int(inside.sum())
+
     def first_work(self, calls: I64) -> I64:
         """The first GPU row of each call, -1 where it launched none."""
         if not len(self._by_call):

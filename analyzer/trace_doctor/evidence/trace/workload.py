@@ -32,13 +32,21 @@ class Workload(Evidence, frozen=True):
     """CPU operators that start in a steady step, nested ones too, median; None without any"""
     shapes: tuple[str, ...]
     """`aten::linear [64, 784] [10, 784]`: each form once, in the order seen; empty where shapes were not recorded"""
+    launches: float | None
+    """share of the GPU work of the window whose launch is in the trace; None without any"""
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
         run, steps = facts.run, facts[Steps]
         spans = np.array(steps.spans("steady"), dtype=np.int64).reshape(-1, 2)
         operators = run.ts[run.is_cat(Cat.CPU_OP)]
-        return cls(_per_step(_launched(facts), spans), _per_step(operators, spans), _shapes(facts, spans))
+        linked, work = facts[Launches].known(*steps.window)
+        return cls(
+            _per_step(_launched(facts), spans),
+            _per_step(operators, spans),
+            _shapes(facts, spans),
+            linked / work if work else None,
+        )
 
 
 def _launched(facts: Facts) -> I64:
