@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from trace_doctor import model as m
-from trace_doctor.gate.comparable import comparable, side
+from trace_doctor.gate.comparable import another_clock, comparable, side
+from trace_doctor.gate.diff import difference
+from trace_doctor.gate.verify import verify
 
 
 def result(ledger: int | None = None, steps: int = 0, ignored: int = 0, **source: Any) -> m.Result:
@@ -85,3 +88,49 @@ def test_doubts(before: m.Result, after: m.Result, doubt: str) -> None:
 )
 def test_a_version_as_far_as_it_is_known(low: str | None, high: str | None, said: list[str]) -> None:
     assert side(version(low, high)).torch_version == said
+
+
+def timed(*means: float) -> m.Result:
+    """Kernels that take so many us, and an operator before each that takes a tenth of it."""
+    return m.Result(
+        inputs=[m.Input(path="a.json", kind="trace", rank=0)],
+        outcomes=[m.Outcome(code="TD101", name="starvation", outcome="passed")],
+        kernels=[
+            m.KernelRow(
+                rank=0,
+                device=0,
+                name=f"k{n}",
+                kind="compute",
+                count=2,
+                total_us=2 * us,
+                mean_us=us,
+                share=0.1,
+            )
+            for n, us in enumerate(means)
+        ],
+        operators=[
+            m.OperatorRow(rank=0, name=f"o{n}", kind="operator", count=4, self_us=0.4 * us, share=0.1)
+            for n, us in enumerate(means)
+        ],
+    )
+
+
+@pytest.mark.parametrize(
+    ("means", "alarm"),
+    [
+        ((1e3, 2e3, 3e3), "5 of 6 kernels and operators take 1,000 times as long in AFTER"),
+        ((1e-3, 2e-3, 3e-3), "5 of 6 kernels and operators take 1,000 times as long in BEFORE"),
+        ((15.0, 30.0, 45.0), ""),  # a slower machine
+        ((40.0, 2.0, 3.0), ""),  # some of it alone
+        ((40.0, 1000.0, 30.0), ""),  # each by a factor of its own
+    ],
+)
+def test_times_in_another_unit_decide_nothing(means: tuple[float, ...], alarm: str) -> None:
+    after = timed(*means)
+    if alarm:  # one whose time a fix has changed
+        after.operators[0] = msgspec.structs.replace(after.operators[0], self_us=0.4)
+    sides = timed(1.0, 2.0, 3.0), after
+    found = another_clock(*sides)
+    assert [alarm in why for why in found] == [True] * bool(alarm)
+    assert verify(*sides).code == difference(*sides).code == (3 if alarm else 0)
+    assert verify(*sides).step_time.how == found[0] if alarm else True

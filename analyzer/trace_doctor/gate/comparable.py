@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from statistics import median
 
 from trace_doctor.model import Input, Result
 from trace_doctor.model.comparison import Side
@@ -10,6 +11,10 @@ from trace_doctor.model.comparison import Side
 _KERNELS, _OPERATORS = 1.5, 2.0
 """a step with that many times more or fewer of them is hardly the same step (loading batches in workers takes a third
 of the operators out of a small step)"""
+_CLOCK, _ALIKE, _LEAST_ALIKE, _LEAST_NAMES = 20.0, 2.0, 0.75, 4
+"""No other machine, batch or code makes kernels, operators and calls of the runtime longer by one factor of that size: a batch
+leaves the small operators as they are, a fix most names. Three of four of at least four names within twice the factor: what a
+fix changes lies apart"""
 _OPTIONS = {
     "shapes": "record_shapes",
     "stacks": "with_stack",
@@ -48,6 +53,30 @@ def comparable(before: Result, after: Result) -> list[str]:
     unread = [*_unread("BEFORE", before), *_unread("AFTER", after)]
     reasons = [*_identical(before, after), *unread, *_machine(before, after), *_work(before, after)]
     return [*reasons, *_recording(before, after), *_settings(before, after)]
+
+
+def another_clock(before: Result, after: Result) -> list[str]:
+    """One sentence where all that both sides show took about the same, very different, times as long: then the times of a
+    side are in another unit than its file says, and nothing that goes by time can be compared."""
+    a, b = _typical_us(before), _typical_us(after)
+    ratios = [b[name] / a[name] for name in a.keys() & b.keys() if a[name] > 0 and b[name] > 0]
+    if len(ratios) < _LEAST_NAMES:
+        return []
+    factor = median(ratios)
+    alike = sum(factor / _ALIKE <= r <= factor * _ALIKE for r in ratios)
+    if 1 / _CLOCK < factor < _CLOCK or alike < _LEAST_ALIKE * len(ratios):
+        return []
+    longer = "AFTER" if factor > 1 else "BEFORE"
+    return [
+        f"{alike} of {len(ratios)} kernels and operators take {max(factor, 1 / factor):,.0f} times as long in {longer}: the "
+        "times of a side are in another unit"
+    ]
+
+
+def _typical_us(result: Result) -> dict[tuple[str, str], float]:
+    """(kind, name) -> us of one of them."""
+    on_gpu = {("kernel", k.name): k.mean_us for k in result.kernels}
+    return on_gpu | {(o.kind, o.name): o.self_us / o.count for o in result.operators if o.count}
 
 
 def _identical(before: Result, after: Result) -> Iterator[str]:

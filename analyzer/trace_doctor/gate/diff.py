@@ -7,7 +7,7 @@ from math import hypot
 
 from msgspec.structs import replace
 
-from trace_doctor.gate.comparable import comparable, side
+from trace_doctor.gate.comparable import another_clock, comparable, side
 from trace_doctor.gate.evidence import not_judged, not_whole
 from trace_doctor.gate.matching import follow
 from trace_doctor.gate.runs import cost, runs_of
@@ -30,7 +30,11 @@ def difference(before: Result, after: Result, *, ranks: str = "", allow_partial:
     """Compares two results of one job: the step and its parts, operators, kernels, the peak's make-up, the rules. Code 3
     where a side is not whole (`allow_partial` lets that pass; `ranks` says how many each has to have), else 0."""
     missing = not_whole(before, after, ranks)
-    undecided = [*([] if allow_partial else missing), *not_judged(before, after)]
+    undecided = [
+        *([] if allow_partial else missing),
+        *another_clock(before, after),
+        *not_judged(before, after),
+    ]
     followed, new = follow(before, after, before.findings)
     step = step_times(before, after)
     warnings = comparable(before, after)

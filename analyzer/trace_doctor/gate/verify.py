@@ -7,7 +7,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from trace_doctor.gate.comparable import comparable, side
+from trace_doctor.gate.comparable import another_clock, comparable, side
 from trace_doctor.gate.decision import LEVELS
 from trace_doctor.gate.evidence import hidden, not_judged, not_looked_for, not_whole
 from trace_doctor.gate.matching import ON_THE_CAPTURE, follow
@@ -30,7 +30,7 @@ def verify(
 
     Code 0: all of them are gone. 1: one is still there (smaller ones too), or AFTER has a new finding of at least the
     severity `fail_on` (critical, warning, info; `never` for none). 3: AFTER cannot tell of one, was not looked at for all
-    that BEFORE was, or a side is not whole (`allow_partial` lets that pass; `ranks` says how many each has to have). 1
+    that BEFORE was, has times in another unit, or a side is not whole (`allow_partial` lets that pass; `ranks` says how many each has to have). 1
     beats 3.
 
     Findings below `fail_on` are notes: without `chosen` they are followed but decide only where BEFORE has nothing else,
@@ -39,11 +39,21 @@ def verify(
     requested = [f for f in before.findings if chosen is None or f.id in chosen]
     followed, new = follow(before, after, requested)
     change = step_times(before, after)
+    clock = another_clock(before, after)
+    for why in clock:
+        followed = [replace(f, fate="not_captured", reason=why, capture=None) for f in followed]
+        new = [replace(f, checked_before=False) for f in new]
+        change = StepChange(before=change.before, after=change.after, how=why)
     memory = memory_change(before, after)
     promise = _promise(before, requested, followed, change, memory)
     deciding = followed if chosen is not None else _deciding(followed, fail_on)
     missing = not_whole(before, after, ranks)
-    undecided = [*([] if allow_partial else missing), *not_judged(before, after), *hidden(before, after)]
+    undecided = [
+        *([] if allow_partial else missing),
+        *clock,
+        *not_judged(before, after),
+        *hidden(before, after),
+    ]
     undecided += not_looked_for(before, after) if fail_on != "never" else []
     code, verdict = _decide(deciding, new, fail_on, undecided)
     if not code and (remaining := sum(f.fate != "gone" and f not in deciding for f in followed)):
