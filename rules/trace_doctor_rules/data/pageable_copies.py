@@ -175,6 +175,7 @@ class PageableCopies(TimeRule):
             after=_PATCHED,
         ),
         Invalid("after an operator that cannot have filled as much", lambda: _made_on_the_host(2), confidence="high"),
+        Invalid("the host runs ahead", lambda: _training(waits=False), message="6 copies", shown="aten::to | 1.0 | 400.0"),
         Invalid("one step", lambda: _training(steps=1), confidence="medium", message="1 copy to"),
         Invalid("two steps", lambda: _training(steps=2), confidence="high"),
         Invalid("without marks of steps", lambda: _training(marked=False), severity="info", confidence="low"),
@@ -191,7 +192,7 @@ class PageableCopies(TimeRule):
     def check(self, ctx: Context) -> Iterator[Claim]:
         copies, replay, steps = ctx[DeviceCopies], ctx[Replay], ctx[Steps]
         chosen = self._chosen(copies, replay)
-        length = sum(end - start for start, end in steps.spans("steady"))
+        length = sum(end - start for start, end in steps.on_device("steady"))
         bare = int(copies.exposed[chosen].sum())
         if not bare or bare < self.min_share * length:
             return

@@ -52,7 +52,9 @@ class DeviceCopies(Copies, frozen=True, kw_only=True):
     @classmethod
     def build(cls, facts: Facts) -> Self:
         run, launches, nesting = facts.run, facts[Launches], facts[Nesting]
-        steady = intervals(facts[Steps].spans("steady"))
+        steady, launching = (
+            intervals(s) for s in (facts[Steps].on_device("steady"), facts[Steps].spans("steady"))
+        )
         copies = run.named(lambda n: "HtoD" in n, Cat.MEMCPY)
         copies = copies[covered(pairs(run.ts[copies], run.ts[copies] + 1), steady) > 0]
         pageable = np.isin(run.name[copies], run.name_ids(lambda n: "Pageable" in n))
@@ -62,7 +64,7 @@ class DeviceCopies(Copies, frozen=True, kw_only=True):
                 "this profiler does not say whether copies come from pinned memory",
                 "nothing to record: ROCm names them `Host -> Device`",
             )
-        if not len(copies) and (lost := lost_copies(run, launches, steady)):
+        if not len(copies) and (lost := lost_copies(run, launches, launching)):
             raise NotCaptured(lost, "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]")
         alone = {device: intersect(parts[2], steady) for device, parts in exposed(facts).items()}
         link = _link_gbs(run, copies[pinned])
