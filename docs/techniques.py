@@ -32,7 +32,13 @@ TOPICS: Mapping[str, tuple[str, ...]] = {
     "SDPA and FlashAttention": ("use_sdpa", "sdpa_backend", "no_attention_weights"),
     "xFormers, FlexAttention, TransformerEngine": ("attention_libraries",),
     "FSDP and ZeRO": ("fully_shard", "zero", "prefetch_shards", "overlap_in_deepspeed"),
-    "DistributedDataParallel": ("data_parallel", "ddp_arguments", "no_sync", "overlap_collective"),
+    "DistributedDataParallel": (
+        "data_parallel",
+        "ddp_buckets",
+        "ddp_fewer_bytes",
+        "no_sync",
+        "overlap_collective",
+    ),
     "torch.compile": (
         "compile_model",
         "cuda_graphs",

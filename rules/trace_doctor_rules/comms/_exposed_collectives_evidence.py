@@ -10,7 +10,7 @@ from trace_doctor import NotCaptured, Saving, Span
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.distributed.collectives import Collectives, kind_of
 from trace_doctor.evidence.distributed.parallelism import Parallelism
-from trace_doctor.evidence.intervals import covered, pairs, total
+from trace_doctor.evidence.intervals import covered, intervals, pairs, total
 from trace_doctor.evidence.replay.what_if import Removal, Replay
 from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.nesting import Nesting
@@ -26,6 +26,10 @@ class CollectiveExposure(Evidence, frozen=True):
     """(start, end) ns of collectives in steady steps beside no compute, without the set-up of a communicator"""
     exposed_ns: float
     """the same, of a step"""
+    steady: tuple[tuple[int, int], ...]
+    """(start, end) ns of each steady step on the device"""
+    per_step: float
+    """collectives of the kind that has most of it, of a step"""
     steady_ns: int
     """of a step: its length"""
     steps: int
@@ -49,7 +53,7 @@ class CollectiveExposure(Evidence, frozen=True):
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
-        own, steps, replay, moments = facts[Collectives], facts[Steps], facts[Replay], facts[Moments]
+        run, own, steps, replay = facts.run, facts[Collectives], facts[Steps], facts[Replay]
         if not own.compute:
             raise NotCaptured(
                 "nothing but collectives is in the trace, so that nobody knows what ran beside them",
@@ -59,9 +63,16 @@ class CollectiveExposure(Evidence, frozen=True):
         removal = _removal(facts, own)
         outcome = replay.without(removal)
         wrappers = facts[Parallelism]
+        steady = tuple(steps.on_device("steady"))
+        asked = _asked_for(facts, own)
+        kinds = _by_kind(own, asked)
+        first = own.rows[np.array(asked) == kinds[0][0]]
+        in_steady = covered(pairs(run.ts[first], run.ts[first] + 1), intervals(steady)) > 0
         return cls(
             intervals=tuple(exposed),
             exposed_ns=total(own.lasting) / steps.count,
+            steady=steady,
+            per_step=int(in_steady.sum()) / steps.count,
             steady_ns=steps.step_ns,
             steps=steps.count,
             has_gpu=replay.graph is not None,
@@ -69,8 +80,8 @@ class CollectiveExposure(Evidence, frozen=True):
             saving=outcome.saving(),
             saved_us=outcome.saved_us_per_step,
             share_of_step=outcome.share_of_step,
-            kinds=_by_kind(own, _asked_for(facts, own)),
-            spans=tuple(moments.longest(exposed, "communication without compute")),
+            kinds=kinds,
+            spans=tuple(facts[Moments].longest(exposed, "communication without compute")),
             removal=removal,
             ddp=wrappers.ddp,
             fsdp=wrappers.fsdp,

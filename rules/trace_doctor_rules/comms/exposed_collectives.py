@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 
+import numpy as np
+from msgspec import Struct
+
 from trace_doctor import NOTE_FROM, Claim, Confidence, Context, Fix, Rule, Saving, Table, threshold
 from trace_doctor.evidence.distributed.collectives import RankedCollectives
 from trace_doctor.evidence.durations import milliseconds
-from trace_doctor.evidence.intervals import intervals, subtract
+from trace_doctor.evidence.intervals import covered, intervals, subtract
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules import techniques
 from trace_doctor_rules._shared import spans_of, table
@@ -80,6 +83,34 @@ def _of_two_kinds() -> RunBuilder:
     return b
 
 
+def _hidden_on_the_other() -> tuple[RunBuilder, ...]:
+    """Rank 1 computes beside the exchange and sets the pace; rank 0 could only wait for it later on."""
+    first, second = RunBuilder(rank=0, world_size=2), RunBuilder(rank=1, world_size=2)
+    for _ in range(5):
+        for b, compute, stream in ((first, 1000, 7), (second, 1500, 20)):
+            with b.step():
+                b.loader(5)
+                b.launch(500, _ALL_REDUCE, stream=stream)
+                with b.op("aten::mm"):
+                    b.launch(compute)
+                b.sync("cudaDeviceSynchronize")
+    return first, second
+
+
+def _once() -> RunBuilder:
+    """One step of five has two long collectives."""
+    b = RunBuilder(world_size=2)
+    for n in range(5):
+        with b.step():
+            b.loader(5)
+            with b.op("aten::mm"):
+                b.launch(2000)
+            for _ in range(2):
+                b.launch(1500 if n == 3 else 50, _ALL_REDUCE)
+            b.sync()
+    return b
+
+
 def _cut_down() -> RunBuilder:
     """Somebody kept the collectives alone."""
     b = _rank(600)
@@ -101,12 +132,17 @@ def _waiting_for_the_other(exchange: float = 20) -> tuple[RunBuilder, ...]:
     return first, second
 
 
+_TOLD = 0.05
+"""share of the time in collectives from which on a part of it is told apart"""
+
+
 class ExposedCollectives(Rule):
     """The GPU exchanges data with other ranks and computes nothing meanwhile.
 
     What it does
     Finds steps whose collectives run beside no compute, and re-times the captured steps without them. Waiting for a
-    rank that comes late is not communication: where the traces of several ranks are at hand, it is left to TD602.
+    rank that comes late is not communication: where the traces of several ranks are at hand, it is left to TD602, and the
+    message says how much of the time it is.
 
     Why is this bad
     Gradients can be exchanged while the rest of backward runs, and parameters gathered while the layer before
@@ -119,13 +155,15 @@ class ExposedCollectives(Rule):
     that came last.
 
     How the saving is estimated
-    The captured steps are re-timed without the collectives; with several ranks never more than their exposed transfer.
+    The captured steps are re-timed without the collectives; with several ranks never more than their exposed transfer, and
+    never more than the rank with the least time in collectives could become faster: the others would only wait for it.
     It is an upper bound: some of an exchange always stays. Where the host is the limit, the replay saves nothing.
-    Of one rank alone of which the replay explains too little it is a note, where collectives take 10 % of the step.
+    Of one rank alone of which the replay explains too little it is a note, where collectives take 10 % of the step; so
+    is what stands for the most part in one of several steps.
 
     Fix
-    Data parallel: reduce in place and over a static graph, exchange accumulated gradients once (`no_sync`), larger or
-    smaller buckets. Sharded (FSDP or DeepSpeed in the capture): prefetch the next block's parameters, wrap blocks that are
+    Data parallel: buckets that are exchanged earlier, half the bytes, accumulated gradients exchanged once (`no_sync`).
+    Sharded (FSDP or DeepSpeed in the capture): prefetch the next block's parameters, wrap blocks that are
     large enough to hide the next gather. Otherwise: start the collective earlier and wait for it where its result is needed.
 
     Fix safety
@@ -177,6 +215,7 @@ class ExposedCollectives(Rule):
         Valid("short, the replay explains too little, and other ranks are not at hand", lambda: _rank(200, stall_us=400)),
         Valid("one long collective in one step", lambda: _rank(5, first_us=2000, steps=1, small=3)),
         Valid("a file cut down to collectives", _cut_down, skipped="nothing but collectives"),
+        Valid("the other rank has no more to win", _hidden_on_the_other),
         Valid("no collectives", lambda: _rank(1, name="gemm"), skipped="no collective"),
         Valid("waiting for the other rank, not transferring", _waiting_for_the_other),
     ]  # fmt: skip
@@ -187,21 +226,25 @@ class ExposedCollectives(Rule):
             saving_us=600,
             message="only all-reduce runs, with no compute beside: up to 23% of the step; how much",
             shown="all-reduce | 5 | 3000.0 | 3000.0",
-            fixes=("DistributedDataParallel", "accumulated gradients"),
+            fixes=("Begin the exchange", "half the bytes", "accumulated gradients"),
             confidence="medium",
         ),
         Invalid("behind a backlog of such", _with_backlog, saving_us=600, message="For 0.6 ms"),
         Invalid("a communicator is set up first", lambda: _rank(600, first_us=9000), saving_us=600, tolerance=0.3),
         Invalid("one step with two equal ones", lambda: _rank(600, steps=1, small=1, small_us=600), confidence="low"),
+        Invalid(
+            "most of it in one step", _once, severity="info", message="most of it in one step",
+        ),
+        Invalid("in many buckets", lambda: _rank(200, small=5, small_us=200), fixes=("half the bytes", "Begin the exchange", "accumulated gradients")),
         Invalid("of FSDP", lambda: _rank(600, name=_ALL_GATHER, mark="FSDP::pre_forward"), message="all-gather", fixes=("Gather the parameters",)),
         Invalid("of tensor parallelism inside FSDP", lambda: _rank(600, mark="FSDP::pre_forward"), fixes=("dist.all_reduce",)),
         Invalid("of DeepSpeed", lambda: _rank(600, name=_ALL_GATHER, mark="DeepSpeedEngine.forward"), fixes=("overlap_comm",)),
         Invalid("of the user's own", lambda: _rank(600, mark="forward"), fixes=("async_op",)),
-        Invalid("in part waiting for the other rank", lambda: _waiting_for_the_other(400), saving_us=400, claims=2, message="of the step."),
+        Invalid("in part waiting for the other rank", lambda: _waiting_for_the_other(400), saving_us=400, claims=2, message="For 0.9 ms of a step only all-reduce runs, with no compute beside; 0.5 ms of it waits for other ranks to come, the transfer is 0.4 ms: up to"),
         Invalid("of two kinds", _of_two_kinds, message="all-reduce and all-gather run, with"),
         Invalid("gathering, and nothing is sharded", lambda: _rank(600, name=_ALL_GATHER), message="all-gather", fixes=("dist.all_gather_into_tensor",)),
         Invalid("all-to-all by sends and receives", lambda: _rank(600, name=_SEND, asked="nccl:all_to_all"), message="only all-to-all runs", fixes=("dist.all_to_all_single",)),
-        Invalid("a kernel for everything", lambda: _rank(600, name=_GENERIC, asked="nccl:all_reduce"), message="only all-reduce runs", fixes=("DistributedDataParallel", "accumulated gradients")),
+        Invalid("a kernel for everything", lambda: _rank(600, name=_GENERIC, asked="nccl:all_reduce"), message="only all-reduce runs", fixes=("Begin the exchange", "half the bytes", "accumulated gradients")),
         Invalid("stages of a pipeline", lambda: _rank(600, name=_SEND), message="send and receive", fixes=("micro-batches",)),
         Invalid("experts of other ranks", lambda: _rank(600, name=_COMBINE), message="expert combine"),
         Invalid(
@@ -228,53 +271,75 @@ class ExposedCollectives(Rule):
     ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
-        own, transfer = ctx[CollectiveExposure], _transfer(ctx)
-        guess = transfer is None and own.has_gpu and not own.usable
-        exposed = own.exposed_ns if transfer is None else min(own.exposed_ns, float(transfer))
+        own, ranks = ctx[CollectiveExposure], _among_ranks(ctx)
+        guess = ranks is None and own.has_gpu and not own.usable
+        exposed = own.exposed_ns if ranks is None else min(own.exposed_ns, ranks.transfer_ns, ranks.least_ns)
         least = self.min_share_unexplained if guess else self.min_share
         if exposed < least * own.steady_ns:
             return
         saving, saved_us, share = own.saving, own.saved_us, own.share_of_step
         if exposed / 1e3 < saved_us:
             saved_us, share = exposed / 1e3, share * exposed / 1e3 / saved_us
-            saving = _capped(saving, saved_us, share, waiting=transfer is not None)
+            saving = _capped(saving, saved_us, share, waiting=ranks is not None)
         if share < self.min_saving:
             return
-        doubt = (
-            ""
-            if transfer is not None
-            else "; how much of it is waiting for other ranks, one rank cannot tell"
-        )
-        confidence: Confidence = "high" if transfer is not None and own.usable else "medium"
-        if guess or own.steps == 1 or (transfer is None and not own.has_gpu):
+        parts = _of_this_rank(ctx, own)
+        once = _in_one_step(own, parts)
+        confidence: Confidence = "high" if ranks is not None and own.usable else "medium"
+        if guess or own.steps == 1 or (ranks is None and not own.has_gpu):
             confidence = "low"
         kinds = [kind for kind, *_, exposed_ns in own.kinds if exposed_ns]
         named = ["other collectives" if kind == "collectives" else kind for kind in kinds[1:2]]
         yield Claim(
             message=(
-                f"For {milliseconds(exposed / 1e3)} of a step only {' and '.join([*kinds[:1], *named])} "
-                f"{'runs' if len(kinds) == 1 and kinds != ['collectives'] else 'run'}, with no compute beside: up to {share:.0%} of the step{doubt}."
+                f"For {milliseconds(own.exposed_ns / 1e3)} of a step only {' and '.join([*kinds[:1], *named])} "
+                f"{'runs' if len(kinds) == 1 and kinds != ['collectives'] else 'run'}, with no compute beside"
+                f"{_of_it(own, ranks, share, once=once)}."
             ),
             confidence=confidence,
-            severity="info" if guess else None,
+            severity="info" if guess or once else None,
             saving=saving,
             evidence=[_table(own)],
             spans=own.spans,
             fixes=_fixes(kinds, own),
-            removal=own.removal if transfer is None else None,
-            owned=_of_this_rank(ctx, own),
+            removal=own.removal if ranks is None else None,
+            owned=parts,
             key=kinds[0],
         )
 
 
-def _transfer(ctx: Context) -> int | None:
-    """Exposed transfer of this rank per step, ns; None where other ranks were not recorded."""
-    ranked_collectives = ctx.get(RankedCollectives)
-    return (
-        ranked_collectives.transfer_ns[ranked_collectives.ranks.index(ctx.rank)]
-        if ranked_collectives is not None and ctx.rank in ranked_collectives.ranks
-        else None
-    )
+class _Ranks(Struct, frozen=True):
+    """What the collectives of a job say about those of one rank, ns of a steady step beside no compute."""
+
+    transfer_ns: float
+    wait_ns: float
+    least_ns: float
+    """in collectives on the rank that has least of it: what it does besides sets the pace of all"""
+    least_rank: int
+
+
+def _among_ranks(ctx: Context) -> _Ranks | None:
+    """None where other ranks were not recorded."""
+    ranked = ctx.get(RankedCollectives)
+    if ranked is None or ctx.rank not in ranked.ranks:
+        return None
+    own = ranked.ranks.index(ctx.rank)
+    in_them = [sum(both) for both in zip(ranked.wait_ns, ranked.transfer_ns, strict=True)]
+    least = min(in_them)
+    return _Ranks(ranked.transfer_ns[own], ranked.wait_ns[own], least, ranked.ranks[in_them.index(least)])
+
+
+def _of_it(own: CollectiveExposure, ranks: _Ranks | None, share: float, *, once: bool) -> str:
+    """What the time beside no compute is, and what of the step can go at most."""
+    most = f"up to {share:.0%} of the step" + ("; most of it in one step" if once else "")
+    if ranks is None:
+        return f": {most}; how much of it is waiting for other ranks, one rank cannot tell"
+    waiting = f"; {milliseconds(ranks.wait_ns / 1e3)} of it waits for other ranks to come"
+    transfer = min(own.exposed_ns, ranks.transfer_ns, ranks.least_ns)
+    parts = waiting if ranks.wait_ns >= _TOLD * own.exposed_ns else ""
+    if ranks.least_ns < (1 - _TOLD) * transfer:
+        return f"{parts}, and of the transfer no more than the {milliseconds(ranks.least_ns / 1e3)} of rank {ranks.least_rank} can be won: {most}"
+    return f"{parts}, the transfer is {milliseconds(transfer / 1e3)}: {most}" if parts else f": {most}"
 
 
 def _of_this_rank(ctx: Context, own: CollectiveExposure) -> Sequence[tuple[int, int]]:
@@ -286,9 +351,17 @@ def _of_this_rank(ctx: Context, own: CollectiveExposure) -> Sequence[tuple[int, 
     return spans_of(subtract(intervals(own.intervals), waits))
 
 
+def _in_one_step(own: CollectiveExposure, parts: Sequence[tuple[int, int]]) -> bool:
+    """Whether most of what is no waiting stands in one of several steps."""
+    by_step = covered(np.array(own.steady, dtype=np.int64).reshape(-1, 2), intervals(parts)).tolist()
+    return len(by_step) > 2 and 2 * max(by_step) > sum(by_step)
+
+
 def _capped(saving: Saving, us: float, share: float, *, waiting: bool) -> Saving:
     """The saving, but no more than so much."""
-    most = f"no more than the exposed transfer of {milliseconds(us)}, the rest is waiting for other ranks"
+    most = (
+        f"no more than {milliseconds(us)}: the rest is waiting for other ranks, or another rank sets the pace"
+    )
     return Saving(
         time_us_per_step=us,
         share_of_step=share,
@@ -305,6 +378,8 @@ def _table(own: CollectiveExposure) -> Table:
     )
 
 
+FEW = 2
+"""collectives of a step: the gradients lie in so few buckets that their exchange begins when backward is nearly over"""
 _VERIFY = "record the same steps again: TD601 is gone, or its time has fallen"
 
 
@@ -315,5 +390,6 @@ def _fixes(kinds: list[str], own: CollectiveExposure) -> list[Fix]:
     if own.fsdp and {"all-gather", "reduce-scatter", "collectives"} & set(kinds[:2]):
         return [techniques.prefetch_shards(_VERIFY)]
     if own.ddp and kinds[0] in ("all-reduce", "collectives"):
-        return [techniques.ddp_arguments(_VERIFY), techniques.no_sync(_VERIFY)]
+        both = [techniques.ddp_buckets(_VERIFY), techniques.ddp_fewer_bytes(_VERIFY)]
+        return [*(both if own.per_step <= FEW else reversed(both)), techniques.no_sync(_VERIFY)]
     return [techniques.overlap_collective(_VERIFY, kinds[0])]

@@ -18,19 +18,26 @@ def no_sync(verify: str) -> Fix:
     )
 
 
-def ddp_arguments(verify: str) -> Fix:
-    """An edit: gradients are views of the buckets, and the graph is searched once."""
-    return patch(
-        "Let DistributedDataParallel reduce in place, over a graph that does not change",
-        "set-call-args",
-        "model = DistributedDataParallel(model, ..., gradient_as_bucket_view=True, static_graph=True)",
-        "static_graph needs the same parameters to be used in every step; detach_() on gradients fails with views",
+def ddp_buckets(verify: str) -> Fix:
+    """Advice for gradients that DistributedDataParallel sends when backward is nearly over, or in too many calls."""
+    return advice(
+        "Begin the exchange of gradients earlier: other buckets",
+        "model = DistributedDataParallel(model, ..., bucket_cap_mb=8)   # a bucket is sent as soon as its gradients are there\n"
+        "# smaller ones begin earlier, larger ones need fewer calls (the default is 25 MiB): try 4 to 100",
+        LAST_BITS,
         verify,
-        params={
-            "callee": "torch.nn.parallel.DistributedDataParallel",
-            "args": {"gradient_as_bucket_view": True, "static_graph": True},
-            "remove": ["find_unused_parameters"],
-        },
+    )
+
+
+def ddp_fewer_bytes(verify: str) -> Fix:
+    """Advice for gradients whose exchange takes longer than the backward pass that could hide it."""
+    return advice(
+        "Exchange gradients in half the bytes",
+        "from torch.distributed.algorithms.ddp_comm_hooks import default_hooks\n"
+        "model.register_comm_hook(None, default_hooks.bf16_compress_hook)\n"
+        "# between nodes: NCCL_DEBUG=INFO says whether NCCL uses InfiniBand or sockets",
+        "gradients are summed in bf16: compare the losses",
+        verify,
     )
 
 
@@ -76,7 +83,8 @@ _BESIDES = {
     "send and receive": "# a pipeline: more micro-batches, or an interleaved or zero-bubble schedule (torch.distributed.pipelining)",
 }
 _BESIDES |= dict.fromkeys(("expert dispatch", "expert combine"), _BESIDES["all-to-all"])
-_TENSOR_PARALLEL = (
+_ALL_REDUCE = (
+    "# gradients: DistributedDataParallel sends them in buckets while backward runs, not one by one behind it\n"
     "# tensor parallel: sequence parallelism and async tensor parallel (torch._inductor.config._micro_pipeline_tp) "
     "split the product so that parts of it run beside the exchange"
 )
@@ -87,7 +95,7 @@ def overlap_collective(verify: str, kind: str = "all-reduce") -> Fix:
     return advice(
         "Start the collective earlier and wait where its result is needed",
         f"work = {_CALLS.get(kind, _CALLS['all-reduce'])}\n...                      # compute that does not need it\nwork.wait()\n"
-        f"{_BESIDES.get(kind, _TENSOR_PARALLEL)}",
+        f"{_BESIDES.get(kind, _ALL_REDUCE)}",
         "buffers of pending collectives must not be written before wait()",
         verify,
     )
