@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import hypot
 
 from trace_doctor import NOTE_FROM, Claim, Context, Fix, Rule, Saving, threshold
 from trace_doctor.evidence.distributed.ranks import Ranks
@@ -44,6 +45,34 @@ def _with_backlog() -> tuple[RunBuilder, ...]:
     return ranks
 
 
+def _first_use() -> tuple[RunBuilder, ...]:
+    """One kernel of rank 0 takes 2.4 ms in the only step, where it takes 10 us otherwise."""
+    ranks = RunBuilder(rank=0, world_size=2), RunBuilder(rank=1, world_size=2)
+    for b, first in zip(ranks, (2400, 10), strict=True):
+        with b.op("aten::mm"):
+            b.compute(first)
+        for _ in range(20):
+            with b.op("aten::mm"):
+                b.compute(10)
+        b.wait(2410 - first)
+        b.sync()
+    return ranks
+
+
+def _unsteady() -> tuple[RunBuilder, ...]:
+    """One step of five is long on rank 1."""
+    ranks = RunBuilder(rank=0, world_size=2), RunBuilder(rank=1, world_size=2)
+    for n in range(5):
+        for b in ranks:
+            with b.step():
+                b.loader(5)
+                with b.op("aten::mm"):
+                    b.compute(3000 if n == 3 and b is ranks[1] else 1000)
+                b.wait(2000 if n == 3 and b is ranks[0] else 0)
+                b.sync()
+    return ranks
+
+
 class RankImbalance(Rule):
     """The ranks of a job compute for different lengths of time.
 
@@ -55,7 +84,8 @@ class RankImbalance(Rule):
 
     Evidence
     The time ledgers of two or more ranks of one job, recorded at the same time. Which rank the others wait for in
-    collectives is TD602, which owns the time where it can tell. On CPUs it is a note where all ranks run as many operators.
+    collectives is TD602, which owns the time where it can tell. On CPUs it is a note where all ranks run as many operators;
+    on any device, where one step was captured, or the difference is below two of its standard errors over the steps.
 
     How the saving is estimated
     What the busiest rank computes beyond the mean: work that is shared evenly would take so much less. A bound.
@@ -87,6 +117,11 @@ class RankImbalance(Rule):
         unit="share",
         source="equal ranks of a real Megatron job differ by 5 %",
     )
+    min_errors: float = threshold(
+        2.0,
+        "excess of the busiest rank over its own standard error over the steps, for more than a note",
+        source="two standard errors; one kernel held up once, or a first use, is no uneven work",
+    )
     min_share: float = threshold(
         0.03,
         "what the busiest rank computes beyond the mean, as a share of the step",
@@ -112,6 +147,8 @@ class RankImbalance(Rule):
             severity="info",
             message="held it up",
         ),
+        Invalid("a first use, in the only step", _first_use, confidence="low", severity="info", message="one step only", fixes=("Record several", "Share")),
+        Invalid("in one step of five", _unsteady, confidence="low", severity="info", message="no more than it varies", fixes=("Record several", "Share")),
     ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
@@ -126,14 +163,21 @@ class RankImbalance(Rule):
         if share < self.min_share:
             return
         alike = self._alike(ctx, ranks)
+        error = _error(ranks, busiest)
+        steady = error is not None and most - mean >= self.min_errors * error
+        doubt = (
+            "; it was seen in one step only"
+            if error is None
+            else "; that is no more than it varies from step to step"
+        )
         yield Claim(
             message=(
                 f"Rank {busiest} computes {milliseconds(most / 1e3)} of a step, the mean of the {len(compute)} ranks is "
                 f"{milliseconds(mean / 1e3)} and the least {milliseconds(least / 1e3)}"
-                f"{'; all run as many operators, so other programs may have held it up' if alike else ''}."
+                f"{'' if steady else doubt}{'; all run as many operators, so other programs may have held it up' if alike else ''}."
             ),
-            confidence="low" if alike else "medium",
-            severity="info" if alike else None,
+            confidence="low" if alike or not steady else "medium",
+            severity="info" if alike or not steady else None,
             saving=Saving(
                 time_us_per_step=(most - mean) / 1e3,
                 share_of_step=share,
@@ -141,7 +185,7 @@ class RankImbalance(Rule):
                 how="compute of the busiest rank less the mean over all ranks",
             ),
             evidence=[ranks.table()],
-            fixes=[_EVEN],
+            fixes=[_EVEN] if steady else [_RECORD, _EVEN],
             key="compute",
         )
 
@@ -155,6 +199,25 @@ class RankImbalance(Rule):
         return max(counts) - min(counts) < self.min_difference * max(counts)
 
 
+def _error(ranks: Ranks, busiest: int) -> float | None:
+    """Of the busiest rank's mean compute less that of all, ns; None where a rank has one step."""
+    errors = [error for error in ranks.compute_error_ns if error is not None]
+    if len(errors) < len(ranks.ranks):
+        return None
+    share = 1 / len(errors)
+    own = ranks.ranks.index(busiest)
+    return hypot(*(error * ((n == own) - share) for n, error in enumerate(errors)))
+
+
+_RECORD = Fix(
+    title="Record several steps behind the first uses",
+    kind="advice",
+    safety="display",
+    text="one long kernel, a first use or another program makes a single step uneven: "
+    "torch.profiler.schedule(wait=5, warmup=2, active=6) on every rank, with profiler.step() behind each step",
+    verify="record all ranks again: what is still there comes back in each step",
+    risk="none: nothing is changed",
+)
 _EVEN = Fix(
     title="Share the work evenly",
     kind="advice",

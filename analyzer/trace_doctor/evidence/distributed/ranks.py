@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import hypot, sqrt
 from statistics import median
 from typing import Self
 
@@ -38,6 +39,8 @@ class Ranks(JobEvidence, frozen=True):
     """in collectives, beside no compute"""
     parts: tuple[tuple[float, ...], ...]
     """per rank and PARTS: ns of a steady step"""
+    compute_error_ns: tuple[float | None, ...]
+    """per rank: the standard error of its mean compute; None where fewer than two steps show none"""
     kernels: tuple[float | None, ...]
     """launched in a step"""
 
@@ -56,6 +59,7 @@ class Ranks(JobEvidence, frozen=True):
             step_ns=tuple(m[Steps].step_ns for m in members),
             comm_ns=tuple(comm for comm, _ in found),
             parts=tuple(parts for _, parts in found),
+            compute_error_ns=tuple(_compute_error(m) for m in members),
             kernels=tuple(
                 (w.kernels if w.kernels is not None else w.operators) if w else None for w in loads
             ),
@@ -109,6 +113,12 @@ def _parts(summary: RankSummary) -> tuple[int, tuple[float, ...]]:
     idle = [sum(getattr(r.idle_ns, cause) for r in rows) / count for cause in IDLE_CAUSES]
     compute, copies = sum(r.compute_ns for r in rows), sum(r.exposed_copy_ns for r in rows)
     return sum(r.exposed_comm_ns for r in rows) // count, (compute / count, copies / count, *idle)
+
+
+def _compute_error(summary: RankSummary) -> float | None:
+    rows = [r for r in summary[TimeLedger].rows if r.phase == "steady"]
+    count = summary[Steps].count
+    return hypot(*(r.step_sd_us.get("compute", 0.0) for r in rows)) * 1e3 / sqrt(count) if count > 1 else None
 
 
 def named(ranks: Sequence[int]) -> str:
