@@ -71,6 +71,7 @@ TOPICS: Mapping[str, tuple[str, ...]] = {
         "copy_seldom",
         "copy_behind",
         "no_synchronize",
+        "launches_do_not_wait",
         "off_the_step",
         "detach-accumulation",
     ),

@@ -172,12 +172,16 @@ class RunBuilder:
         stream: int = 7,
         call: str = "cudaLaunchKernel",
         call_us: float | None = None,
+        held: bool = False,
         **args: Any,
     ) -> None:
-        """A kernel of `us`, launched now; it starts when its stream is free and the launch has arrived."""
+        """A kernel of `us`, launched now; it starts when its stream is free and the launch has arrived. `held`: the call returns
+        only when it has ended."""
         self._enqueue(
             name, "kernel", us, stream, call, call_us, {"grid": [1, 1, 1], "block": [128, 1, 1], **args}
         )
+        if held:
+            self._hold(stream)
 
     def stall(self, us: float, *, stream: int = 7) -> None:
         """The stream stands still behind its work, for a reason that the capture does not show."""
@@ -197,9 +201,7 @@ class RunBuilder:
         """A `Memcpy ...`; to or from pageable memory the call returns only when the copy is done."""
         self._enqueue(f"Memcpy {kind}", "gpu_memcpy", us, stream, "cudaMemcpyAsync", None, {"bytes": bytes})
         if "Pageable" in kind and (kind.startswith("DtoH") or bytes > 64 << 10):
-            end = self._stream_free[self.device, stream]
-            self._last_call["dur"] = max(self._last_call["dur"], end - self._last_call["ts"] + 1.0)
-            self.now = max(self.now, self._last_call["ts"] + self._last_call["dur"])
+            self._hold(stream)
 
     def sync(self, call: str = "cudaStreamSynchronize", *, stream: int = 7) -> None:
         """A blocking wait until the stream (a device sync: all streams) is empty."""
@@ -289,6 +291,12 @@ class RunBuilder:
         }
         self.events.append(made)
         return made
+
+    def _hold(self, stream: int) -> None:
+        """The last call returns when the stream is done."""
+        end = self._stream_free[self.device, stream]
+        self._last_call["dur"] = max(self._last_call["dur"], end - self._last_call["ts"] + 1.0)
+        self.now = max(self.now, self._last_call["ts"] + self._last_call["dur"])
 
     def _enqueue(
         self,

@@ -30,6 +30,18 @@ def make_once(verify: str, target: Target | None = None) -> Fix:
     )
 
 
+def launches_do_not_wait(verify: str) -> Fix:
+    """Advice for launch calls that return only when their kernel has ended."""
+    return advice(
+        "Unset CUDA_LAUNCH_BLOCKING",
+        "unset CUDA_LAUNCH_BLOCKING   # in the shell, the job script, the container (ENV) or the launcher's configuration\n"
+        "grep -rn LAUNCH_BLOCKING .   # a script may set it itself, through os.environ, before it imports torch\n"
+        "# AMD: HIP_LAUNCH_BLOCKING and AMD_SERIALIZE_KERNEL. Not set: a debugger or another tool may hold the calls",
+        "errors of kernels are reported at a later call: set it again to find one",
+        verify,
+    )
+
+
 def off_the_step(verify: str, what: str = "other", target: Target | None = None) -> Fix:
     """`what`: checkpoint, evaluation, log, data, garbage or other."""
     title, text, risk = _OFF_THE_STEP[what]

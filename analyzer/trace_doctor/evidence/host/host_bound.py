@@ -14,6 +14,7 @@ from trace_doctor.evidence.idle.host_causes import PAUSE_NS
 from trace_doctor.evidence.intervals import NOTHING, covered, intersect, intervals, pairs, total, union
 from trace_doctor.evidence.replay.what_if import OWN_WORK, Removal, Replay, ReplayOutcome, view_time
 from trace_doctor.evidence.trace.gpu_timeline import GpuTimeline
+from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.run import Cat, Run
 
@@ -44,6 +45,12 @@ class HostBound(Evidence, frozen=True):
     """share of the step that halving saves once more: with Python stacks recorded the profiler makes host work two to
     three times as long, so that only this is the program's own; without stacks the same as `halved`"""
     stacks: bool
+    held_launches: int
+    """of the kernels whose launch call is known: those whose call returned only when they had ended"""
+    launched: int
+    """all whose launch call is known"""
+    returning: Removal
+    """the launch calls return when their kernel begins"""
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
@@ -65,6 +72,10 @@ class HostBound(Evidence, frozen=True):
         rows = run.gpu[(run.cat[run.gpu] == Cat.KERNEL) & (run.device[run.gpu] == device)]
         rows = rows[covered(pairs(run.ts[rows], run.ts[rows] + 1), steady) > 0]
         halved = replay.without(HALF)
+        call = facts[Launches].launch[np.searchsorted(run.gpu, rows)].astype(np.int64)
+        rows_known, call = rows[call >= 0], call[call >= 0]
+        held = run.end[call] >= run.end[rows_known]
+        spans = zip(run.thread[call], run.ts[rows_known], run.end[call], strict=True)
         stacks = with_stacks(run)
         return cls(
             device=device,
@@ -77,6 +88,9 @@ class HostBound(Evidence, frozen=True):
             halved=halved,
             lasting=replay.beside(Removal(host_share=0.25), HALF) if stacks else halved.share_of_step,
             stacks=stacks,
+            held_launches=int(held.sum()),
+            launched=len(call),
+            returning=Removal(host_spans=tuple((int(t), int(a), int(b)) for t, a, b in spans if b > a)),
         )
 
     @property
