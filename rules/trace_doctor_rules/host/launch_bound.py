@@ -170,7 +170,7 @@ class LaunchBound(TimeRule):
     )
     min_held: float = threshold(
         0.9,
-        "launch calls that return only when their kernel has ended, from which on launching blocks",
+        "launch calls that return only when their kernel has ended, and kernel time of these, from which on launching blocks",
         unit="share",
         source="197 of 197 in a public capture, under 5 % of the calls in all others",
     )
@@ -236,6 +236,7 @@ class LaunchBound(TimeRule):
             fixes=("Unset CUDA_LAUNCH_BLOCKING",),
         ),
         Invalid("the same without marks of steps", lambda: _blocking(marked=False), confidence="medium", message="LAUNCH_BLOCKING"),
+        Invalid("kernels so short that they end within their call", lambda: _blocking(kernel_us=6), message="waits for the host to launch"),
         Invalid("two steps", lambda: _training(steps=2), confidence="high"),
         Invalid("one step", lambda: _training(count=120, steps=1), confidence="medium"),
     ]  # fmt: skip
@@ -244,7 +245,7 @@ class LaunchBound(TimeRule):
         host_bound = ctx[HostBound]
         if host_bound.kernels < self.min_kernels:
             return
-        if host_bound.held_launches >= self.min_held * max(host_bound.launched, 1):
+        if host_bound.held_share >= self.min_held:
             yield from self._held(ctx, host_bound)
             return
         if host_bound.median_kernel_us >= self.max_kernel_us:

@@ -6,7 +6,7 @@ from typing import Self
 
 import numpy as np
 
-from trace_doctor.arrays import I64
+from trace_doctor.arrays import I64, Bool
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.idle.gaps import IdleCauses, IdleLedger
@@ -18,6 +18,8 @@ from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.run import Cat, Run
 
+OUTLASTS_NS = 50_000
+"""a kernel of that length outlasts its launch call, which takes some 10 us"""
 OTHER_WORK = ("cold_start", "compile", "data_loading", "allocator", "sync")
 HALF = Removal(host_share=0.5)
 """What a fix of launching gives at least; and what a run with Python stacks would be without: the profiler then makes
@@ -49,6 +51,9 @@ class HostBound(Evidence, frozen=True):
     """of the kernels whose launch call is known: those whose call returned only when they had ended"""
     launched: int
     """all whose launch call is known"""
+    held_share: float
+    """of the launches, or of their kernels' time where that is less; 0 where every kernel is so short that it may end within an
+    ordinary call"""
     returning: Removal
     """the launch calls return when their kernel begins"""
 
@@ -90,6 +95,7 @@ class HostBound(Evidence, frozen=True):
             stacks=stacks,
             held_launches=int(held.sum()),
             launched=len(call),
+            held_share=_held_share(held, run.dur[rows_known]),
             returning=Removal(host_spans=tuple((int(t), int(a), int(b)) for t, a, b in spans if b > a)),
         )
 
@@ -102,6 +108,12 @@ class HostBound(Evidence, frozen=True):
     def own_share(self) -> float:
         """The host's own work as a share of the steady time."""
         return self.own / self.length if self.length else 0.0
+
+
+def _held_share(held: Bool, kernel_ns: I64) -> float:
+    if not len(held) or kernel_ns.max() < OUTLASTS_NS:
+        return 0.0
+    return float(min(held.mean(), kernel_ns[held].sum() / kernel_ns.sum()))
 
 
 def with_stacks(run: Run) -> bool:
