@@ -59,6 +59,10 @@ class Break(Struct, frozen=True, kw_only=True):
     """frame id of the outermost region"""
     gaps: tuple[tuple[int, int, int], ...] = ()
     """(thread, start, end) ns of host time between the end of the compiled code before it and the next piece"""
+    entering: tuple[tuple[int, int, int], ...] = ()
+    """the same of what Python does around the graphs of the pieces behind it, forward and backward"""
+    whole_pieces: tuple[tuple[int, int, int], ...] = ()
+    """the pieces behind it and their backward, with all that they run"""
     logged: tuple[LoggedBreak, ...] = ()
     """what PyTorch said of this line, in a TORCH_TRACE log"""
     whole: bool = False
@@ -120,6 +124,8 @@ def find_breaks(
             regions=_ids(regions, here.pieces),
             outermost=key.outermost,
             gaps=between.gaps(sorted(here.pieces)),
+            entering=between.entering(sorted(here.pieces)),
+            whole_pieces=between.whole(sorted(here.pieces)),
             logged=tuple(b for b in logged if key.line and _same_place(b, key)),
         )
         for key, here in by_key.items()

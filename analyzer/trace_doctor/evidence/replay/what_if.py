@@ -87,7 +87,7 @@ def _either(some: tuple[T, ...], others: tuple[T, ...]) -> tuple[T, ...]:
 
 
 class ReplayOutcome(Struct, frozen=True):
-    """The steady steps without a removal. Every saving is an upper bound ("up to")."""
+    """The steady steps without a removal: a bound for what takes just that out, and puts nothing in its place."""
 
     window_ns: int
     """length of the steady steps together, after"""
@@ -109,8 +109,16 @@ class ReplayOutcome(Struct, frozen=True):
     @property
     def promise(self) -> str:
         """What the change could give, for a message: `178 ms a step could become 119 ms (up to 33% less)`."""
+        return self._could("up to")
+
+    @property
+    def estimate(self) -> str:
+        """The same of a saving that is no bound: `(about 33% less)`."""
+        return self._could("about")
+
+    def _could(self, known: str) -> str:
         before, after = milliseconds(self.before_us), milliseconds(self.step_us)
-        return f"{before} a step could become {after} (up to {self.share_of_step:.0%} less)"
+        return f"{before} a step could become {after} ({known} {self.share_of_step:.0%} less)"
 
     def saving(self) -> Saving:
         """What a finding claims."""
@@ -120,6 +128,11 @@ class ReplayOutcome(Struct, frozen=True):
             basis=self.basis,
             how=self.how,
         )
+
+    def saving_between(self, least: ReplayOutcome, most: ReplayOutcome) -> Saving:
+        """The same of a fix that takes out no less than one removal and no more than another: an estimate."""
+        share = max(self.share_of_step, 1e-9)
+        return self.saving().about(least.share_of_step / share, most.share_of_step / share)
 
     def table(self, title: str, change: str) -> Table:
         """The step as captured and with the change, for a finding's evidence."""
@@ -287,7 +300,7 @@ class Replay(Evidence, frozen=True):
             how = f"{steps} re-timed without it"
         how += f": {milliseconds(before)} → {milliseconds(after)} a step at best"
         if self.limit:
-            how += f"; a bound, because {self.limit}"
+            how += f"; not re-timed, because {self.limit}"
         return ReplayOutcome(
             window_ns=new_ns,
             saved_ns=saved,
