@@ -54,6 +54,10 @@ def _all_reduce(ranks: Sequence[RunBuilder]) -> None:
         b.launch(meet - b.gpu_free + 200, _ALL_REDUCE)
 
 
+_EIGHTY = 1.28
+"""so many standard errors to either side hold 80 %"""
+
+
 class Straggler(Rule):
     """Some ranks come late to the collectives, and all others wait for them.
 
@@ -75,7 +79,9 @@ class Straggler(Rule):
 
     How the saving is estimated
     The median wait of the other ranks, per steady step, less what the late ranks wait themselves: what the step would
-    be shorter by, if nobody was late and nothing else was. A bound.
+    be shorter by, if nobody was late and nothing else was. A bound; but where the late ranks compute longer, an estimate:
+    shared out evenly their work stays, and of two ranks one of which is late half the wait is won. Down to that less 1.28
+    standard errors of the wait over the steps, up to all of the wait, if it is the device that is slow and not the work that is more.
 
     Fix
     What makes those ranks slow: their data, their host, their share of the work, or their GPU. The finding names it
@@ -142,7 +148,7 @@ class Straggler(Rule):
         Invalid(
             "one rank of four computes longer",
             lambda: _job(0, 500, 0, 0),
-            saving_us=500,
+            saving_us=375,
             message="the others wait 0.5 ms of a step (29%) for it; it spends that longer in compute",
             confidence="medium",
             fixes=("They compute longer",),
@@ -152,7 +158,7 @@ class Straggler(Rule):
         Invalid(
             "late to one collective of five, by far the longest wait",
             lambda: _job(0, 500, 0, 0, small=4),
-            saving_us=500,
+            saving_us=375,
             message="Rank 1 causes 9",
         ),
         Invalid("the same in two steps", lambda: _job(0, 500, 0, 0, small=4, steps=2), message="Rank 1"),
@@ -185,7 +191,8 @@ class Straggler(Rule):
         matched = sum(m.start.shape[1] for m in collectives.matches)
         if share < self.min_share:
             return
-        if _standard_errors(collectives, late, others) < self.min_errors:
+        errors = _standard_errors(collectives, late, others)
+        if errors < self.min_errors:
             return
         ranks = ctx[Ranks]
         causes = ranks.excess(
@@ -202,17 +209,27 @@ class Straggler(Rule):
                 f"{milliseconds(waited / 1e3)} of a step ({share:.0%}) for {again}{because}."
             ),
             confidence=confidence,
-            saving=Saving(
-                time_us_per_step=waited / 1e3,
-                share_of_step=share,
-                basis="bound",
-                how="the median wait of the other ranks in collectives beside no compute, less what the late ranks wait",
+            saving=_saving(
+                waited, steps.step_ns, "compute" in causes, len(late) / len(collectives.ranks), errors
             ),
             evidence=[_waits(collectives, late), ranks.table()],
             fixes=[_advice(who, causes)],
             owned_on={rank: spans_of(waits) for rank, waits in collectives.waits_for(late).items()},
             key="straggler",
         )
+
+
+def _saving(waited: float, step_ns: int, compute: bool, late: float, errors: float) -> Saving:
+    """`late`: share of the ranks that are. Work is shared out, and stays; anything else may go."""
+    how = "the median wait of the other ranks in collectives beside no compute, less what the late ranks wait"
+    left = 1.0 - late if compute else 1.0
+    saving = Saving(
+        time_us_per_step=waited * left / 1e3,
+        share_of_step=waited * left / step_ns,
+        basis="bound",
+        how=f"{how}; what they compute longer is shared out among all ranks" if compute else how,
+    )
+    return saving.about(1 - _EIGHTY / max(errors, _EIGHTY), 1 / left) if compute else saving
 
 
 def _late(ranked_collectives: RankedCollectives, min_caused: float) -> list[int]:

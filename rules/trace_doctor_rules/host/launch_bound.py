@@ -9,7 +9,7 @@ from trace_doctor import NOTE_FROM, Claim, Confidence, Context, Fix, Table, thre
 from trace_doctor.evidence.host.host_bound import HALF, HostBound
 from trace_doctor.evidence.idle.time_ledger import TimeLedger
 from trace_doctor.evidence.intervals import total
-from trace_doctor.evidence.replay.what_if import Replay
+from trace_doctor.evidence.replay.what_if import Removal, Replay
 from trace_doctor.evidence.trace.call_sites import location
 from trace_doctor.evidence.trace.recorded_operators import RecordedOperators
 from trace_doctor.evidence.trace.spans import Moments
@@ -109,8 +109,9 @@ class LaunchBound(TimeRule):
     is held (`CUDA_LAUNCH_BLOCKING`), and nothing is ever queued.
 
     How the saving is estimated
-    The captured steps are re-timed with half of the host's own work. CUDA graphs take away more than that, compilation
-    without them about as much. Where launches are held: with launch calls that return as their kernel begins.
+    The captured steps are re-timed with half of the host's own work. An estimate: compilation without CUDA graphs spares
+    about half of what operators take, and nothing of the Python and the optimizer around them; a CUDA graph over the whole
+    step takes all of it, so that the GPU's work is left. Where launches are held: with calls that return as their kernel begins.
 
     Fix
     torch.compile(model, mode="reduce-overhead") launches a recorded graph instead of single kernels; CUDA graphs by
@@ -256,14 +257,17 @@ class LaunchBound(TimeRule):
             self._lasts(host_bound) or self._plainly(host_bound)
         ):
             return
-        moments, outcome = ctx[Moments], host_bound.halved
+        moments, replay, outcome = ctx[Moments], ctx[Replay], host_bound.halved
+        operators = host_bound.by_cause.get("dispatch", 0) / host_bound.own
         owned = spans_of(host_bound.owned)
         confidence = self._confidence(ctx, host_bound)
         yield Claim(
             message=_message(host_bound, lasts=self._lasts(host_bound)),
             confidence=confidence,
             severity="info" if confidence == "low" else None,
-            saving=outcome.saving(),
+            saving=outcome.saving_between(
+                replay.without(Removal(host_share=1 - 0.5 * operators)), replay.without(_NO_HOST)
+            ),
             location=location(None, device=host_bound.device, ts_us=moments.ts_us(owned[0][0])),
             evidence=_tables(ctx, host_bound),
             spans=moments.longest(owned, "waiting for a launch", device=host_bound.device),
@@ -318,10 +322,11 @@ def _message(host_bound: HostBound, *, lasts: bool) -> str:
     doubt = "" if lasts else "; Python stacks were recorded, and without them the host may be fast enough"
     return (
         f"The GPU waits for the host to launch {host_bound.kernels:,} kernels (median {host_bound.median_kernel_us:.1f} µs): it idles "
-        f"{host_bound.own_share:.0%} of the step meanwhile. With half the host work {host_bound.halved.promise}{doubt}."
+        f"{host_bound.own_share:.0%} of the step meanwhile. With half the host work {host_bound.halved.estimate}{doubt}."
     )
 
 
+_NO_HOST = Removal(host_share=0.0)
 _CAUSES = {
     "dispatch": "inside operators and launch calls",
     "python": "in Python, or nothing recorded",

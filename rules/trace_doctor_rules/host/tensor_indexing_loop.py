@@ -88,8 +88,8 @@ class TensorIndexingLoop(Rule):
     within a step, where none of the operators belongs to a layer. Backward, optimizer and loader are left out; loops over layers index nothing.
 
     How the saving is estimated
-    A model: the steps re-timed with one repetition instead of all, each as long as the median one. What the vectorised
-    form takes is not known, so that it stays a hint.
+    A model: the steps re-timed with one repetition instead of all, each as long as the median one, and with one of the nodes
+    of autograd that come as often as the repetitions. What the vectorised form takes is not known, so that it stays a hint.
 
     Fix
     Vectorise: broadcasting, reductions over a dimension, gather / scatter / index_add, torch.vmap.
@@ -159,6 +159,7 @@ class TensorIndexingLoop(Rule):
                     )
                     for (start, end), first, repeats in zip(loop.spans, loop.first, loop.repeats, strict=True)
                 )
+                + loop.backward
             )
             outcome = replay.without(removal)
             if outcome.share_of_step >= self.min_share:
@@ -190,7 +191,7 @@ def _message(loop: OperatorLoop, count: int, outcome: ReplayOutcome) -> str:
     often = sum(loop.repeats) / count
     group = ", ".join(loop.group[:4]) + (" …" if len(loop.group) > 4 else "")
     who = f"{str(loop.site)[0].upper()}{str(loop.site)[1:]}" if loop.site else "Something in the loop"
-    return f"{who} repeats {group} {often:,.0f} times a step: done at once, {outcome.promise}."
+    return f"{who} repeats {group} {often:,.0f} times a step: done at once, {outcome.estimate}."
 
 
 def _table(loop: OperatorLoop, count: int) -> Table:

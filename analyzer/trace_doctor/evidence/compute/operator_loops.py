@@ -44,6 +44,9 @@ _LAYER = re.compile(
     r"|(?!aten::).*"
 )
 """operators of a model's layers: where no frame tells, their repetitions are layers, not elements"""
+_EVALUATED = "autograd::engine::evaluate_function: "
+_ENGINE_NS = 20_000
+"""between two nodes the engine itself takes a few microseconds; longer, it waits"""
 _MODULE = re.compile(r"nn\.Module: .*|.*torch/nn/modules/module\.py\(\d+\): .*")
 
 
@@ -64,6 +67,9 @@ class OperatorLoop(Struct, frozen=True):
     """number of steady steps that hold one"""
     repetition_ns: int
     """from one repetition to the next: the median, which other programs on the machine do not move"""
+    backward: tuple[tuple[int, int, int], ...] = ()
+    """(thread, start, end) ns of the nodes of autograd that come as often in a step as the repetitions, all but the first of
+    each: the loop goes backward one element at a time as well"""
 
 
 class OperatorLoops(Evidence, frozen=True):
@@ -97,7 +103,7 @@ class OperatorLoops(Evidence, frozen=True):
             parts = before >= 0 and bool(unbinding[ops[before]]) and frame[before] == frame[edges[0]]
             if parts or any(map(_INDEXING.fullmatch, names)):
                 groups.setdefault((site, _rotated(names)), []).append(edges)
-        loops = []
+        loops, nodes = [], _Nodes(facts)
         for (site, names), executions in groups.items():
             begins = [run.ts[ops[edges[:-1]]] for edges in executions]
             begin = [int(each[0]) for each in begins]
@@ -113,10 +119,42 @@ class OperatorLoops(Evidence, frozen=True):
                     first=tuple(int(each[1] - each[0]) for each in begins),
                     steps=int(holds_one.sum()),
                     repetition_ns=int(np.median(np.concatenate([np.diff(each) for each in begins]))),
+                    backward=nodes.repeated(starts, [len(each) for each in begins]),
                 )
             )
         loops.sort(key=lambda loop: (-sum(e - s for s, e in loop.spans), str(loop.site), loop.group))
         return cls(tuple(loops), main, run)
+
+
+class _Nodes:
+    """What autograd evaluates in the steady steps, by step and in order of time on each thread."""
+
+    def __init__(self, facts: Facts) -> None:
+        run, steps = facts.run, facts[Steps]
+        rows = run.named(lambda n: n.startswith(_EVALUATED), Cat.CPU_OP)
+        step = steps.steady_at(run.ts[rows])
+        rows, self._step = rows[step >= 0], step[step >= 0]
+        order = np.lexsort((run.ts[rows], run.thread[rows]))
+        rows, self._step = rows[order], self._step[order]
+        self._steps, self._name = steps, run.name[rows].astype(np.int64)
+        self._thread, self._start = run.thread[rows], run.ts[rows]
+        follows = (self._thread[1:] == self._thread[:-1]) & (self._step[1:] == self._step[:-1])
+        self._until = run.end[rows].copy()
+        self._until[:-1][follows] = np.minimum(self._start[1:], self._until[:-1] + _ENGINE_NS)[follows]
+
+    def repeated(self, starts: I64, repeats: list[int]) -> tuple[tuple[int, int, int], ...]:
+        """Of a loop whose executions begin and repeat so: each node with the engine's own time behind it."""
+        in_step = self._steps.steady_at(starts)
+        chosen = np.zeros(len(self._name), dtype=bool)
+        for step in np.unique(in_step[in_step >= 0]).tolist():
+            least = sum(n for n, at in zip(repeats, in_step.tolist(), strict=True) if at == step)
+            here = np.flatnonzero(self._step == step)
+            for name in np.unique(self._name[here]).tolist():
+                same = here[self._name[here] == name]
+                if least <= len(same) < 2 * least:
+                    chosen[same[1:]] = True
+        found = zip(self._thread[chosen], self._start[chosen], self._until[chosen], strict=True)
+        return tuple((int(thread), int(start), int(end)) for thread, start, end in found)
 
 
 def _operators(facts: Facts, run: Run, main: int) -> I64:
