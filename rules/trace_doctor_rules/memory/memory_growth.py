@@ -112,8 +112,8 @@ class MemoryGrowth(Rule):
     that fill once and buffers that are replaced are not growth.
 
     How the saving is estimated
-    The fall of the highest live bytes within the record when these blocks are freed at the end of their step. What a long
-    run loses is larger: the message gives bytes per step, and the steps until memory ends where its size is known.
+    The fall of the highest live bytes within the record when these blocks go as soon as they are made: a bound, for some may
+    be needed to the end of their step. What a long run loses is larger: the message gives bytes per step, and the steps until memory ends where its size is known.
 
     Fix
     Keep numbers, not tensors with a graph: `total += loss.detach()` or `loss.item()`, `outputs.append(out.detach().cpu())`.
@@ -177,7 +177,7 @@ class MemoryGrowth(Rule):
             file="/home/me/train.py",
             line=44,
             codemod="detach-accumulation",
-            saving_bytes=160 * MIB,
+            saving_bytes=200 * MIB,
         ),
         Invalid("known device", lambda: _steps(kept=40), options={"device_bytes": GIB}, message="steps until"),
         Invalid(
@@ -252,7 +252,7 @@ class MemoryGrowth(Rule):
         history = device.history
         per_step = int(np.median(g.rises))
         ends = np.array(g.boundaries)
-        without = history.peak_without(blocks, freed=ends[g.interval[blocks] + 1] - 1)
+        without = history.peak_without(blocks)
         fall = history.peak_bytes - without
         until = _steps_left(device, ctx.options.device_bytes, per_step)
         outlook = f", {until:,} steps until the device is full" if until is not None else ""
@@ -264,7 +264,7 @@ class MemoryGrowth(Rule):
             saving=peak_saving(
                 history.peak_bytes,
                 without,
-                "when what is kept is freed at the end of its step; "
+                "when what is kept goes as soon as it is made; "
                 f"a longer run gains {size(per_step)} more with every step",
             )
             if fall

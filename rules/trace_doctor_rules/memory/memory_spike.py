@@ -91,6 +91,22 @@ def _in_backward(node: str = "CatBackward0", size: int = 300, forward: int = 20)
     return b
 
 
+def _loss() -> SnapshotBuilder:
+    """Logits in bf16, their log-softmax's gradient and the loss's."""
+    b = SnapshotBuilder()
+    b.held(100 * MIB)
+    for _ in range(3):
+        with b.forward(line=31):
+            logits = b.alloc(300 * MIB)
+        with b.backward("LogSoftmaxBackward0"):
+            b.temporary(600 * MIB)
+        with b.backward():
+            b.free(logits)
+        with b.optimizer_step():
+            pass
+    return b
+
+
 def _an_output_held_until_the_next() -> SnapshotBuilder:
     """Inference without a mark at its steps: `logits = model(x)` keeps the old ones until the new ones are there."""
     b = SnapshotBuilder(annotate=False)
@@ -176,7 +192,9 @@ class MemorySpike(Rule):
 
     How the saving is estimated
     The fall of the highest live bytes when all short-lived blocks of these operators are left out of the record, with those
-    that stand as large at the next highest moment: never the sum of their sizes, because the highest moment then counts. Of several places a table says what each takes off alone. Up to: what replaces them needs some memory too.
+    that stand as large at the next highest moment: never the sum of their sizes, because the highest moment then counts. Of several places a table says what each takes off alone. Where the
+    fix is a loss in parts, the logits are left out as well, for no more than one part of them is there. A bound: what replaces
+    them needs some memory too.
 
     Fix
     By what made it: logits and cross-entropy in chunks or fused; attention through scaled_dot_product_attention; a fused
@@ -266,6 +284,7 @@ class MemorySpike(Rule):
             shown="40.0 | /home/me/model.py:31 in forward",
             file="/home/me/model.py",
         ),
+        Invalid("the loss of a language model", _loss, saving_bytes=900 * MIB, message="falls by 600 MiB, and by 900 MiB with the logits in parts", codemod="chunked-loss"),
         Invalid("workspace of fused attention", lambda: _in_backward("ScaledDotProductEfficientAttentionBackward0"), codemod="sdpa-backend"),
     ]  # fmt: skip
 
@@ -300,20 +319,27 @@ class MemorySpike(Rule):
         site = device.stacks.site(stacks[0])
         forward = device.stacks.site(twins[stacks[0]]) if site is None and stacks[0] in twins else None
         place = site or forward
+        fixes = remedies(device.stacks, stacks, target(place), twins)
+        in_parts = bool(fixes) and fixes[0].codemod == "chunked-loss"
+        after = min(without, history.peak_without(group | _logits(device, at_peak))) if in_parts else without
         peak_bytes = int(history.size[at_peak].sum())
         what = f"{device.place(stacks[0])}" + (f" ({op})" if op and op not in device.place(stacks[0]) else "")
         of = f", by its size of {forward}" if forward is not None else ""
         shares = _shares(device, group, short, places[history.stack], without)
         named = next((alone for place, _, alone in shares if place == places[stacks[0]]), fall)
         sum_of = f" ({f'by {size(named)}' if named else 'not at all'} without those of the first of {len(shares)} places alone)"
+        parts = (
+            f", and by {size(history.peak_bytes - after)} with the logits in parts" if after < without else ""
+        )
         return Claim(
             message=f"Short-lived blocks hold {size(peak_bytes)} of the {size(history.peak_bytes)} at the peak, first of all from "
-            f"{what}{of}; without them the peak falls by {size(fall)}{sum_of if len(shares) > 1 else ''}.",
+            f"{what}{of}; without them the peak falls by {size(fall)}{sum_of if len(shares) > 1 else ''}{parts}.",
             confidence="high" if sure else "medium",
             saving=peak_saving(
                 history.peak_bytes,
-                without,
-                "when the short-lived blocks of these places are left out of the record",
+                after,
+                "when the short-lived blocks of these places are left out of the record"
+                + (", and the logits, of which one part is there at a time" if after < without else ""),
             ),
             location=location(place, device=device.device),
             evidence=[
@@ -321,7 +347,7 @@ class MemorySpike(Rule):
                 _table(device, at_peak, twins),
                 make_up(device, history.peak, "Live at the peak"),
             ],
-            fixes=remedies(device.stacks, stacks, target(place), twins),
+            fixes=fixes,
             key=what.split(":")[0],
         )
 
@@ -362,6 +388,17 @@ def _group(
     first = int(history.born[members & large].min())
     there = history.bytes_over_time(members & large)[first:-1] > 0
     return of_peak if there[history.action[first:] == 1].mean() > max_presence else members
+
+
+def _logits(device: DeviceBlocks, at_peak: Mask) -> Mask:
+    """What a loss in parts never holds whole besides: blocks of forward that stand at the peak beside the largest, as large or
+    (in 16 bits) half as large, tokens x vocabulary all of them; and those of the same places in other steps."""
+    history = device.history
+    largest = int(history.size[at_peak].max())
+    alike = (history.size == largest) | (2 * history.size == largest)
+    forward = device.stacks.stages(history.stack) != Stage.BACKWARD
+    there: Mask = alike & forward & history.alive(history.peak) & (history.stack >= 0)
+    return alike & forward & np.isin(history.stack, np.unique(history.stack[there]))
 
 
 def _shares(
