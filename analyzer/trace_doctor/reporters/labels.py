@@ -273,7 +273,7 @@ def cost_words(saving: Saving | None) -> str:
         return ""
     parts = []
     time = saving.time_us_per_step
-    basis = saving.basis
+    basis = "" if saving.known == "about" and saving.basis == "bound" else saving.basis
 
     if saving.share_of_step:
         also = f"≈{estimate_duration(time)}" if time else ""

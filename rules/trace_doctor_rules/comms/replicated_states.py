@@ -102,7 +102,7 @@ class ReplicatedStates(Rule):
             yield Claim(
                 message=(
                     f"Each of {world} ranks keeps {size(sum(parts))} of parameters, gradients and optimizer state "
-                    f"({sum(parts) / peak:.0%} of its peak); shared among them the peak falls by up to {size(saved_bytes[2])}."
+                    f"({sum(parts) / peak:.0%} of its peak); shared among them the peak falls by about {size(saved_bytes[2])}."
                 ),
                 confidence="medium",
                 saving=Saving(

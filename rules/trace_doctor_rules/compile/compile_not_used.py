@@ -164,7 +164,7 @@ class CompileNotUsed(Rule):
             message = (
                 f"Nothing is compiled: {chains.kernels:,} elementwise kernels take "
                 f"{chains.ns / max(chains.compute, 1):.0%} of the compute time, {len(chains.spare):,} of them right behind "
-                f"another: fused, {outcome.promise}."
+                f"another: fused, {outcome.estimate}."
             )
             times = [(int(chains.run.ts[r]), int(chains.run.end[r])) for r in chains.spare.tolist()]
             yield self._claim(ctx, message, outcome.saving(), times)
@@ -174,7 +174,7 @@ class CompileNotUsed(Rule):
         if small and waits and bound.lasting >= self.min_saving:
             message = (
                 f"Nothing is compiled, and the GPU waits for the host to launch {bound.kernels} kernels for "
-                f"{bound.own_share:.0%} of the step: with half the host work, {bound.halved.promise}."
+                f"{bound.own_share:.0%} of the step: with half the host work, {bound.halved.estimate}."
             )
             owned = [(int(s), int(e)) for s, e in bound.owned]
             yield self._claim(ctx, message, bound.halved.saving(), owned, "reduce-overhead")

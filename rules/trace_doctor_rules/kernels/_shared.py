@@ -61,7 +61,7 @@ def promise(saving: Saving) -> str:
     share = saving.share_of_step or 0.0
     if share < HARDLY:
         return "a step would hardly be shorter, for the GPU waits for other things"
-    return f"a step could become up to {two_figures(saving.time_us_per_step or 0.0)} shorter ({share:.0%})"
+    return f"a step could become about {two_figures(saving.time_us_per_step or 0.0)} shorter ({share:.0%})"
 
 
 def kernel_table(title: str, kernels: Kernels, mask: Bool) -> Table:

@@ -174,7 +174,7 @@ class UnalignedDims(Rule):
         Invalid("a vocabulary of 50257", _training, message="50257", confidence="low"),
         Invalid(
             "as large as an aligned one, and slower", lambda: _training(us=2400, width=49152), saving_us=3 * (2400 - 1636),
-            message="up to 2.3 ms",
+            message="about 2.3 ms",
         ),
         Invalid("nothing to compare with", lambda: _training(us=2400), saving_us=3 * 600, thresholds={"min_part": 0.25}),
         Invalid("with a bias", lambda: _training(bias=True), message="50257"),
