@@ -398,7 +398,8 @@ def _logits(device: DeviceBlocks, at_peak: Mask) -> Mask:
     alike = (history.size == largest) | (2 * history.size == largest)
     forward = device.stacks.stages(history.stack) != Stage.BACKWARD
     there: Mask = alike & forward & history.alive(history.peak) & (history.stack >= 0)
-    return alike & forward & np.isin(history.stack, np.unique(history.stack[there]))
+    logits: Mask = alike & forward & np.isin(history.stack, np.unique(history.stack[there]))
+    return logits
 
 
 def _shares(

@@ -73,9 +73,9 @@ class Between:
 
     def whole(self, pieces: Sequence[int]) -> tuple[tuple[int, int, int], ...]:
         """These regions and their backward, with all that they run."""
-        regions = [self._regions.all[p] for p in pieces]
+        regions = [_Call(r.start, r.end, r.thread) for r in map(self._regions.all.__getitem__, pieces)]
         backward = [call for p in pieces for call in self._around.backward(p)]
-        return tuple((span.thread, span.start, span.end) for span in (*regions, *backward))
+        return tuple((call.thread, call.start, call.end) for call in (*regions, *backward))
 
     def _behind_compiled(self, piece: int) -> int:
         """When the compiled code before this piece ended; else what else ran since the piece before it."""
