@@ -203,6 +203,18 @@ def test_a_copy_is_no_other_rank(repository: Path, run: Run) -> None:
     assert (done.code, "rank1.json is a copy of rank0.json" in done.result.gate.verdict) == (3, True)
 
 
+@pytest.mark.parametrize("name", ["rank{}.json", "rank{}/trace.json"])
+def test_a_link_to_a_rank_is_no_other_rank(repository: Path, run: Run, name: str) -> None:
+    logs = repository / "logs"
+    (logs / name.format(0)).parent.mkdir(parents=True, exist_ok=True)
+    healthy(0, 2).write(logs / name.format(0))
+    (logs / "latest").symlink_to(name.format(0).split("/")[0])
+    assert run("check", "logs").code == 0
+    (logs / name.format(1).split("/")[0]).symlink_to(name.format(0).split("/")[0])
+    done = run("check", "logs", "-o", "json")
+    assert (done.code, [i.path for i in done.result.unread]) == (3, [name.format(1)])
+
+
 @pytest.mark.parametrize("manifest", ["", "\0" * 64, "[0, 1]", '{"ranks": [0, 1', "{}" * 2])
 def test_a_manifest_that_cannot_be_read(repository: Path, run: Run, manifest: str) -> None:
     recording(repository / "logs", [0], manifest)

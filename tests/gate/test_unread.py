@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import io
 import json
 import lzma
 import os
 import pickle
 import socket
+import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -39,6 +41,14 @@ def _bytes(content: Callable[[Path], bytes]) -> Callable[[Path], None]:
 def _socket(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(os.path.relpath(path))
+
+
+def _zip(name: str, content: bytes) -> bytes:
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("README", "words")
+        archive.writestr(name, content)
+    return data.getvalue()
 
 
 UNREADABLE: dict[str, tuple[str, Callable[[Path], None]]] = {
@@ -79,6 +89,10 @@ UNREADABLE: dict[str, tuple[str, Callable[[Path], None]]] = {
     "a snapshot that is cut, under another name": (
         "memory.bin", _bytes(lambda p: pickle.dumps({"segments": [], "device_traces": [[]]})[:-3])
     ),
+    "a ZIP archive under any name": ("logs.zip", _bytes(lambda p: _zip("a/step.json", healthy().json().encode()))),
+    "a ZIP archive named as NumPy's": ("rank1.npz", _bytes(lambda p: _zip("t.json.gz", gzip.compress(healthy().json().encode())))),
+    "a packed tar archive under any name": ("x.bin", _bytes(lambda p: gzip.compress(tar("step.json", healthy().json().encode())))),
+    "a tar archive in xz": ("x.dat", _bytes(lambda p: lzma.compress(tar("step.json", healthy().json().encode())))),
     "FIFO": ("rank1.json", os.mkfifo),
     "dangling link": ("rank1.json", lambda p: p.symlink_to("nowhere")),
     "link in a circle": ("rank1.json", lambda p: p.symlink_to(p.name)),
@@ -131,6 +145,9 @@ def test_a_capture_that_was_met_and_not_read_is_undecided(logs: Path, run: Run, 
         ("model.pt", pickle.dumps(_Code())),
         ("data.bin", b"\x80\x04" + bytes(range(256)) * 99),
         ("model.zip", b"PK\x03\x04" + bytes(99)),
+        ("model.npz", _zip("rank1/data.pkl", pickle.dumps({"state": 1}))),
+        ("tables.zip", _zip("metrics.json", b'{"loss": 1}')),
+        ("environment.json", b'{"PATH": "/bin"}'),
         ("trace.gz", gzip.compress(b"loss 0.3")),
         ("plot.py", b"""fake = {"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "a", "ts": 1}]}"""),
         ("manifest.txt", b"""{"schemaVersion": 2, "layers": []}"""),
@@ -161,6 +178,27 @@ def test_a_folder_in_the_place_of_a_capture(logs: Path, run: Run) -> None:
     (logs / "rank1.pt.trace.json").mkdir()
     for given in ("logs", "logs/*", "logs/rank*.json"):
         assert run("check", given).code == 3
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_capture_under_the_name_of_what_lies_beside_captures(logs: Path, run: Run, recorded: bool) -> None:
+    if recorded:
+        (logs / "recording.json").write_text("{}")
+    (logs / "environment.json").write_text(healthy(rank=1).json())
+    read = run("analyze", "logs", "-o", "json").result.inputs
+    assert sorted(i.path for i in read) == ["environment.json", "rank0.pt.trace.json"]
+
+
+def test_what_lies_below_a_path_that_is_too_long(
+    logs: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(logs)
+    for _ in range(20):
+        os.mkdir("y" * 240)
+        os.chdir("y" * 240)
+    os.chdir(logs.parent)
+    done = run("check", "logs", "-o", "json")
+    assert (done.code, [i.unread for i in done.result.ignored]) == (3, [True])
 
 
 def test_a_name_like_those_beside_it_is_a_capture_as_well(logs: Path, run: Run) -> None:

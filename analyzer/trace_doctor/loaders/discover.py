@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 import os
 import re
@@ -13,7 +14,7 @@ from typing import Literal
 
 from trace_doctor.errors import DamagedCapture, NoCaptures, NotACapture, NothingRecorded, UsageError
 from trace_doctor.files import open_regular
-from trace_doctor.loaders import identify
+from trace_doctor.loaders import identify, packed
 from trace_doctor.loaders.kineto.meta import rank_in_name
 from trace_doctor.loaders.stream import ByteStream
 from trace_doctor.model.captures import NO_CAPTURE_BELOW
@@ -38,7 +39,7 @@ _MOST_UNENTERED = 1000
 _FILE_NAME = re.compile(r"\.(?:json|pickle|pkl)(?:\.gz)?$", re.I)
 _NUMBER = re.compile(r"\d+")
 _COMPANIONS = frozenset({ENVIRONMENT_FILE})
-"""Belongs beside a capture: no capture itself, and nothing to speak of."""
+"""Belongs beside a capture: nothing to speak of, unless it begins as a capture itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,8 @@ def discover(paths: Sequence[str | Path], *, strict: bool = True) -> Discovery:
     if "" in paths:
         raise UsageError("one of the paths is empty: no file and no folder is named")
     places = [place for path in paths for place in _places(Path(path))]
-    candidates = _distinct([c for place in places for c in place.candidates])
+    all_candidates = [c for place in places for c in place.candidates]
+    candidates = _distinct(all_candidates)
     displays = _displays(candidates)
     captures: list[CaptureFile] = []
     refused: list[tuple[_Candidate, str, _Refused]] = []
@@ -135,7 +137,12 @@ def discover(paths: Sequence[str | Path], *, strict: bool = True) -> Discovery:
     real_paths = {os.path.realpath(c.path) for c, _, r in refused if r.unread} | {
         os.path.realpath(f.path) for f in captures
     }
-    ignored = [*_ignored(refused, captures), *_empty(places, real_paths), *_unentered(places)]
+    ignored = [
+        *_ignored(refused, captures),
+        *_other_ranks(all_candidates, captures),
+        *_empty(places, real_paths),
+        *_unentered(places),
+    ]
     return Discovery(tuple(captures), tuple(ignored), _recordings(places, captures))
 
 
@@ -164,6 +171,20 @@ def _ignored(
         if unread or isinstance(file.error, DamagedCapture) or _CANDIDATE.search(candidate.path.name):
             listed.append(Ignored(display, str(file.error).removeprefix(f"{name}: "), unread))
     return listed
+
+
+def _other_ranks(candidates: Sequence[_Candidate], captures: Sequence[CaptureFile]) -> Iterator[Ignored]:
+    """Links to a capture that was read, under the name of another rank: that one was not read."""
+    read = {os.path.realpath(f.path): f for f in captures}
+    seen = {f.path for f in captures}
+    for candidate in candidates:
+        capture = read.get(os.path.realpath(candidate.path))
+        if capture is None or candidate.path in seen:
+            continue
+        seen.add(candidate.path)
+        rank = rank_in_name(display := _relative(candidate.path, candidate.root))
+        if rank is not None and capture.rank_how and rank != capture.rank:
+            yield Ignored(display, f"a link to {capture.display}, which is another rank", unread=True)
 
 
 def _without_numbers(display: str) -> str:
@@ -271,11 +292,14 @@ def _look(path: Path, display: str) -> Kind | _Refused:
         if kind is None and stream and identify.is_chrome_trace(start):
             # marks of PyTorch may come after thousands of others
             kind = identify.kind(stream.head(identify.FAR))
+        if kind is None and stream and packed.is_packed(start):
+            start = stream.head(packed.LOOKED_AT)
     except OSError as error:
         problem = (
             "a link to nothing" if _leads_nowhere(path) else f"cannot be read ({error.strerror or error})"
         )
-        unread = identify.claims_capture(path.name, b"") or os.path.lexists(path) > os.path.isfile(path)
+        there = os.path.lexists(path) or error.errno == errno.ENAMETOOLONG
+        unread = identify.claims_capture(path.name, b"") or there > os.path.isfile(path)
         return _Refused(DamagedCapture(f"{display}: {problem}"), unread)
     if kind is not None:
         return kind
@@ -283,6 +307,8 @@ def _look(path: Path, display: str) -> Kind | _Refused:
     if not start.strip(b"\0 \t\r\n"):
         problem = stream.problem if stream else ""
         return _Refused(DamagedCapture(f"{display}: {problem or 'the file is empty'}"), claims)
+    if identify.holds_capture(start):
+        return _Refused(NotACapture(f"{display}: an archive that holds a capture; unpack it first"), True)
     return _Refused(NotACapture(identify.refusal(display, start)), claims)
 
 
@@ -292,8 +318,13 @@ def _begins_as_capture(path: Path) -> bool:
         if not path.stat().st_size:
             return False  # what the kernel makes up on reading has no size, and reading it can take for ever
         with open_regular(path) as file:
-            start = file.read(64)
-        return identify.may_begin(start) and identify.begins_as_capture(ByteStream(path).head(identify.HEAD))
+            start = file.read(600)
+        if not identify.may_begin(start):
+            return False
+        head = ByteStream(path).head(identify.HEAD)
+        if packed.is_packed(head):
+            return identify.holds_capture(ByteStream(path).head(packed.LOOKED_AT))
+        return identify.begins_as_capture(head)
     except OSError:
         return False
 
@@ -358,13 +389,13 @@ def _globbed(pattern: Path) -> Iterator[_Place]:
     for path in matches:
         if path.is_dir():
             yield _folder(path, root, named=False)
-        elif not _is_companion(path):
+        elif not _is_companion(path, in_recording=recordings.is_recording(path.parent)):
             yield _Place(path, [_Candidate(path, root, named=False)], [], [], named=False)
 
 
-def _is_companion(path: Path) -> bool:
-    name = path.name
-    return name in _COMPANIONS or (recordings.is_companion(name) and recordings.is_recording(path.parent))
+def _is_companion(path: Path, *, in_recording: bool) -> bool:
+    named = path.name in _COMPANIONS or (in_recording and recordings.is_companion(path.name))
+    return named and not _begins_as_capture(path)
 
 
 def _first_magic(pattern: Path) -> int:
@@ -385,11 +416,15 @@ def _walk(root: Path, recorded: list[Path], unentered: list[Path]) -> Iterator[P
         except OSError:
             yield folder  # to be named among what cannot be read
             continue
+        is_recording = any(recordings.is_manifest(entry.name) for entry in entries)
         if (status.st_dev, status.st_ino) in visited:
+            if folder.is_symlink():  # by another name, which may be that of another rank
+                yield from (
+                    Path(e.path) for e in entries if not e.is_symlink() and _is_candidate(e, is_recording)
+                )
             continue
         visited.add((status.st_dev, status.st_ino))
         below: list[Path] = []
-        is_recording = any(recordings.is_manifest(entry.name) for entry in entries)
         recorded += [folder] * is_recording
         for entry in entries:
             try:
@@ -398,22 +433,29 @@ def _walk(root: Path, recorded: list[Path], unentered: list[Path]) -> Iterator[P
                         yield Path(entry.path)  # in the place of a capture
                     skipped = entry.name.startswith(".") or entry.name in _SKIPPED_FOLDERS
                     (unentered if skipped else below).append(Path(entry.path))
-                elif entry.name in _COMPANIONS or (is_recording and recordings.is_companion(entry.name)):
-                    continue
-                elif entry.is_file():
-                    if (
-                        _CANDIDATE.search(entry.name)
-                        or _POSSIBLE.search(entry.name)
-                        or whole_files.was_to_be(entry.name)
-                        or identify.claims_capture(entry.name, b"")
-                        or _begins_as_capture(Path(entry.path))
-                    ):
-                        yield Path(entry.path)
-                elif not entry.name.startswith("."):
+                elif _is_candidate(entry, is_recording):
+                    yield Path(entry.path)
+                elif not entry.is_file() and not entry.name.startswith("."):
                     yield Path(entry.path)  # no file: to be named
             except OSError:  # a link in a circle, or to where nobody may look
                 yield Path(entry.path)
         folders += reversed(below)
+
+
+def _is_candidate(entry: os.DirEntry[str], is_recording: bool) -> bool:
+    """Whether a file is worth a look inside. Raises OSError."""
+    path = Path(entry.path)
+    return (
+        entry.is_file()
+        and not _is_companion(path, in_recording=is_recording)
+        and (
+            _CANDIDATE.search(entry.name) is not None
+            or _POSSIBLE.search(entry.name) is not None
+            or whole_files.was_to_be(entry.name) is not None
+            or identify.claims_capture(entry.name, b"")
+            or _begins_as_capture(path)
+        )
+    )
 
 
 def _distinct(candidates: list[_Candidate]) -> list[_Candidate]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Collection
 from typing import Literal
 
-from trace_doctor.loaders.gunzip import MAGIC
+from trace_doctor.loaders import packed
 
 HEAD = 1 << 16
 """How many decompressed bytes are looked at first."""
@@ -111,9 +111,14 @@ def kind(head: bytes) -> Literal["trace", "snapshot", "torch_trace"] | None:
 
 
 def may_begin(start: bytes) -> bool:
-    """Whether a file with these first few bytes, still compressed, may begin as a capture does."""
+    """Whether a file with these first bytes, still compressed, may begin as a capture does, or hold one."""
     text = start.lstrip(b"\xef\xbb\xbf \t\r\n")
-    return not text or text[:1] in (b"{", b"[", b"V") or is_pickle(start) or start.startswith(MAGIC)
+    return not text or text[:1] in (b"{", b"[", b"V") or is_pickle(start) or packed.is_packed(start)
+
+
+def holds_capture(head: bytes) -> bool:
+    """Whether an archive with these first bytes holds what begins as a capture does."""
+    return packed.is_packed(head) and any(map(begins_as_capture, packed.beginnings(head)))
 
 
 def begins_as_capture(head: bytes) -> bool:
