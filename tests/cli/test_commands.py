@@ -153,6 +153,17 @@ def test_what_other_tools_call_it(tmp_path: Path, args: tuple[str, ...], says: s
     assert says in done.stderr
 
 
+@pytest.mark.parametrize("bad", ["##vso[task.complete]", "a\n::error::b", "\u202e", "\x1b[2J"])
+@pytest.mark.parametrize(
+    "args",
+    [("check", "--{}"), ("{}",), ("--{}",), ("check", "x", "--fail-on", "{}"), ("analyze", "-v", "{}")],
+)
+def test_nothing_that_was_typed_is_obeyed(tmp_path: Path, args: tuple[str, ...], bad: str) -> None:
+    done = run(*(a.format(bad) for a in args), cwd=tmp_path)
+    assert done.returncode == 2
+    assert bad not in done.stderr
+
+
 def test_the_shell_completes_rules_and_formats() -> None:
     assert [w for w, _ in rule_words("td10")] == ["TD101", "TD102", "TD103", "TD104"]
     assert [w for w, _ in rule_words("TD1,datal")] == ["TD1,dataloader-starvation"]

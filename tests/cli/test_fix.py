@@ -99,6 +99,27 @@ def test_patch_file_is_taken_by_git(job: Path) -> None:
     assert "num_workers=4" in script(job)
 
 
+def test_a_printed_patch_holds_no_command_to_a_ci_server_and_still_applies(job: Path) -> None:
+    (job / "job" / "train.py").rename(job / "job" / "##vso[task.complete]train.py")
+    done = run("fix", "result.json", "--source", "job", cwd=job)
+    assert (done.returncode, "##vso[" in done.stdout + done.stderr) == (0, False)
+    subprocess.run(["git", "apply", "-"], input=done.stdout, cwd=job / "job", text=True, check=True)
+    assert "num_workers=4" in (job / "job" / "##vso[task.complete]train.py").read_text()
+
+
+@pytest.mark.parametrize("comment", ["##vso[task.complete]", "\n::add-mask::a\n"])
+def test_a_patch_with_a_command_in_its_lines_goes_into_a_file_alone(job: Path, comment: str) -> None:
+    (job / "job" / "train.py").write_text(f'import torch\n"""{comment}"""\n' + SCRIPT)
+    fix = ("fix", "result.json", "--source", "job")
+    done = run(*fix, cwd=job)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--patch FILE" in done.stderr
+    assert run(*fix, "--patch", "p", cwd=job).returncode == 0
+    with (job / "printed").open("w") as file:
+        subprocess.run([*warm(), *fix], cwd=job, stdout=file, check=True)
+    assert (job / "printed").read_bytes() == (job / "p").read_bytes()
+
+
 def test_apply_makes_safe_fixes_and_counts_the_others(job: Path) -> None:
     done = run("fix", "result.json", "--source", "job", "--apply", "--allow-dirty", cwd=job)
     assert done.returncode == 0, done.stderr

@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 
 from trace_doctor.cli.options import SUFFIXES, expanded
 from trace_doctor.cli.process import interrupted, leave_stdout
+from trace_doctor.errors import printable
 from trace_doctor.version import VERSION
 
 HOMES = {
@@ -45,6 +46,13 @@ class Commands(TyperGroup):
             ctx.fail(f"No such command '{args[0]}': that is `{here}`.")
         return super().resolve_command(ctx, args)
 
+    def make_context(self, *args: Any, **extra: Any) -> Any:
+        try:
+            return super().make_context(*args, **extra)
+        except Exception as error:
+            _make_printable(error)
+            raise
+
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
@@ -56,7 +64,14 @@ class Commands(TyperGroup):
         except Exception as error:
             if (fmt := getattr(error, "option_name", "")[2:]) in SUFFIXES:
                 error.possibilities = [f"-o {fmt}=PATH"]  # type: ignore[attr-defined]
+            _make_printable(error)
             raise
+
+
+def _make_printable(error: Exception) -> None:
+    """typer shows its own errors itself, with what was typed."""
+    if isinstance(getattr(error, "message", None), str):
+        error.message = printable(error.message)  # type: ignore[attr-defined]
 
 
 def _version(context: typer.Context, requested: bool) -> None:

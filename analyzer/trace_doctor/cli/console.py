@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import stat
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import IO, TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from trace_doctor.errors import UsageError, one_line, printable
+from trace_doctor.cli.process import PrintableFormatter, say
+from trace_doctor.errors import UsageError, no_command_at_start, no_commands, one_line, printable
 from trace_doctor.files import replacing
 
 if TYPE_CHECKING:
@@ -41,12 +43,10 @@ class Console:
     ] = 0
 
     def __post_init__(self) -> None:
-        logging.basicConfig(
-            stream=sys.stderr,
-            level=(logging.WARNING, logging.INFO, logging.DEBUG)[min(self.verbose, 2)],
-            format="%(message)s",
-            force=True,
-        )
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(PrintableFormatter("%(message)s"))
+        level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(self.verbose, 2)]
+        logging.basicConfig(handlers=[handler], level=level, force=True)
 
     @property
     def silent(self) -> bool:
@@ -55,7 +55,7 @@ class Console:
 
     def note(self, text: str) -> None:
         """A line for the person at the terminal."""
-        print(printable(text), file=sys.stderr)
+        say(text)
 
     def hint(self, text: str) -> None:
         """A line that -q leaves out."""
@@ -80,8 +80,12 @@ class Console:
             sys.stdout.buffer.flush()
 
     def print_patch(self, data: bytes) -> None:
-        """As it is for a program to apply; on a terminal with what that would obey written out."""
+        """As it is for a program to apply; on a terminal with what that would obey written out. Raises UsageError for one
+        with a command to a CI server, unless it goes into a file: it would not apply without, and logs are read from pipes."""
         if not sys.stdout.isatty():
+            text = data.decode("utf-8", "replace")
+            if no_command_at_start(no_commands(text)) != text and not _is_file(sys.stdout):
+                raise UsageError("the patch holds what CI servers obey in a log: write it with --patch FILE")
             self.print_bytes(data)
         elif not self.silent:
             from trace_doctor.reporters.units import visible
@@ -143,6 +147,13 @@ class ColorConsole(Console):
         if os.environ.get("FORCE_COLOR") or os.environ.get("CLICOLOR_FORCE"):
             return True
         return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def _is_file(stream: IO[str]) -> bool:
+    try:
+        return stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
+    except (OSError, ValueError):
+        return False
 
 
 def _answer(question: str) -> str:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import os
 import signal
 import sys
 from typing import NoReturn
+
+from trace_doctor.errors import printable
 
 
 def prepare() -> None:
@@ -19,10 +22,23 @@ def prepare() -> None:
             stream.reconfigure(errors="replace")
 
 
+class PrintableFormatter(logging.Formatter):
+    """Lines of the log name files, and what is in them."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line as it may reach a terminal or a log."""
+        return printable(super().format(record))
+
+
+def say(text: str) -> None:
+    """A line for the person at the terminal: whatever is said on stderr goes through here, or through the log."""
+    print(printable(text), file=sys.stderr)
+
+
 def tell(text: str) -> None:
     """What ends the program. The exit code says it as well where nobody can be told: 1 would be a verdict of `check`."""
     with contextlib.suppress(OSError):
-        print(f"trace-doctor: {text}", file=sys.stderr)
+        say(f"trace-doctor: {text}")
 
 
 def interrupted() -> NoReturn:

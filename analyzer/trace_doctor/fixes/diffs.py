@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 import re
 
+from trace_doctor.errors import no_commands
+
 _CONTEXT = 3
 
 
@@ -48,13 +50,14 @@ def _extent(start: int, stop: int) -> str:
 
 
 def _quote(path: str) -> str:
-    """As git writes names that hold quotes, backslashes, control characters or bytes that are no UTF-8."""
-    if not re.search(r'["\\\x00-\x1f\x7f\udc80-\udcff]', path):
+    """As git writes names that hold quotes, backslashes, control characters or bytes that are no UTF-8; those that hold a
+    command to a CI server as well, without its `#`."""
+    if no_commands(path) == path and not re.search(r'["\\\x00-\x1f\x7f\udc80-\udcff]', path):
         return path
     return f'"{"".join(map(_escape, path))}"'
 
 
-_ESCAPES = {'"': '\\"', "\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
+_ESCAPES = {"#": "\\043", '"': '\\"', "\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
 
 
 def _escape(char: str) -> str:
