@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_captures import healthy
 
 from trace_doctor.testing import RunBuilder
 
@@ -81,6 +82,25 @@ def test_a_trace_with_too_little_to_be_judged(logs: Path, run: Run, what: str) -
         "a note that is still there beats what cannot be told"
     )
     assert run("diff", "logs", "logs").code == 3
+
+
+def test_a_rank_of_which_little_is_left_beside_the_others(logs: Path, run: Run) -> None:
+    """A whole trace of its first events: enough of them to be looked at, and no piece of the training of that rank."""
+    for rank in range(3):
+        healthy(rank, 3, steps=40).write(logs / f"rank{rank}.json")
+    (logs / "rank0.pt.trace.json").unlink()
+    assert run("check", "logs").code == 0
+    trace = json.loads((logs / "rank1.json").read_text())
+    trace["traceEvents"] = [e for e in trace["traceEvents"] if e.get("ph") == "X"][:40]
+    (logs / "rank1.json").write_text(json.dumps(trace))
+    done = run("check", "logs", "-o", "json")
+    assert done.code == 3, done.result.gate.verdict
+    assert "rank1.json holds too little to be judged" in done.result.gate.verdict
+    assert "where other ranks have" in done.result.gate.verdict
+    assert run("check", "logs", "--allow-partial").code == 0
+    for rank in (0, 2):
+        (logs / f"rank{rank}.json").unlink()
+    assert run("check", "logs").code == 0, "alone nothing says that it is little"
 
 
 def test_a_file_that_ends_before_its_first_step_does(logs: Path, run: Run) -> None:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from trace_doctor.config import Config
-from trace_doctor.engine.coverage import Scope, incomplete, ranks_of
+from trace_doctor.engine.coverage import Scope, fewer_than_others, incomplete, ranks_of
 from trace_doctor.engine.display import Display
 from trace_doctor.engine.examine import Examination, with_numbers
 from trace_doctor.engine.findings import Merged, file_claim, merge, on_a_busy_machine
@@ -41,6 +41,7 @@ def judge(examinations: Sequence[Examination], rules: Sequence[Rule]) -> list[Ex
     """The examinations of all captures with what rules over several ranks say of each, from the summaries alone; faults
     with two names went to their owner. Each has one verdict for each rule, in their order."""
     over_ranks = [r for r in rules if r.over_ranks()]
+    examinations = _beside_others(examinations)
     ranks = ranks_of_jobs([e.summary for e in examinations])
     complete = []
     for e, rank in zip(examinations, ranks, strict=True):
@@ -48,6 +49,17 @@ def judge(examinations: Sequence[Examination], rules: Sequence[Rule]) -> list[Ex
         verdicts = {v.rule: v for v in (*e.verdicts, *run_rules(rank, over_ranks, further=further))}
         complete.append(replace(e, verdicts=tuple(one_owner([verdicts[rule] for rule in rules]))))
     return complete
+
+
+def _beside_others(examinations: Sequence[Examination]) -> list[Examination]:
+    """The same, where too little is in a capture beside those of other ranks with that as its shortage."""
+    reasons = fewer_than_others(
+        [e.summary for e in examinations], [e.display.work_events for e in examinations]
+    )
+    return [
+        replace(e, display=e.display.too_little(why)) if why and not e.display.shortage else e
+        for e, why in zip(examinations, reasons, strict=True)
+    ]
 
 
 def must_select(examinations: Sequence[Examination], options: Options) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from statistics import median
 
 import numpy as np
 
+from trace_doctor.arrays import I64
 from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.idle.time_ledger import TimeLedger
 from trace_doctor.evidence.memory.ledger import MemoryLedger
@@ -19,6 +21,9 @@ from trace_doctor.run import GPU_CATS, Cat
 LEAST_EVENTS = 10
 """operators, runtime calls and GPU events in the window: fewer are the rest of a file, not a piece of training, however many
 steps are marked over them"""
+LEAST_SHARE = 0.1
+"""of what the other ranks of the job have in their windows, as their median: ranks make the same steps, and where they share the
+work of a step unevenly, none has so little of it"""
 _MOST_NAMED, _MOST_RANKS = 8, 10**6
 _WORK = (Cat.CPU_OP, Cat.RUNTIME, Cat.DRIVER, *GPU_CATS)
 
@@ -163,6 +168,36 @@ def too_little(files: Sequence[Facts]) -> str:
     return reasons[0] if all(reasons) else ""
 
 
+def work_events(files: Sequence[Facts]) -> int:
+    """Operators, calls and GPU events in the window of a capture, the most that one of its files has; 0 without a trace."""
+    return max(
+        (len(_work(facts, steps)) for facts in files if (steps := facts.get(Steps)) is not None), default=0
+    )
+
+
+def fewer_than_others(summaries: Sequence[RankSummary], events: Sequence[int]) -> list[str]:
+    """For each capture why it tells nothing beside the other ranks of its folder and job, of which each has so many events in
+    its window: as where one was cut to its first events. "" where it does, and where there is no trace."""
+    jobs: dict[tuple[str, int | None], list[tuple[int, int]]] = {}
+    keys = [(str(PurePosixPath(s.path).parent), s.world) for s in summaries]
+    for key, summary, count in zip(keys, summaries, events, strict=True):
+        if count:
+            jobs.setdefault(key, []).append((summary.rank, count))
+    reasons = []
+    for key, summary, count in zip(keys, summaries, events, strict=True):
+        others = [n for rank, n in jobs.get(key, ()) if rank != summary.rank]
+        usual = int(median(others)) if others and count else 0
+        few = count < LEAST_SHARE * usual
+        reasons.append(f"{count:,} operators and GPU events, where other ranks have {usual:,}" if few else "")
+    return reasons
+
+
+def _work(facts: Facts, steps: Steps) -> I64:
+    """Rows of operators, calls and GPU events that reach into the window."""
+    run, (start, end) = facts.run, steps.window
+    return np.flatnonzero(run.is_cat(*_WORK) & (run.ts < end) & (np.maximum(run.end, run.ts + 1) > start))
+
+
 def _shortage(facts: Facts) -> str:
     capture = facts.capture
     if capture.run is None:
@@ -175,8 +210,7 @@ def _shortage(facts: Facts) -> str:
         return "no operator and no GPU work in it"
     if steps.doubt:
         return f"its steps cannot be told apart: {steps.doubt}"
-    start, end = steps.window
-    work = np.flatnonzero(run.is_cat(*_WORK) & (run.ts < end) & (np.maximum(run.end, run.ts + 1) > start))
+    work = _work(facts, steps)
     if not len(work):
         return "no operator and no GPU work in the analysed window"
     if len(work) < LEAST_EVENTS:

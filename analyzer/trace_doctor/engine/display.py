@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Self
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from trace_doctor.engine.coverage import too_little
+from trace_doctor.engine.coverage import too_little, work_events
 from trace_doctor.engine.input_rows import devices_of, inputs_of
 from trace_doctor.engine.sizes import MAX_STEPS, Sizes
 from trace_doctor.errors import NotCaptured
@@ -43,6 +44,8 @@ class Display(Struct, frozen=True, kw_only=True):
     """that worked, or whose memory was recorded"""
     shortage: str
     """why the capture tells nothing, whatever rules are asked; "" where it does"""
+    work_events: int
+    """operators, calls and GPU events in its window; 0 without a trace"""
     no_steps: str
     """why there is no window to look at; "" where there is one"""
     doubt: str
@@ -60,6 +63,11 @@ class Display(Struct, frozen=True, kw_only=True):
     operators: tuple[OperatorRow, ...] = ()
     collectives: tuple[CollectiveRow, ...] = ()
 
+    def too_little(self, why: str) -> Self:
+        """The same of a capture that tells nothing."""
+        inputs = tuple(structs.replace(i, too_little=why) for i in self.inputs)
+        return structs.replace(self, shortage=why, inputs=inputs)
+
 
 def display_of(facts: Facts, further: Sequence[Facts], sizes: Sizes) -> Display:
     """What is shown of a capture; `further` are the other files of its recording."""
@@ -71,6 +79,7 @@ def display_of(facts: Facts, further: Sequence[Facts], sizes: Sizes) -> Display:
         inputs=tuple(inputs_of(facts, further, sizes.shapes, shortage)),
         devices=tuple(sorted(devices_of(facts.capture))),
         shortage=shortage,
+        work_events=work_events((facts, *further)),
         no_steps=_missing_steps(facts),
         doubt=_doubt(facts),
         replay=ReplayQuality(
