@@ -120,6 +120,15 @@ def recordings(apart: float, upto: float = 300) -> list:
 SECOND = 1_000_000.0
 
 
+def pauses(long: float) -> list:
+    """Four steps with so many us behind each in which nothing is."""
+    events = []
+    for n in range(4):
+        at = 100 + n * (long + 50)
+        events += [(NOTE, f"ProfilerStep#{n}", at, 50, {}), *work(at + 1, n + 1)]
+    return events
+
+
 @pytest.mark.parametrize(
     "events",
     [
@@ -130,7 +139,7 @@ SECOND = 1_000_000.0
             id="numbers that do not follow, in a recording that was switched off meanwhile",
         ),
         pytest.param(two_windows(2000, 9, recordings(2000)), id="two recordings"),
-        pytest.param(two_windows(11 * SECOND, 9), id="nothing for longer than a program pauses"),
+        pytest.param(two_windows(1.1 * SECOND, 9), id="nothing for longer than a program pauses"),
     ],
 )
 def test_where_the_profiler_did_not_run_is_no_time_of_a_step(facts: Make, events: list) -> None:
@@ -146,7 +155,14 @@ def test_where_the_profiler_did_not_run_is_no_time_of_a_step(facts: Make, events
 @pytest.mark.parametrize(
     "events",
     [
-        pytest.param(two_windows(3 * SECOND, 9), id="seconds between steps that follow each other"),
+        pytest.param(
+            two_windows(0.9 * SECOND, 9), id="less than a second between steps that follow each other"
+        ),
+        pytest.param(
+            pauses(3 * SECOND),
+            id="seconds before each step",
+        ),
+        pytest.param(two_windows(3 * SECOND, 9, length=SECOND), id="less than the steps take together"),
         pytest.param(
             two_windows(99 * SECOND, 9, [(Cat.SPAN, RECORDING, 90, 100 * SECOND, {})]),
             id="a minute, while the profiler ran",
@@ -185,6 +201,22 @@ def test_recordings_without_marks_of_steps_are_apart_as_well(facts: Make) -> Non
     assert (steps.source, steps.window) == ("none", (100_000, 259_000))
     assert steps.not_judged
     assert facts([*events, *late, both[0]])[Steps].not_judged == ""
+
+
+@pytest.mark.parametrize(
+    ("starts", "apart"),
+    [
+        ([100, 2 * SECOND], True),
+        ([100, 0.9 * SECOND], False),
+        ([100, 2 * SECOND, 2.3 * SECOND], False),  # a pause that is no far shorter
+        ([100, 2 * SECOND, 4 * SECOND, 6 * SECOND], False),
+    ],
+)
+def test_one_hole_far_longer_than_all_is_a_border_without_any_mark(
+    facts: Make, starts: list[float], apart: bool
+) -> None:
+    events = [e for k, at in enumerate(starts) for n in range(4) for e in work(at + 50 * n, 9 * k + n + 1)]
+    assert bool(facts(events)[Steps].not_judged) == apart
 
 
 def test_marks_that_overlap_by_rounding_are_steps(facts: Make) -> None:

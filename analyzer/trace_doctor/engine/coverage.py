@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -176,20 +177,27 @@ def work_events(files: Sequence[Facts]) -> int:
 
 
 def fewer_than_others(summaries: Sequence[RankSummary], events: Sequence[int]) -> list[str]:
-    """For each capture why it tells nothing beside the other ranks of its folder and job, of which each has so many events in
-    its window: as where one was cut to its first events. "" where it does, and where there is no trace."""
-    jobs: dict[tuple[str, int | None], list[tuple[int, int]]] = {}
-    keys = [(str(PurePosixPath(s.path).parent), s.world) for s in summaries]
+    """For each capture why it tells nothing beside the other ranks of its job, of which each has so many events in its window:
+    as where one was cut to its first events. "" where it does, or another capture of its rank, and where there is no trace."""
+    jobs: dict[tuple[str, int | str], dict[int, int]] = {}
+    keys = [_job(s) for s in summaries]
     for key, summary, count in zip(keys, summaries, events, strict=True):
-        if count:
-            jobs.setdefault(key, []).append((summary.rank, count))
+        most = jobs.setdefault(key, {})
+        most[summary.rank] = max(count, most.get(summary.rank, 0))
     reasons = []
     for key, summary, count in zip(keys, summaries, events, strict=True):
-        others = [n for rank, n in jobs.get(key, ()) if rank != summary.rank]
+        others = [n for rank, n in jobs[key].items() if rank != summary.rank and n]
         usual = int(median(others)) if others and count else 0
-        few = count < LEAST_SHARE * usual
+        few = jobs[key][summary.rank] < LEAST_SHARE * usual
         reasons.append(f"{count:,} operators and GPU events, where other ranks have {usual:,}" if few else "")
     return reasons
+
+
+def _job(summary: RankSummary) -> tuple[str, int | str]:
+    """The folder, which may be one for each rank, and how many ranks the job has, or what the names of its files have in common
+    where none says so. A cut trace need not overlap with the others in time."""
+    path = PurePosixPath(re.sub(r"\d+", "0", summary.path))
+    return str(path.parent), summary.world or path.name
 
 
 def _work(facts: Facts, steps: Steps) -> I64:

@@ -15,9 +15,11 @@ Span = tuple[int, int]
 
 EVER: Span = (-(1 << 62), 1 << 62)
 """the whole trace"""
-LONG_NS = 10_000_000_000
-"""Nothing at all between two steps that follow each other for longer is no pause of theirs: profilers end one mark where they
-begin the next (of 86 captures at most 0.2 ms apart). Marks that a script makes may leave seconds between them."""
+LONG_NS = 1_000_000_000
+"""Nothing at all for longer may be no pause of the program. Profilers end one mark of a step where they begin the next (of 86
+captures at most 0.2 ms apart)."""
+FAR = 10
+"""So many times as long as any other hole is far longer: pauses of a program are like each other."""
 _SHORT_NS = 1_000_000
 """A profiler starts and stops in no less."""
 
@@ -28,8 +30,8 @@ def pieces(run: Run, marks: I64, numbers: Sequence[int | None]) -> list[Span]:
 
     Between two of them lies no event of any kind, and something says that this is not the program's: numbers of steps that
     do not follow each other, with room for a step between them; `Trace` events that end before and begin after it; or, in
-    a file without such events, more than `LONG_NS` between steps, and more than all steps together. A pause inside a step
-    lies in its mark, and one of a profiler that ran in its `Trace` event: these stay idle time.
+    a file without such events, that it is longer than `LONG_NS`, than all that was recorded, and far longer than any other.
+    A pause inside a step lies in its mark, and one of a profiler that ran in its `Trace` event: these stay idle time.
     """
     spans = np.flatnonzero(run.is_cat(Cat.SPAN))
     holes = _holes(run)
@@ -65,9 +67,14 @@ def _jumps(run: Run, holes: I64, marks: I64, numbers: Sequence[int | None]) -> B
 
 
 def _longer_than_all(run: Run, holes: I64, marks: I64) -> Bool:
-    _, between = _between(run, holes, marks)
-    least = max(LONG_NS, int(run.dur[marks].sum()))
-    return np.asarray(between & (holes[:, 1] - holes[:, 0] > least))
+    """One hole, or one for each two steps at the most: a program may pause before each of its steps."""
+    lengths = holes[:, 1] - holes[:, 0]
+    recorded = int(run.end.max() - run.ts[0] - lengths.sum())
+    long = lengths > max(LONG_NS, recorded)
+    if 2 * np.count_nonzero(long) > max(len(marks), 2):
+        return np.zeros(len(holes), dtype=bool)
+    far = lengths > FAR * lengths[~long].max(initial=0)
+    return np.asarray(long & far & (_between(run, holes, marks)[1] if len(marks) else True))
 
 
 def _between(run: Run, holes: I64, marks: I64) -> tuple[I64, Bool]:
