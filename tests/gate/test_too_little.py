@@ -103,6 +103,21 @@ def test_a_rank_of_which_little_is_left_beside_the_others(logs: Path, run: Run) 
     assert run("check", "logs").code == 0, "alone nothing says that it is little"
 
 
+def test_a_step_that_outweighs_all_others_is_named(logs: Path, run: Run) -> None:
+    """It dilutes what is a share of the step; it stays one of them."""
+    b = RunBuilder()
+    for n in range(8):
+        with b.step():
+            with b.op("aten::mm"):
+                b.launch(300, "bf16_gemm")
+            b.idle_until_done()
+            b.wait(50_000 if n == 5 else 100)
+    b.write(logs / "rank0.pt.trace.json")
+    done = run("check", "logs", "-o", "json")
+    assert any("step 5 takes 50 ms, longer than the other" in limit for limit in done.result.limits)
+    assert "step 5 takes 50 ms" in " ".join(run("check", "logs").out.split())
+
+
 def test_a_file_that_ends_before_its_first_step_does(logs: Path, run: Run) -> None:
     """Its rule is not asked: what is left of the file decides nothing all the same."""
     trace = json.loads((logs / "rank0.pt.trace.json").read_text())

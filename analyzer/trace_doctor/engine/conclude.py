@@ -110,7 +110,7 @@ def conclude(
     each capture. `what_ifs` and `owned`: what `retime` and `ownership` say of each; `scope` says what else was there."""
     scope = scope or Scope()
     visible = merged.without({s.finding.id for s in suppressed})
-    limits = _left_out(visible.left_out) + [e.display.doubt for e in examinations if e.display.doubt]
+    limits = _left_out(visible.left_out) + [doubt for e in examinations for doubt in e.display.doubts]
     findings = limit(visible.findings, MAX_FINDINGS, "findings", limits)
     findings = with_details(findings, limits)
     displays = [(number, e.rank, e.display) for number, e in with_numbers(examinations)]

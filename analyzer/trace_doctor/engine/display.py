@@ -13,6 +13,7 @@ from trace_doctor.engine.sizes import MAX_STEPS, Sizes
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.compute.operators import Operators
+from trace_doctor.evidence.durations import two_figures
 from trace_doctor.evidence.idle.overview import Overview
 from trace_doctor.evidence.idle.time_ledger import TimeLedger
 from trace_doctor.evidence.memory.held import MemoryHeld
@@ -48,8 +49,8 @@ class Display(Struct, frozen=True, kw_only=True):
     """operators, calls and GPU events in its window; 0 without a trace"""
     no_steps: str
     """why there is no window to look at; "" where there is one"""
-    doubt: str
-    """how far damage may put the ledger off; "" for a sound file"""
+    doubts: tuple[str, ...]
+    """how far damage may put the ledger off, and which step outweighs all others"""
     replay: ReplayQuality
     time_ledger: tuple[TimeLedgerRow, ...] = ()
     memory_ledger: tuple[MemoryLedgerRow, ...] = ()
@@ -81,7 +82,7 @@ def display_of(facts: Facts, further: Sequence[Facts], sizes: Sizes) -> Display:
         shortage=shortage,
         work_events=work_events((facts, *further)),
         no_steps=_missing_steps(facts),
-        doubt=_doubt(facts),
+        doubts=tuple(filter(None, (_damage(facts), _outweighed(facts)))),
         replay=ReplayQuality(
             base_error=replay.base_error if replay else None,
             unexplained_share=replay.unexplained_share if replay else None,
@@ -124,7 +125,7 @@ def _missing_steps(facts: Facts) -> str:
     return ""
 
 
-def _doubt(facts: Facts) -> str:
+def _damage(facts: Facts) -> str:
     health = facts.get(CaptureHealth)
     if health is None or facts.get(TimeLedger) is None:
         return ""
@@ -136,3 +137,14 @@ def _doubt(facts: Facts) -> str:
             "what came behind the cut is unknown: steps that reach there look emptier than they were"
         )
     return f"{facts.capture.path}: damaged; {'; '.join(parts)}" if parts else ""
+
+
+def _outweighed(facts: Facts) -> str:
+    steps = facts.get(Steps)
+    if steps is None or (longest := steps.longest_of_all) is None:
+        return ""
+    pace, median = two_figures(longest.pace / 1e3), two_figures(steps.median_ns / 1e3)
+    return (
+        f"{facts.capture.path}: step {longest.index} takes {pace}, longer than the other {steps.count - 1} together (median "
+        f"{median}): shares of the step are mostly of that one"
+    )

@@ -105,6 +105,13 @@ class Steps(Evidence, frozen=True):
         """Median pace of the steady steps, to compare recordings by; the window without a source."""
         return int(np.median([s.pace for s in self.steady])) if self.steps else self.step_ns
 
+    @property
+    def longest_of_all(self) -> Step | None:
+        """The steady step that takes longer than all others together, of three at least: shares of the mean step are its."""
+        longest = max(self.steady, key=lambda s: s.pace, default=None)
+        outweighs = longest is not None and 2 * longest.pace > sum(s.pace for s in self.steady)
+        return longest if outweighs and len(self.steady) > 2 else None
+
     def spans(self, phase: Phase) -> list[Span]:
         """The stretches of the window of this phase, one per step. Without a source all of it is steady."""
         if not self.steps:
