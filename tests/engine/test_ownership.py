@@ -158,6 +158,38 @@ def test_what_ranks_wait_for_a_late_one_is_owned_by_the_finding_that_names_it() 
     assert all(late.id in row.findings and row.unowned_ns < row.total_ns / 2 for row in waiting)
 
 
+def copies(kind: str, *, staging_us: float = 0) -> RunBuilder:
+    """Steps that end with a copy of 2 ms that the host waits for. It may start late in its call."""
+    b = RunBuilder()
+    for _ in range(6):
+        with b.step():
+            for _ in range(10):
+                with b.op("aten::mm", us=30):
+                    b.launch(30, "gemm")
+            with b.op("aten::to"), b.op("aten::_to_copy"), b.op("aten::copy_"):
+                b.copy(2000, kind)
+                b.sync()
+            b.wait(100)
+    for event in b.events:
+        if event.get("cat") == "gpu_memcpy":
+            event.update(ts=event["ts"] + staging_us, dur=event["dur"] - staging_us)
+    return b
+
+
+def test_a_copy_that_the_host_waits_for_is_owned_by_the_finding_of_the_wait() -> None:
+    result = diagnosed(copies("DtoH (Device -> Pageable)"))
+    [row] = [row for row in result.ownership if row.part == "exposed_copy"]
+    assert "TD201-1" in row.findings
+    assert row.unowned_ns == 0
+
+
+def test_what_the_call_of_a_pageable_copy_takes_is_of_the_finding_of_the_copy() -> None:
+    result = diagnosed(copies("HtoD (Pageable -> Device)", staging_us=900))
+    [row] = [row for row in result.ownership if row.part == "launch"]
+    assert row.total_ns > 4_000_000
+    assert row.unowned_ns < row.total_ns / 5
+
+
 def waits_in(places: int) -> RunBuilder:
     """Waits of 1.2 ms in each step, each between other operators."""
     b = RunBuilder()

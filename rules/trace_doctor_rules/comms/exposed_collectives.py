@@ -76,6 +76,20 @@ def _with_backlog() -> RunBuilder:
     return b
 
 
+def _host_is_behind() -> RunBuilder:
+    """The next kernels are launched late, whether data is exchanged meanwhile or not."""
+    b = RunBuilder(world_size=2)
+    for _ in range(5):
+        with b.step():
+            b.loader(5)
+            with b.op("aten::mm"):
+                b.launch(1000)
+            b.launch(500, _ALL_REDUCE)
+            with b.op("aten::nonzero"):
+                b.wait(1800)
+    return b
+
+
 def _of_two_kinds() -> RunBuilder:
     b = _rank(600, small=1, small_us=300)
     for n, event in enumerate(e for e in b.events if e["name"] == _ALL_REDUCE):
@@ -158,8 +172,8 @@ class ExposedCollectives(Rule):
     The captured steps are re-timed without the collectives; with several ranks never more than their exposed transfer, and
     never more than the rank with the least time in collectives could become faster: the others would only wait for it.
     It is an upper bound: some of an exchange always stays. Where the host is the limit, the replay saves nothing.
-    Of one rank alone of which the replay explains too little it is a note, where collectives take 10 % of the step; so
-    is what stands for the most part in one of several steps.
+    Of one rank alone of which the replay explains too little it is a note, where collectives take 10 % of the step; so is
+    what stands for the most part in one of several steps, and what a step would hardly be shorter without.
 
     Fix
     Data parallel: buckets that are exchanged earlier, half the bytes, accumulated gradients exchanged once (`no_sync`).
@@ -194,7 +208,7 @@ class ExposedCollectives(Rule):
     )
     min_share_unexplained: float = threshold(
         0.10,
-        "the same for one rank alone of which the replay explains too little: a note",
+        "the same for one rank alone of which the replay explains too little, and where nothing is gained: a note",
         unit="share",
         source="how long a collective runs alone is measured, what a step gains without it is not",
     )
@@ -240,6 +254,7 @@ class ExposedCollectives(Rule):
         Invalid("of tensor parallelism inside FSDP", lambda: _rank(600, mark="FSDP::pre_forward"), fixes=("dist.all_reduce",)),
         Invalid("of DeepSpeed", lambda: _rank(600, name=_ALL_GATHER, mark="DeepSpeedEngine.forward"), fixes=("overlap_comm",)),
         Invalid("of the user's own", lambda: _rank(600, mark="forward"), fixes=("async_op",)),
+        Invalid("of a host that is behind", _host_is_behind, message="hardly be shorter without", severity="info", thresholds={"min_saving": NOTE_FROM}),
         Invalid("in part waiting for the other rank", lambda: _waiting_for_the_other(400), saving_us=400, claims=2, message="For 0.9 ms of a step only all-reduce runs, with no compute beside; 0.5 ms of it waits for other ranks to come, the transfer is 0.4 ms: up to"),
         Invalid("of two kinds", _of_two_kinds, message="all-reduce and all-gather run, with"),
         Invalid("gathering, and nothing is sharded", lambda: _rank(600, name=_ALL_GATHER), message="all-gather", fixes=("dist.all_gather_into_tensor",)),
@@ -281,28 +296,37 @@ class ExposedCollectives(Rule):
         if exposed / 1e3 < saved_us:
             saved_us, share = exposed / 1e3, share * exposed / 1e3 / saved_us
             saving = _capped(saving, saved_us, share, waiting=ranks is not None)
-        if share < self.min_saving:
+        gains = share >= self.min_saving
+        if not gains and (
+            self.min_saving > NOTE_FROM or exposed < self.min_share_unexplained * own.steady_ns
+        ):
             return
         parts = _of_this_rank(ctx, own)
         once = _in_one_step(own, parts)
         confidence: Confidence = "high" if ranks is not None and own.usable else "medium"
-        if guess or own.steps == 1 or (ranks is None and not own.has_gpu):
+        if not gains or guess or own.steps == 1 or (ranks is None and not own.has_gpu):
             confidence = "low"
         kinds = [kind for kind, *_, exposed_ns in own.kinds if exposed_ns]
+        gain = (
+            f"up to {share:.0%} of the step"
+            if gains
+            else f"{exposed / own.steady_ns:.0%} of the step, which would hardly be shorter without, for the GPU would wait for other things"
+        )
+        gain += "; most of it in one step" if once else ""
         named = ["other collectives" if kind == "collectives" else kind for kind in kinds[1:2]]
         yield Claim(
             message=(
                 f"For {milliseconds(own.exposed_ns / 1e3)} of a step only {' and '.join([*kinds[:1], *named])} "
                 f"{'runs' if len(kinds) == 1 and kinds != ['collectives'] else 'run'}, with no compute beside"
-                f"{_of_it(own, ranks, share, once=once)}."
+                f"{_of_it(own, ranks, gain)}."
             ),
             confidence=confidence,
-            severity="info" if guess or once else None,
-            saving=saving,
+            severity="info" if guess or once or not gains else None,
+            saving=saving if gains else None,
             evidence=[_table(own)],
             spans=own.spans,
             fixes=_fixes(kinds, own),
-            removal=own.removal if ranks is None else None,
+            removal=own.removal if gains and ranks is None else None,
             owned=parts,
             key=kinds[0],
         )
@@ -329,9 +353,8 @@ def _among_ranks(ctx: Context) -> _Ranks | None:
     return _Ranks(ranked.transfer_ns[own], ranked.wait_ns[own], least, ranked.ranks[in_them.index(least)])
 
 
-def _of_it(own: CollectiveExposure, ranks: _Ranks | None, share: float, *, once: bool) -> str:
-    """What the time beside no compute is, and what of the step can go at most."""
-    most = f"up to {share:.0%} of the step" + ("; most of it in one step" if once else "")
+def _of_it(own: CollectiveExposure, ranks: _Ranks | None, most: str) -> str:
+    """What the time beside no compute is, and `most`: what of the step can go."""
     if ranks is None:
         return f": {most}; how much of it is waiting for other ranks, one rank cannot tell"
     waiting = f"; {milliseconds(ranks.wait_ns / 1e3)} of it waits for other ranks to come"

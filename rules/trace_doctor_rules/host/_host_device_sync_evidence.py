@@ -13,7 +13,8 @@ from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.host.device_copies import lost_copies
 from trace_doctor.evidence.idle.gaps import IdleCauses, IdleLedger
 from trace_doctor.evidence.idle.syncs import Syncs
-from trace_doctor.evidence.intervals import NOTHING, covered, intervals, pairs, total
+from trace_doctor.evidence.idle.time_ledger import exposed
+from trace_doctor.evidence.intervals import NOTHING, covered, intersect, intervals, pairs, total, union
 from trace_doctor.evidence.names.event_names import (
     is_compile,
     is_device_synchronize,
@@ -75,6 +76,8 @@ class SyncSite(Struct, frozen=True):
     """host time in the calls while the device was busy: the lead that was lost"""
     idle: I64
     """idle pieces charged to it, (n, 2) ns"""
+    copies: I64
+    """when the copies to the host that it waits for run beside nothing else: a set of intervals, ns"""
     long: bool
     """whether these are the few that are so much longer than the others below their operators"""
 
@@ -122,6 +125,7 @@ class SyncSites(Evidence, frozen=True):
         busy_ns = [covered(pairs(run.ts[rows], run.end[rows]), timeline.busy(d)) for d in timeline.devices]
         charged = _Charged(facts[IdleCauses].ledger, steady)
         parents, paths = _operators(facts, rows)
+        copies = _Copies(facts)
         call_sites = facts.get(CallSites)
         lost = np.max(busy_ns, axis=0)
         places: dict[tuple[tuple[str, ...], Site | None], list[int]] = {}
@@ -144,6 +148,7 @@ class SyncSites(Evidence, frozen=True):
                 steps=_steps_with(run.ts[rows[members]], steady),
                 held_ns=max(int(on_device[members].sum()) for on_device in busy_ns),
                 idle=charged.to(rows[members]),
+                copies=copies.of(rows[members]),
                 long=long,
             )
             for path, site, long, members in groups
@@ -214,6 +219,27 @@ def _kind(path: tuple[str, ...]) -> SyncKind:
 
 def _steps_with(starts: I64, steady: Sequence[tuple[int, int]]) -> int:
     return int((np.diff(np.searchsorted(starts, np.array(steady))) > 0).sum())
+
+
+class _Copies:
+    """Copies to the host, by what asked for them: the call itself, or the operator around it."""
+
+    def __init__(self, facts: Facts) -> None:
+        run, launches = facts.run, facts[Launches]
+        self._work = run.gpu[launches.launch >= 0]
+        calls = launches.launch[launches.launch >= 0].astype(np.int64)
+        here = np.isin(run.name[self._work], run.name_ids(lambda n: "DtoH" in n or "Device -> Host" in n))
+        self._work, self._calls = self._work[here], calls[here]
+        self._run, self._parent = run, facts[Nesting].parent
+        self._alone = union(np.concatenate([copies for _, _, copies in exposed(facts).values()]))
+
+    def of(self, rows: I64) -> I64:
+        """Those that these waiting calls made, or that were asked for in an operator in which they wait."""
+        around = self._parent[rows]
+        parents = self._parent[self._calls]
+        mine = np.isin(self._calls, rows) | ((parents >= 0) & np.isin(parents, around))
+        work = self._work[mine]
+        return intersect(union(pairs(self._run.ts[work], self._run.end[work])), self._alone)
 
 
 class _Charged:

@@ -223,9 +223,10 @@ class HostDeviceSync(TimeRule):
 
     min_with_copies: float = threshold(
         0.10,
-        "saving where copies to the device would take over the waiting, and both have to go",
+        "saving where copies to the device would take over the waiting, and both have to go; less is a note",
         unit="share",
         source="results that the host needs at once at the end of a pass: 4 to 7 % in eleven captures of inference",
+        note_from=NOTE_FROM,
     )
     min_saving: float = threshold(
         0.03,
@@ -377,7 +378,7 @@ class HostDeviceSync(TimeRule):
                 *([techniques.pinned_copies(_VERIFY)] if copies else []),
             ],
             removal=_asynchronous(sites) | (copies or Removal()),
-            owned=idle,
+            owned=idle + [(int(s), int(e)) for site in sites for s, e in site.copies],
             key=" + ".join("/".join(s.path) + " long" * s.long for s in sites),
         )
 

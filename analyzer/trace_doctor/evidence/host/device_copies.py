@@ -11,7 +11,7 @@ from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.host.host_bound import with_stacks
 from trace_doctor.evidence.host.transfers import MOST_ARGS, Copies, copying, waits
-from trace_doctor.evidence.idle.gaps import LEAST_LINKED
+from trace_doctor.evidence.idle.gaps import LEAST_LINKED, IdleLedger
 from trace_doctor.evidence.idle.time_ledger import exposed
 from trace_doctor.evidence.intervals import covered, intersect, intervals, pairs, union
 from trace_doctor.evidence.names.event_arguments import count
@@ -48,6 +48,7 @@ class DeviceCopies(Copies, frozen=True, kw_only=True):
     """GB/s of copies from pinned memory: the fastest seen, else what the device's generation of PCIe gives"""
     stacks: bool
     """whether recording them slowed the host"""
+    ledger: IdleLedger
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
@@ -91,6 +92,7 @@ class DeviceCopies(Copies, frozen=True, kw_only=True):
             pinned=np.isin(run.name[rows], run.name_ids(lambda n: "Pinned" in n)),
             link_gbs=link,
             stacks=with_stacks(run),
+            ledger=facts[IdleLedger],
             run=run,
         )
 
@@ -102,8 +104,12 @@ class DeviceCopies(Copies, frozen=True, kw_only=True):
         return Removal(host_spans=tuple(spans), make_async=tuple(calls), gpu_shorter=tuple(sorted(faster)))
 
     def alone(self, which: Bool) -> I64:
-        """When these copies ran: a set of intervals."""
-        return union(pairs(self.run.ts[self.row[which]], self.run.end[self.row[which]]))
+        """When these copies ran, and when the device waited for the calls that made them: a set of intervals."""
+        called = self.ledger.of("launch") & np.isin(self.ledger.row, self.call[which])
+        waited = pairs(self.ledger.start[called], self.ledger.end[called])
+        return union(
+            np.concatenate([pairs(self.run.ts[self.row[which]], self.run.end[self.row[which]]), waited])
+        )
 
 
 def lost_copies(run: Run, launches: Launches, steady: I64) -> str:
