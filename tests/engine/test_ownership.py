@@ -121,6 +121,18 @@ def test_the_gravest_fault_comes_first_whatever_a_note_would_save() -> None:
     assert result.findings[0].code != "TD101"
 
 
+def test_a_large_fault_that_is_only_a_note_keeps_the_verdict_from_reassuring() -> None:
+    once = diagnosed(training(gap_us=9_000, name="log_metrics", steps=1))
+    assert {f.severity for f in once.findings} == {"info"}
+    [sentence, *_] = verdict(once)
+    assert "24% of each step, which is not certain (seen in 1 step: record five or more)" in sentence
+    assert "No serious fault" not in sentence
+    silenced = diagnosed(
+        training(gap_us=9_000, name="log_metrics"), severity={"TD203": "info", "host-device-sync": "info"}
+    )
+    assert "No serious fault found" in headline(silenced)
+
+
 def test_a_capture_that_is_mostly_start_up_says_so() -> None:
     b = RunBuilder()
     b.wait(100)

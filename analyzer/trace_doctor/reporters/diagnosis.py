@@ -12,6 +12,10 @@ UNOWNED_FROM = 0.20
 """share of the step without an owner, from which on it is part of the verdict"""
 START_UP_FROM = 0.40
 """share of the capture, from which on it tells more of the start than of the steps"""
+DOUBT_FROM = 0.10
+"""share of the step that a note would save, from which on no verdict reassures: a sure fault of that size is critical"""
+FEW_STEPS = 3
+"""So many and fewer show no habit"""
 
 
 def headline(result: Result) -> str:
@@ -20,8 +24,8 @@ def headline(result: Result) -> str:
 
 
 def verdict(result: Result) -> list[str]:
-    """The diagnosis in up to three sentences: the gravest fault, how much of the capture is start-up, and how much of the step
-    no finding explains."""
+    """The diagnosis in up to three sentences: the gravest fault, or how much of the capture is start-up and which large fault is
+    not certain; and how much of the step no finding explains."""
     jobs = {i.job for i in result.inputs}
     if len(jobs) > 1:
         return _verdicts(result)
@@ -30,7 +34,8 @@ def verdict(result: Result) -> list[str]:
         return [_without_fault(result)]
     start, rest = _start_up(result), _without_owner(result, bare=first is not None)
     sentences = [_fault(first, result)] if first is not None else []
-    sentences += [sentence for sentence in (start, rest) if sentence]
+    doubt = _uncertain(result) if first is None else ""
+    sentences += [sentence for sentence in (start, doubt, rest) if sentence]
     if sentences and first is None and result.summary.left_out:
         left_out = plural(result.summary.left_out, "finding")
         sentences.append(f"{left_out} below min-confidence or min-saving left out")
@@ -91,6 +96,32 @@ def _fault(first: Finding, result: Result) -> str:
     if saving and saving.bytes:
         return f"{title}: {how_known(saving)} {figure_words(saving, saving.bytes, estimate_size)} of the peak"
     return title
+
+
+def _uncertain(result: Result) -> str:
+    """The largest fault that is only a note, and what is missing to be sure of it; not where the user made it one."""
+    silenced = result.config.get("severity", {}).get("value") or {}
+    notes = [
+        (f.saving.share_of_step, f, f.saving)
+        for f in result.findings
+        if f.saving and f.saving.share_of_step and f.code not in silenced and f.name not in silenced
+    ]
+    size, note, saving = max(notes, key=lambda n: n[0], default=(0.0, None, None))
+    if note is None or saving is None or size < DOUBT_FROM:
+        return ""
+    source = result.inputs[note.input]
+    steps = source.pace.steps if source.pace is not None else 0
+    if not steps:
+        why = "the capture shows no steps: record five or more, marked"
+    elif steps <= FEW_STEPS:
+        why = f"seen in {plural(steps, 'step')}: record five or more"
+    elif saving.basis == "model":
+        why = "estimated, not measured: try the fix, and compare with trace-doctor verify"
+    elif saving.basis == "bound":
+        why = "the replay does not explain this capture: record it again, with nothing else running"
+    else:
+        why = "its finding says why"
+    return f"{_fault(note, result)}, which is not certain ({why})"
 
 
 def _start_up(result: Result) -> str:

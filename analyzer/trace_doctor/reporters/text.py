@@ -106,6 +106,7 @@ def _header(terminal: Terminal, result: Result, more: str) -> None:
         and not nothing_captured(result)
         and any(o.outcome == "passed" for o in result.outcomes)
         and not any(o.outcome == "undecided" for o in result.outcomes)
+        and not unexplained(result)
     )
     first, *others = verdict(result)
     healthy = healthy and not others
