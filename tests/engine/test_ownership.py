@@ -147,6 +147,34 @@ def test_a_capture_that_is_mostly_start_up_says_so() -> None:
     assert headline(result).startswith("99% of the capture is start-up")
 
 
+def test_a_wait_for_work_queued_before_the_recording_is_no_start_up() -> None:
+    b = RunBuilder()
+    b.launch(50_000, "gemm")
+    b.events.clear()  # what was queued before
+    for _ in range(3):
+        with b.op("aten::mm", us=10):
+            b.launch(1000, "gemm")
+    b.sync()
+    result = diagnosed(b)
+    assert headline(result).startswith(
+        "For 94% of the capture the GPU is at, or behind, work that was queued before"
+    )
+
+
+def test_compilation_in_every_captured_step_is_no_start_up() -> None:
+    b = RunBuilder()
+    for _ in range(4):
+        with b.step():
+            with b.op("_compile.compile_inner (dynamo_timed)"):
+                b.wait(50_000)
+            with b.op("aten::mm", us=10):
+                b.launch(1000, "gemm")
+            b.sync()
+    result = diagnosed(b)
+    assert result.inputs[0].start_up_share == 0
+    assert not any("start-up" in sentence for sentence in verdict(result))
+
+
 def test_a_cost_below_the_threshold_of_its_rule_is_a_note_and_never_more() -> None:
     small = training(loader_us=300)  # 3 % of the step; TD101 speaks from 5 % on
     result = diagnosed(small)

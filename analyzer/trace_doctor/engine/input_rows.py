@@ -26,7 +26,7 @@ def inputs_of(facts: Facts, further: Sequence[Facts], shapes: int, shortage: str
     could not tell. `shortage`: why the capture tells nothing."""
     capture, files = facts.capture, []
     if (run := capture.run) is not None:
-        steps = facts.get(Steps)
+        steps, start = facts.get(Steps), facts.get(StartUp)
         files.append(
             structs.replace(
                 _trace(run, capture, steps),
@@ -34,7 +34,8 @@ def inputs_of(facts: Facts, further: Sequence[Facts], shapes: int, shortage: str
                 pace=_pace(steps),
                 plain=_plain(facts.get(PlainPace)),
                 step_source=steps.source if steps and steps.source != "none" else None,
-                start_up_share=start.share if (start := facts.get(StartUp)) is not None else None,
+                start_up_share=start.share if start is not None else None,
+                queued_share=start.queued_share if start is not None else None,
                 work=_work(facts, shapes),
             )
         )

@@ -81,7 +81,9 @@ class Input(Struct, frozen=True, kw_only=True):
     """what marks the steps: profiler_step, loader, optimizer, marker; None without steps"""
     start_up_share: Share | None = None
     """of the analysed window: warm-up steps, what precedes the first kernel where no steps are marked, first uses and
-    compilation; None without a time ledger"""
+    compilation that do not come back in each step; None without a time ledger"""
+    queued_share: Share | None = None
+    """of the analysed window, and part of that: until the device had done what was queued before the recording"""
     work: Work = Work()
     too_little: str = ""
     """why its capture cannot be judged: nothing recorded in the analysed window, or a handful of events; empty where it can"""

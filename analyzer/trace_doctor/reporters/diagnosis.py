@@ -135,6 +135,9 @@ def _start_up(result: Result) -> str:
         if steady > 1
         else "record steps after it to judge training"
     )
+    queued = most.queued_share or 0.0
+    if 2 * queued >= (most.start_up_share or 0.0):
+        return f"For {share(queued, 0)} of the capture the GPU is at, or behind, work that was queued before the recording: {about}"
     return f"{share(most.start_up_share or 0.0, 0)} of the capture is start-up (warm-up, first uses, compilation): {about}"
 
 
