@@ -382,7 +382,7 @@ def _scope(read: _Read, rank: int | None) -> Scope:
         listed, unreadable = recordings.listed(folder)
         own_files = [f.found.path.name for f in read.files if f.found.recording == folder]
         ranks = {named[0] for name in own_files if (named := recordings.role_of(name)) is not None}
-        recorded.append(RecordedRanks(shown, listed, ranks, unreadable, recordings.lost(folder)))
+        recorded.append(RecordedRanks(shown, listed, ranks, unreadable, recordings.missing_captures(folder)))
     return Scope(ignored, recorded, rank, doubtful_ranks(read.loaded, rank))
 
 

@@ -20,7 +20,7 @@ from trace_doctor.recording.folder import read
 from trace_doctor.recording.launch import Recorded, new_folder, record_command
 from trace_doctor.recording.options import OPTIONS_VARIABLE, RecordOptions
 from trace_doctor.recording.recording_warnings import shortcomings
-from trace_doctor.recording.running import Ended
+from trace_doctor.recording.running import CommandOutcome
 from trace_doctor.testing import RunBuilder
 
 
@@ -272,7 +272,7 @@ def test_no_line_that_was_cut_is_joined(tmp_path: Path) -> None:
 def test_a_busy_machine_is_named() -> None:
     """Half of the wall time was another process's: no time of the recording is worth much."""
     said = [
-        shortcomings(["true"], RecordOptions("."), Ended(0, 9.0, waited={0: w}), None, {})
+        shortcomings(["true"], RecordOptions("."), CommandOutcome(0, 9.0, waited={0: w}), None, {})
         for w in (0.5, 0.01)
     ]
     assert ["waited 50% of the time for a CPU" in "".join(lines) for lines in said] == [True, False]

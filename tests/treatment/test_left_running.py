@@ -56,7 +56,7 @@ import sys
 from trace_doctor.recording.launch import new_folder, record_command
 from trace_doctor.recording.options import RecordOptions
 options = RecordOptions(new_folder("logs"), grace_seconds=float(sys.argv.pop(1)))
-print(record_command(sys.argv[1:], options, quiet_output=True, leave_nothing=True).left)
+print(record_command(sys.argv[1:], options, quiet_output=True, leave_nothing=True).leftover_processes)
 import os
 try:
     os.waitpid(-1, os.WNOHANG)

@@ -62,10 +62,10 @@ def check(
     terms = terms_of(settings, update=update_baseline, allow_partial=coverage.allow_partial)
     sinks = parse_outputs(settings.output) or [Sink("text")]
     accepted = Path(settings.baseline) if update_baseline else None
-    known = None if update_baseline else settings.baseline or None
+    reference = None if update_baseline else settings.baseline or None
     spare(
         [*sinks, Sink("json", accepted, option="baseline")],
-        [*paths, settings.source or None, setup.config, known],
+        [*paths, settings.source or None, setup.config, reference],
         config.folders,
     )
     result = diagnose(

@@ -112,7 +112,7 @@ class Console:
         self, items: Iterable[T], describe: Callable[[T], str], question: Callable[[T], str]
     ) -> list[T]:
         """Those that were answered with y: each is shown and asked for, n leaves it out, q and all behind it."""
-        chosen = []
+        choice = []
         for item in items:
             sys.stdout.write("\t".join(map(printable, describe(item).split("\t"))))
             sys.stdout.flush()
@@ -122,8 +122,8 @@ class Console:
             if answer == "q":
                 break
             if answer == "y":
-                chosen.append(item)
-        return chosen
+                choice.append(item)
+        return choice
 
 
 @dataclass(frozen=True)

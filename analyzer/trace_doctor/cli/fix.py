@@ -197,12 +197,12 @@ _VERIFY = "capture again; `trace-doctor verify BEFORE AFTER` compares the captur
 
 def _ask(plan: Plan, console: Console) -> Plan:
     """y, n or q for each fix that can be made."""
-    chosen = console.choose(
+    choice = console.choose(
         plan.of("ready"),
         lambda item: item.diff.decode("utf-8", "replace"),
         lambda item: f"{item.label} {item.fix.title} [{item.safety}]: apply?",
     )
-    return plan.only(chosen)
+    return plan.only(choice)
 
 
 def _print_patch(plan: Plan, console: Console) -> None:

@@ -74,8 +74,8 @@ def sinks_among(command: str, formats: Sequence[str], output: list[str] | None) 
     """The outputs of a command that does not know every format; without any, text on stdout. Raises UsageError."""
     sinks = parse_outputs(in_parts(output, "output")) or [Sink("text")]
     if others := [s.format for s in sinks if s.format not in formats]:
-        known = " or ".join(formats) if len(formats) == 2 else f"{', '.join(formats)}, not {others[0]}"
-        raise UsageError(f"--output: {command} writes {known}")
+        accepted = " or ".join(formats) if len(formats) == 2 else f"{', '.join(formats)}, not {others[0]}"
+        raise UsageError(f"--output: {command} writes {accepted}")
     return sinks
 
 
@@ -145,9 +145,9 @@ def emit(console: Console, result: Result, sinks: Sequence[Sink], options: Optio
         if sink.format in OF_CAPTURES:
             console.hint(f"{sink.format}: {_file_names(sink.path, result)}")
             continue
-        chosen = options if sink.path is None else replace(options, report=None, given=Options.given)
+        own_options = options if sink.path is None else replace(options, report=None, given=Options.given)
         try:
-            deliver(console, sink, partial(render, result), chosen)
+            deliver(console, sink, partial(render, result), own_options)
         except UsageError as error:
             if not sink.optional:
                 raise

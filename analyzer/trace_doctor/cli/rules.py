@@ -16,7 +16,7 @@ def rules(output: Format = "text") -> None:
     """List all rules."""
     from trace_doctor.registry import all_rules
 
-    _known(output)
+    _check_output(output)
     if output == "json":
         typer.echo(json.dumps([_facts(r.code) for r in all_rules()], indent=2, sort_keys=True))
         return
@@ -39,18 +39,18 @@ def rule(
     from trace_doctor.registry import all_rules, resolve
     from trace_doctor.rule_page import page
 
-    _known(output)
+    _check_output(output)
     if code is None and not all_:
         raise UsageError("name a rule (trace-doctor rules lists them) or use --all")
-    chosen = all_rules() if all_ or code is None else resolve(code)
+    rules = all_rules() if all_ or code is None else resolve(code)
     settings = load_config(file=config)
     if output == "json":
-        typer.echo(json.dumps([_facts(r.code) for r in chosen], indent=2, sort_keys=True))
+        typer.echo(json.dumps([_facts(r.code) for r in rules], indent=2, sort_keys=True))
         return
-    typer.echo("\n\n".join(page(r, settings.rule(r)) for r in chosen))
+    typer.echo("\n\n".join(page(r, settings.rule(r)) for r in rules))
 
 
-def _known(output: str) -> None:
+def _check_output(output: str) -> None:
     from trace_doctor.errors import UsageError
 
     if output not in ("text", "json"):

@@ -71,9 +71,9 @@ def _of_recording(recording: Recording | None, files: Files) -> list[Capture]:
     """One capture for each rank, by the names of its files."""
     by_rank: dict[int, dict[str, Run | Snapshot]] = {}
     for entry, content in files:
-        named = recordings.role_of(entry.path.name)
-        if named is not None and not isinstance(content, CompileLog):
-            by_rank.setdefault(named[0], {})[named[1]] = content
+        role = recordings.role_of(entry.path.name)
+        if role is not None and not isinstance(content, CompileLog):
+            by_rank.setdefault(role[0], {})[role[1]] = content
     ranks = {*by_rank, *(recording.ranks if recording else ())}
     logs = _logs([c for _, c in files if isinstance(c, CompileLog)], recording, sorted(ranks))
     warnings = _warnings(recording, min(by_rank, default=0))
@@ -102,8 +102,8 @@ def _warnings(recording: Recording | None, first: int) -> dict[int, tuple[str, .
         return {}
     by_rank = {rank: record.warnings for rank, record in recording.ranks.items()}
     of_ranks = ((r.rank, w) for r in recording.ranks.values() for w in (*r.warnings, *r.impossible))
-    known = {text for rank, w in of_ranks for text in (w, f"rank {rank}: {w}")}
-    by_rank[first] = (*(w for w in recording.warnings if w not in known), *by_rank.get(first, ()))
+    of_files = {text for rank, w in of_ranks for text in (w, f"rank {rank}: {w}")}
+    by_rank[first] = (*(w for w in recording.warnings if w not in of_files), *by_rank.get(first, ()))
     return by_rank
 
 

@@ -50,9 +50,9 @@ def _one_by_content(traces: Iterable[tuple[CaptureFile, Run]]) -> list[tuple[set
     groups: dict[tuple[str, int], dict[int, str]] = {}
     for file, run in traces:
         world = run.meta.get("distributedInfo", {}).get("world_size") or 0
-        named = rank_named(file.display)
-        if _says_rank(run) and named is not None and named[1] < world:
-            groups.setdefault((named[0], run.rank), {}).setdefault(named[1], file.display)
+        name_rank = rank_named(file.display)
+        if _says_rank(run) and name_rank is not None and name_rank[1] < world:
+            groups.setdefault((name_rank[0], run.rank), {}).setdefault(name_rank[1], file.display)
     return [
         (
             {rank, *by_name},

@@ -53,9 +53,9 @@ def _serve(channel: socket.socket, connection: Connection) -> None:
         connection.send(error.with_traceback(None))
         return
     except Exception as error:  # of our own code; not every exception can be sent
-        broken = RuntimeError(f"{type(error).__name__}: {error}")
-        broken.add_note(traceback.format_exc())
-        connection.send(broken)
+        failure = RuntimeError(f"{type(error).__name__}: {error}")
+        failure.add_note(traceback.format_exc())
+        connection.send(failure)
         return
     try:
         file = mapped_arrays.write(value)

@@ -67,8 +67,8 @@ def lent(light: Run, detailed: Run) -> Run:
         frames.append(_united([p.frames(light, detailed, python, own_rows) for p in alike]))
         pairs += alike
         operators += sum(len(s.rows) for s in stretches)
-    known = sum(p.head + p.tail for p in pairs)
-    if not known or known < LEAST * operators:
+    matched = sum(p.head + p.tail for p in pairs)
+    if not matched or matched < LEAST * operators:
         return light
     return _joined(light, detailed, frames, pairs)
 
@@ -253,8 +253,8 @@ def _places(light: Run, pairs: Sequence[_Pair]) -> I64:
     for pair in pairs:
         ours, theirs = pair.doubles
         place[ours] = theirs
-    known = np.where(place >= 0, np.arange(len(light)), 0)
-    return place[np.maximum.accumulate(known)] if len(light) else place
+    indices = np.where(place >= 0, np.arange(len(light)), 0)
+    return place[np.maximum.accumulate(indices)] if len(light) else place
 
 
 class _Arguments(ArgsReader):

@@ -30,7 +30,7 @@ PER_PROCESS = 128 << 20
 times that without."""
 NEED, BASE = 0.6, 120 << 20
 """Highest memory of a load: bytes per byte of JSON, and without any."""
-MADE = 3
+_KEPT_PART = 3
 """What an analysis makes of columns and keeps takes such a part of what it needs at its peak, at most."""
 
 
@@ -76,13 +76,13 @@ def load_inputs(
         log.info("reading %d files in %d processes", len(files), count)
         _load_in_processes(files, count, options, progress)
     _load_here([f for f in files if f.outcome is None], options, progress)
-    done = 0
+    kept_bytes = 0
     for file in files:
-        more = file.need // MADE
-        if done and not _fits(done + more, options):
+        more = file.need // _KEPT_PART
+        if kept_bytes and not _fits(kept_bytes + more, options):
             file.outcome = _crowded_out(file, options)
         else:
-            done += more
+            kept_bytes += more
     return [Loaded(f.found, f.loaded) for f in files]
 
 
@@ -153,15 +153,15 @@ def _load_in_processes(files: Sequence[_File], count: int, options: LoadOptions,
 def _load_here(files: Sequence[_File], options: LoadOptions, progress: Progress) -> None:
     """One after the other, with those that were read put away where the next does not fit beside them."""
     loaded: list[_File] = []
-    needed = 0
+    need = 0
     for file in files:
-        if not _fits(needed + int(NEED * file.weight), options):
+        if not _fits(need + int(NEED * file.weight), options):
             _put_away(loaded)
-            loaded, needed = [], 0
+            loaded, need = [], 0
         file.outcome = _outcome(file, options, progress)
         loaded.append(file)
-        needed += file.need
-    if not _fits(needed, options):
+        need += file.need
+    if not _fits(need, options):
         _put_away(loaded)
 
 
@@ -205,8 +205,8 @@ def _put_away(loaded: Sequence[_File]) -> None:
             continue
         load_file.derive(file.outcome)
         try:
-            with mapped_arrays.write(file.outcome) as written:
-                file.outcome = mapped_arrays.read(written)
+            with mapped_arrays.write(file.outcome) as columns:
+                file.outcome = mapped_arrays.read(columns)
         except OSError as error:
             log.info("%s: the columns stay in memory: %s", file.found.display, error)
     gc.collect()  # columns and what was made of them refer to each other

@@ -26,13 +26,13 @@ def adopting() -> Iterator[Callable[[], list[int]]]:
     if before is None or not _become_reaper(1):
         yield list
         return
-    known = {(pid, when) for pid, (when, _) in processes.children().items()}
+    earlier = {(pid, when) for pid, (when, _) in processes.children().items()}
 
     def adopted(running: bool = True) -> list[int]:
         if threading.active_count() > 1:
             return []
         children = processes.children().items()
-        return [pid for pid, (when, runs) in children if runs == running and (pid, when) not in known]
+        return [pid for pid, (when, runs) in children if runs == running and (pid, when) not in earlier]
 
     try:
         yield adopted

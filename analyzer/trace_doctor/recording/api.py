@@ -71,7 +71,7 @@ class InsideRecording:
             if options is not None:
                 self._session, self._ours = session.begin(torch, options, find_steps=False), True
         if self._session is not None:
-            self._session.begun()
+            self._session.first_step()
         return self
 
     def step(self) -> None:

@@ -17,7 +17,15 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import quote, quote_plus
 
-from trace_doctor.recording.harmless import HIDDEN, KNOWN, PROGRAMS, is_known, is_number, is_word, words
+from trace_doctor.recording.harmless import (
+    HARMLESS_WORDS,
+    MASK,
+    PROGRAMS,
+    is_known,
+    is_number,
+    is_word,
+    words,
+)
 from trace_doctor.recording.secret_names import is_known_option, kind, showable
 
 _Behind = Literal[
@@ -84,7 +92,7 @@ def shown(word: str, cwd: str | os.PathLike[str] | None = None) -> str:
 def without_secrets(text: str, command: Sequence[str], environment: Mapping[str, str]) -> str:
     """Text of a program with `***` for what the command line hides, and for the values of variables with a secret's name:
     whole, in parts of _PART characters and more, and in base64, hex or as in a URL."""
-    pairs = _hidden(command, environment)
+    pairs = _redactions(command, environment)
     text = _without_parts(text, pairs)
     pieces = {
         piece
@@ -94,7 +102,7 @@ def without_secrets(text: str, command: Sequence[str], environment: Mapping[str,
     }
     for piece in sorted(pieces, key=len, reverse=True):
         if len(piece) >= _LEAST_TO_FIND and not is_known(piece):
-            text = text.replace(piece, HIDDEN)
+            text = text.replace(piece, MASK)
     return text
 
 
@@ -102,7 +110,7 @@ def lines_without_secrets(text: str, command: Sequence[str], environment: Mappin
     """The same of each line of a long log; what is not encoded alone is looked for."""
     parts = {
         re.escape(word[at : at + _LEAST_TO_FIND])
-        for word, _ in _hidden(command, environment)
+        for word, _ in _redactions(command, environment)
         for at in range(len(word) - _LEAST_TO_FIND + 1)
     }
     if not parts:
@@ -114,16 +122,16 @@ def lines_without_secrets(text: str, command: Sequence[str], environment: Mappin
     )
 
 
-def _hidden(command: Sequence[str], environment: Mapping[str, str]) -> list[tuple[str, str]]:
+def _redactions(command: Sequence[str], environment: Mapping[str, str]) -> list[tuple[str, str]]:
     """Each word of which something is hidden, and what of it is shown."""
     pairs = [
         (word, masked_word)
         for word, masked_word in zip(command, _Reader(None).read(command), strict=True)
-        if HIDDEN in masked_word
+        if MASK in masked_word
     ]
     secrets = [value for name, value in environment.items() if kind(name) == "secret"]
     secrets += [password for value in environment.values() for password in _PASSWORD_OF_URL.findall(value)]
-    return pairs + [(value, HIDDEN) for value in secrets]
+    return pairs + [(value, MASK) for value in secrets]
 
 
 def _without_parts(text: str, pairs: Iterable[tuple[str, str]]) -> str:
@@ -132,8 +140,8 @@ def _without_parts(text: str, pairs: Iterable[tuple[str, str]]) -> str:
     parts: set[str] = set()
     for word, masked_word in pairs:
         for form in _forms(_behind_mask(word, masked_word)):
-            found = (form[at : at + _PART] for at in range(len(form) - _PART + 1))
-            parts.update(part for part in found if part in there and part not in masked_word)
+            pieces = (form[at : at + _PART] for at in range(len(form) - _PART + 1))
+            parts.update(part for part in pieces if part in there and part not in masked_word)
     marks = bytearray(len(text))
     for at in range(len(text)):
         if text[at : at + _PART] in parts:
@@ -147,15 +155,13 @@ def _without_parts(text: str, pairs: Iterable[tuple[str, str]]) -> str:
 
 def _masked_run(run: str) -> str:
     inner = run.strip()
-    return (
-        run if not inner or (is_known(inner) and not re.search(r"\d", inner)) else run.replace(inner, HIDDEN)
-    )
+    return run if not inner or (is_known(inner) and not re.search(r"\d", inner)) else run.replace(inner, MASK)
 
 
 def _behind_mask(word: str, masked_word: str) -> str:
     """What `***` stands for in a word of which one part is hidden."""
-    before, _, behind = masked_word.partition(HIDDEN)
-    whole = HIDDEN in behind or not (word.startswith(before) and word.endswith(behind))
+    before, _, behind = masked_word.partition(MASK)
+    whole = MASK in behind or not (word.startswith(before) and word.endswith(behind))
     return word if whole else word[len(before) : len(word) - len(behind)]
 
 
@@ -200,22 +206,22 @@ class _Reader:
     def program(self, word: str) -> str:
         """A program or a script: a path, or a name."""
         if word in PROGRAMS or ("/" not in word and shutil.which(word) is not None):
-            return word if word in PROGRAMS or is_word(word) else HIDDEN
+            return word if word in PROGRAMS or is_word(word) else MASK
         if (path := self._path(word)) is not None:
             return path
         if assigned := _ASSIGNED.fullmatch(word):  # taken for a program where no shell reads it
             name, sign = assigned.group("name", "sign")
-            return f"{name}{sign}{HIDDEN}" if sign == "=" and showable(name) else HIDDEN
-        return word if is_word(word) else HIDDEN
+            return f"{name}{sign}{MASK}" if sign == "=" and showable(name) else MASK
+        return word if is_word(word) else MASK
 
     def _word(self, word: str) -> str:
         behind, self._behind = self._behind, "nothing"
         if len(word) > _LONGEST_WORD:
-            return HIDDEN
+            return MASK
         if behind in ("secret", "rest of a secret") and not is_known_option(word):
             self._behind = "rest of a secret"
             masked_value = self._path(word, must_exist=True) if behind == "rest of a secret" else None
-            return masked_value if masked_value is not None else HIDDEN
+            return masked_value if masked_value is not None else MASK
         if word in ("-", "--") or not word:
             return word
         if word.startswith("-") and not is_number(word):
@@ -226,7 +232,7 @@ class _Reader:
             if sign == "=" or (is_known(name) and kind(name) != "secret"):
                 return f"{plus}{self._assigned(name, sign, value)}"
         self._note_program(word)
-        return HIDDEN if masked_value is None else masked_value
+        return MASK if masked_value is None else masked_value
 
     def _note_program(self, word: str) -> None:
         base = word.rpartition("/")[2]
@@ -241,7 +247,7 @@ class _Reader:
         match = _OPTION.fullmatch(word)
         if match is None:
             self._behind = "nothing" if "=" in word else "secret"
-            return HIDDEN
+            return MASK
         dashes, name, sign, value = match.group("dashes", "name", "sign", "value")
         if dashes == "-" and len(name) > 1 and not self._is_single_dashed(name, sign):
             return self._attached(name, word)
@@ -249,7 +255,7 @@ class _Reader:
             return f"{dashes}{self._assigned(name, sign, value)}"
         if not showable(name):
             self._behind = "secret"
-            return HIDDEN
+            return MASK
         self._name = name
         self._behind = self._allows(name)
         return word
@@ -273,17 +279,17 @@ class _Reader:
         letter, rest = name[0], word[2:]
         if letter not in _USER_OR_PORT and is_number(rest):
             return word
-        return f"-{letter}{HIDDEN}"
+        return f"-{letter}{MASK}"
 
     def _assigned(self, name: str, sign: str, value: str) -> str:
         if not showable(name):
-            return HIDDEN
+            return MASK
         self._name = name
         allowed = self._allows(name)
         if sign == ":" and allowed == "option":
             allowed = "letter"  # as likely a user and a password
         masked_value = self._value(value, allowed) if value else ""
-        return f"{name}{sign}{HIDDEN if masked_value is None else masked_value}"
+        return f"{name}{sign}{MASK if masked_value is None else masked_value}"
 
     # -- values: each gives what may be shown, or None
 
@@ -314,7 +320,7 @@ class _Reader:
     def _address(self, text: str, scheme: str) -> str | None:
         if _HERE.fullmatch(text) or text == "env://":
             return text
-        return f"{scheme}://{HIDDEN}" if scheme in _SCHEMES else None
+        return f"{scheme}://{MASK}" if scheme in _SCHEMES else None
 
     def _is_machine(self, text: str) -> bool:
         if _HERE.fullmatch(text):
@@ -345,10 +351,10 @@ class _Reader:
         name, sign, value = item.partition("=" if "=" in item else ":")
         if not sign or kind(name) != "plain" or not showable(name):
             return False
-        known = len(value) <= 6 and _is_known_name(name) if is_number(value) else is_known(value)
+        harmless = len(value) <= 6 and _is_known_name(name) if is_number(value) else is_known(value)
         if sign == ":":
-            return is_known(name) and known
-        return known or (behind == "option" and _is_known_name(name) and is_word(value))
+            return is_known(name) and harmless
+        return harmless or (behind == "option" and _is_known_name(name) and is_word(value))
 
     # -- paths
 
@@ -361,12 +367,12 @@ class _Reader:
             return None
         parts = self._at_home(text).split("/")
         if parts[:2] in (["", "home"], ["", "Users"]) and len(parts) > 2:
-            parts[2] = HIDDEN  # whose it is
+            parts[2] = MASK  # whose it is
         if there:
-            return prefix + "/".join(p if _is_component(p) or p == HIDDEN else HIDDEN for p in parts)
-        named = [p for p in parts if p not in ("", ".", "..", "~", HIDDEN)]
-        whole = is_word("-".join(named), longest=_LONGEST_PATH)
-        if not whole or not all(is_word(p, longest=_LONGEST_FILE) for p in named):
+            return prefix + "/".join(p if _is_component(p) or p == MASK else MASK for p in parts)
+        components = [p for p in parts if p not in ("", ".", "..", "~", MASK)]
+        whole = is_word("-".join(components), longest=_LONGEST_PATH)
+        if not whole or not all(is_word(p, longest=_LONGEST_FILE) for p in components):
             return None
         return prefix + "/".join(parts)
 
@@ -379,7 +385,7 @@ class _Reader:
     def _looks_like_a_path(self, text: str, free: bool) -> bool:
         if _FILE.fullmatch(text.rpartition("/")[2]) or text.startswith(("./", "../", "/", "~/")):
             return True
-        return "/" in text and (free or text.partition("/")[0] in KNOWN)
+        return "/" in text and (free or text.partition("/")[0] in HARMLESS_WORDS)
 
     def _at_home(self, text: str) -> str:
         if len(self._home) > 1 and (text == self._home or text.startswith(self._home + "/")):
@@ -402,5 +408,5 @@ def _quoted(word: str) -> str:
     """As for a shell, but `***` and the `~` of the home folder stay as they are."""
     home = "~/" if word.startswith("~/") else ""
     rest = word[len(home) :]
-    plain = rest.replace(HIDDEN, "x")
+    plain = rest.replace(MASK, "x")
     return home + (rest if shlex.quote(plain) == plain else shlex.quote(rest))

@@ -89,8 +89,8 @@ class RankRecord:
     def on_cpu(self) -> float | None:
         """Share of the plain timing that the training thread was on a CPU, and did not wait for anything, 0 to 1."""
         timed = [p for p in self.phases if p.name == "timing" and p.seconds and p.cpu_seconds is not None]
-        passed = sum(p.seconds or 0.0 for p in timed)
-        return min(max(sum(p.cpu_seconds or 0.0 for p in timed) / passed, 0.0), 1.0) if passed else None
+        elapsed = sum(p.seconds or 0.0 for p in timed)
+        return min(max(sum(p.cpu_seconds or 0.0 for p in timed) / elapsed, 0.0), 1.0) if elapsed else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,9 +189,9 @@ def listed(folder: Path) -> tuple[list[int], list[str]]:
     return sorted({*manifests, *(ranks or ())}), unreadable
 
 
-def lost(folder: Path) -> list[tuple[int, str]]:
+def missing_captures(folder: Path) -> list[tuple[int, str]]:
     """Captures that the manifests say were written and that lie there no more, packed or unpacked: rank and name."""
-    found = []
+    missing = []
     for rank, path in _rank_manifests(folder):
         files = _object(path).get("files")
         for name in files.values() if isinstance(files, dict) else ():
@@ -200,8 +200,8 @@ def lost(folder: Path) -> list[tuple[int, str]]:
                 continue
             plain = str(folder / name.removesuffix(".gz"))
             if not os.path.lexists(plain) and not os.path.lexists(f"{plain}.gz"):
-                found.append((rank, name))
-    return found
+                missing.append((rank, name))
+    return missing
 
 
 def _rank_manifests(folder: Path) -> list[tuple[int, Path]]:
@@ -302,15 +302,15 @@ def _count(value: Any, least: int = 0) -> int | None:
 
 def _ranks(value: Any) -> list[int] | None:
     """None for anything but a list of ranks."""
-    known = [_whole(v) for v in value[:_MOST_RANKS]] if isinstance(value, list) else [None]
-    ranks = [rank for rank in known if rank is not None and 0 <= rank < 10**6]
-    return ranks if len(ranks) == len(known) else None
+    numbers = [_whole(v) for v in value[:_MOST_RANKS]] if isinstance(value, list) else [None]
+    ranks = [rank for rank in numbers if rank is not None and 0 <= rank < 10**6]
+    return ranks if len(ranks) == len(numbers) else None
 
 
 def _number(value: Any) -> float | None:
-    known = isinstance(value, int | float) and not isinstance(value, bool)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
     try:
-        return float(value) if known and math.isfinite(value) else None
+        return float(value) if is_number and math.isfinite(value) else None
     except OverflowError:
         return None
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-HIDDEN = "***"
+MASK = "***"
 """stands for all that is not known to be harmless"""
 LONGEST_KNOWN = 48
 """characters of a value that consists of known words"""
@@ -30,7 +30,7 @@ def words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-KNOWN = words("""
+HARMLESS_WORDS = words("""
     addr blr uri url
     abs accelerate accelerator accumulation accuracy activation activations actor acts adafactor adagrad
     adam adamw adapter add affinity after again agent aggressive alexnet alignment all alloc allocator
@@ -168,8 +168,8 @@ def is_number(text: str) -> bool:
     if len(text) > _LONGEST_NUMBER or not _NUMBER.fullmatch(text):
         return False
     unit = _LETTERS.search(text.lstrip("+-0123456789._"))
-    named = text.lower().lstrip("+-").startswith(("0x", "inf", "nan"))
-    if unit is not None and not named and unit[0].lower() not in _UNITS:
+    other_notation = text.lower().lstrip("+-").startswith(("0x", "inf", "nan"))
+    if unit is not None and not other_notation and unit[0].lower() not in _UNITS:
         return False
     whole, _, decimals = text.replace("_", "").partition(".")
     figures = _figures(whole + decimals)
@@ -221,7 +221,7 @@ def unknown_letters(text: str, *, most_digits: int = _MOST_DIGITS) -> int | None
 def _unknown(part: str) -> list[str] | None:
     """The unknown words of one part: a word, a number, or a word with a number at its end or beginning (`resnet50`, `7b`,
     `vit16x`); None for anything else."""
-    if part.lower() in KNOWN or len(part) == 1:
+    if part.lower() in HARMLESS_WORDS or len(part) == 1:
         return []
     runs = _RUNS.findall(part)
     kinds = "".join("9" if run.isdigit() else "a" for run in runs)
@@ -233,9 +233,12 @@ def _unknown(part: str) -> list[str] | None:
         return []
     if (kinds == "a9a" and len(runs[2]) > 2) or (kinds == "9a" and len(runs[1]) > 3):
         return None
-    words = [run for run in runs if not run.isdigit() and run.lower() not in KNOWN]
+    words = [run for run in runs if not run.isdigit() and run.lower() not in HARMLESS_WORDS]
     unknown = [
-        hump for run in words for hump in _HUMPS.findall(run) if len(hump) == 1 or hump.lower() not in KNOWN
+        hump
+        for run in words
+        for hump in _HUMPS.findall(run)
+        if len(hump) == 1 or hump.lower() not in HARMLESS_WORDS
     ]
     if not all(map(_speakable, unknown)) or (kinds != "a" and sum(map(len, unknown)) > _MOST_BESIDE_DIGITS):
         return None

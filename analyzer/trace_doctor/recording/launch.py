@@ -33,7 +33,7 @@ from trace_doctor.recording.options import (
 )
 from trace_doctor.recording.plan import TRACED
 from trace_doctor.recording.recording_warnings import shortcomings, signal_name
-from trace_doctor.recording.running import Ended, run
+from trace_doctor.recording.running import CommandOutcome, run
 from trace_doctor.version import VERSION
 
 SCHEMA = 1
@@ -58,14 +58,14 @@ class Recorded:
     """ranks with their phases, steps with times and losses; None where no process took a step"""
     warnings: tuple[str, ...]
     """what was not recorded and why, a line each"""
-    told: int | None = None
+    received_signal: int | None = None
     """the signal that somebody sent us while the command ran, and that was handed on to it"""
     empty: bool = False
     """whether the command did not fail, and nothing was recorded all the same: no trace and no snapshot, or where none was
     asked for no step"""
     waited_for_cpu: Mapping[int, float] = field(default_factory=dict)
     """rank -> share of its time that its main thread was ready and waited for a CPU; empty where Linux does not say"""
-    left: int = 0
+    leftover_processes: int = 0
     """processes that the command left running, and that were ended because `leave_nothing` was asked for"""
 
     @property
@@ -117,7 +117,7 @@ def record_command(
     except OSError as error:
         raise UsageError(f"cannot write a recording to {folder}: {error.strerror or error}") from None
     try:
-        ended = run(
+        outcome = run(
             command,
             options,
             cwd=cwd,
@@ -134,19 +134,19 @@ def record_command(
         raise
     try:
         _mask_compile_logs(folder, command, os.environ if env is None else env)
-        return _sum_up(command, options, ended)
+        return _sum_up(command, options, outcome)
     except OSError as error:  # the disk is full, or the script took the folder away or put another in its place: the script's own end still counts
-        code = 0 if ended.why is not None else ended.exit_code
+        code = 0 if outcome.why is not None else outcome.exit_code
         return Recorded(
             folder=folder,
             exit_code=code or NOTHING_RECORDED,
-            stopped_by_us=ended.why is not None,
-            seconds=round(ended.seconds, 3),
+            stopped_by_us=outcome.why is not None,
+            seconds=round(outcome.seconds, 3),
             recording=None,
             warnings=(f"the recording could not be finished: {error.strerror or error}",),
-            told=ended.told,
+            received_signal=outcome.received_signal,
             empty=not code,
-            left=ended.left,
+            leftover_processes=outcome.leftover_processes,
         )
 
 
@@ -176,28 +176,30 @@ def _mask_compile_logs(folder: Path, command: Sequence[str], environment: Mappin
                 temporary.write_bytes(masked.encode("utf-8", "surrogateescape"))
 
 
-def _sum_up(command: Sequence[str], options: RecordOptions, ended: Ended) -> Recorded:
+def _sum_up(command: Sequence[str], options: RecordOptions, outcome: CommandOutcome) -> Recorded:
     folder = Path(options.folder)
     whole_files.check(folder)
     recording = read(folder)
     steps_csv.join(folder, list(recording.ranks) if recording else [])
     enough = recording is not None and all(r.ended == "enough" for r in recording.ranks.values())
-    stopped = ended.why is not None or (enough and not options.let_it_run)
+    stopped = outcome.why is not None or (enough and not options.let_it_run)
     # ranks that we ask to stop end with 0: what fails has failed by itself
-    code = 0 if ended.why is not None else ended.exit_code
+    code = 0 if outcome.why is not None else outcome.exit_code
     empty = code == 0 and _is_empty(folder, options, recording)
     code = NOTHING_RECORDED if empty else code
     recorded = Recorded(
         folder=folder,
         exit_code=code,
         stopped_by_us=stopped,
-        seconds=round(ended.seconds, 3),
+        seconds=round(outcome.seconds, 3),
         recording=recording,
-        warnings=tuple(shortcomings(command, options, ended, recording, process_log.heard(folder), stopped)),
-        told=ended.told,
+        warnings=tuple(
+            shortcomings(command, options, outcome, recording, process_log.heard(folder), stopped)
+        ),
+        received_signal=outcome.received_signal,
         empty=empty,
-        waited_for_cpu=ended.waited,
-        left=ended.left,
+        waited_for_cpu=outcome.waited,
+        leftover_processes=outcome.leftover_processes,
     )
     text = manifest(
         list(recording.ranks) if recording else [],
@@ -206,7 +208,7 @@ def _sum_up(command: Sequence[str], options: RecordOptions, ended: Ended) -> Rec
         exit_code=shell_code(code),
         signal=signal_name(-code) if code < 0 else None,
         stopped_by_us=stopped,
-        waited_for_cpu=dict(ended.waited),
+        waited_for_cpu=dict(outcome.waited),
     )
     whole_files.write(folder / RECORDING_FILE, text)
     whole_files.check(folder)

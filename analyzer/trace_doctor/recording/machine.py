@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trace_doctor.recording import whole_files
-from trace_doctor.recording.harmless import HIDDEN, is_number, is_word
+from trace_doctor.recording.harmless import MASK, is_number, is_word
 from trace_doctor.recording.options import ENVIRONMENT_FILE
 
 PACKAGES = (
@@ -99,7 +99,7 @@ def _setting(value: str) -> str:
     return (
         value
         if all(not part or is_number(part) or is_word(part, most_unknown=20, longest=32) for part in parts)
-        else HIDDEN
+        else MASK
     )
 
 

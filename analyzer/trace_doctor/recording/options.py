@@ -102,5 +102,5 @@ class RecordOptions:
     @classmethod
     def read(cls, path: Path) -> RecordOptions:
         """Raises OSError, ValueError, TypeError for what is no options file. Unknown names are another version's."""
-        known = {f.name for f in fields(cls)}
-        return cls(**{k: v for k, v in json.loads(path.read_bytes()).items() if k in known})
+        field_names = {f.name for f in fields(cls)}
+        return cls(**{k: v for k, v in json.loads(path.read_bytes()).items() if k in field_names})

@@ -196,16 +196,16 @@ def fitted(requested: Mapping[Phase, int], steps: int, seconds: float, pace: flo
     """The steps of each phase that fit into so many steps and seconds, where a plain step takes `pace` seconds.
 
     All phases shrink alike, down to the least that one needs; then the least useful are left out."""
-    kept = dict(requested)
-    while kept:
+    phases = dict(requested)
+    while phases:
         for tenths in range(10, -1, -1):
-            counts = {p: _share(p, n, tenths) for p, n in kept.items()}
+            counts = {p: _share(p, n, tenths) for p, n in phases.items()}
             if (
                 sum(counts.values()) <= steps
                 and sum(COST[p] * n * pace for p, n in counts.items()) <= seconds
             ):
                 return counts
-        del kept[next(p for p in _FIRST_TO_GO if p in kept)]
+        del phases[next(p for p in _FIRST_TO_GO if p in phases)]
     return {}
 
 

@@ -38,8 +38,8 @@ class Started:
         linux = sys.platform.startswith("linux")
         parents = _parents() if linux else _parents_by_ps()
         marked = _marked(parents, self._mark) if linux else set()
-        known = {pid for pid, when in self._known.items() if pid in parents and born(pid) == when}
-        running = [pid for pid in parents if pid in known or pid in marked]
+        alive = {pid for pid, when in self._known.items() if pid in parents and born(pid) == when}
+        running = [pid for pid in parents if pid in alive or pid in marked]
         children: dict[int, list[int]] = {}
         for pid, parent in parents.items():
             children.setdefault(parent, []).append(pid)
@@ -50,7 +50,7 @@ class Started:
             running += new
         running = [pid for pid in running if pid != os.getpid()]
         for pid in running:
-            if pid not in known:
+            if pid not in alive:
                 self.add(pid)
         return running
 
@@ -69,11 +69,11 @@ def born(pid: int) -> str | None:
 
 def _stat(pid: int) -> list[str] | None:
     """What Linux tells of a process from its state on; None where it has ended."""
-    fields = _told(pid)
+    fields = _stat_fields(pid)
     return fields if fields and fields[0] not in "ZX" else None
 
 
-def _told(pid: int) -> list[str]:
+def _stat_fields(pid: int) -> list[str]:
     """The same also of one that has ended and that nobody has waited for; empty where there is none."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
@@ -85,7 +85,7 @@ def _told(pid: int) -> list[str]:
 def children() -> dict[int, tuple[str, bool]]:
     """The children of this process on Linux, with when they began and whether they still run."""
     here, pids = str(os.getpid()), [int(e.name) for e in os.scandir("/proc") if e.name.isdigit()]
-    by_pid = {pid: _told(pid) for pid in pids}
+    by_pid = {pid: _stat_fields(pid) for pid in pids}
     return {
         pid: (fields[19], fields[0] not in "ZX")
         for pid, fields in by_pid.items()

@@ -10,13 +10,13 @@ from pathlib import PurePath
 from trace_doctor.recording.folder import BUSY, RankRecord, Recording
 from trace_doctor.recording.options import RecordOptions
 from trace_doctor.recording.process_log import FAILED, SECOND, TORCH
-from trace_doctor.recording.running import Ended
+from trace_doctor.recording.running import CommandOutcome
 
 
 def shortcomings(
     command: Sequence[str],
     options: RecordOptions,
-    ended: Ended,
+    outcome: CommandOutcome,
     recording: Recording | None,
     processes: Mapping[int, Mapping[str, str]],
     stopped: bool = False,
@@ -27,18 +27,18 @@ def shortcomings(
     """
     ranks = list(recording.ranks.values()) if recording else []
     return [
-        *_ends(ended, options, stopped),
+        *_ends(outcome, options, stopped),
         *([_nothing(command, processes)] if not ranks else []),
-        *_busy(ended),
+        *_busy(outcome),
         *_silent(ranks),
         *_others(processes),
         *(_failed(processes) if ranks else ()),
-        *_of_ranks(ranks, options, ended),
+        *_of_ranks(ranks, options, outcome),
     ]
 
 
-def _busy(ended: Ended) -> Iterator[str]:
-    waited = max(ended.waited.values(), default=0.0)
+def _busy(outcome: CommandOutcome) -> Iterator[str]:
+    waited = max(outcome.waited.values(), default=0.0)
     if waited >= BUSY:
         yield (
             f"training waited {waited:.0%} of the time for a CPU (other work on the machine, or more workers than "
@@ -46,12 +46,12 @@ def _busy(ended: Ended) -> Iterator[str]:
         )
 
 
-def _ends(ended: Ended, options: RecordOptions, stopped: bool) -> Iterator[str]:
-    if ended.why == "time":
-        yield f"the script was ended after {ended.seconds:.0f} s (--max-seconds {options.max_seconds:g})"
-    elif ended.why is None and ended.exit_code:
+def _ends(outcome: CommandOutcome, options: RecordOptions, stopped: bool) -> Iterator[str]:
+    if outcome.why == "time":
+        yield f"the script was ended after {outcome.seconds:.0f} s (--max-seconds {options.max_seconds:g})"
+    elif outcome.why is None and outcome.exit_code:
         what = "the training was stopped, and then the command" if stopped else "the script"
-        code = ended.exit_code
+        code = outcome.exit_code
         yield f"{what} was ended by {signal_name(-code)}" if code < 0 else f"{what} failed: exit code {code}"
 
 
@@ -71,8 +71,8 @@ def _nothing(command: Sequence[str], processes: Mapping[int, Mapping[str, str]])
 def _silent(ranks: Sequence[RankRecord]) -> Iterator[str]:
     """Ranks of the job that left no word."""
     world = max((r.world_size or 1 for r in ranks), default=0)
-    known = {r.rank for r in ranks}
-    missing = [n for n in range(world) if n not in known]
+    recorded = {r.rank for r in ranks}
+    missing = [n for n in range(world) if n not in recorded]
     if missing:
         listed = ", ".join(map(str, missing[:8])) + (", …" if len(missing) > 8 else "")
         yield f"of {world} ranks {len(missing)} reported nothing (on other machines, or ended early): {listed}"
@@ -91,11 +91,11 @@ def _failed(processes: Mapping[int, Mapping[str, str]]) -> Iterator[str]:
         yield f"the recorder failed in {len(whys)} process{'es' * (len(whys) > 1)}: {whys[0]}"
 
 
-def _of_ranks(ranks: Sequence[RankRecord], options: RecordOptions, ended: Ended) -> Iterator[str]:
+def _of_ranks(ranks: Sequence[RankRecord], options: RecordOptions, outcome: CommandOutcome) -> Iterator[str]:
     """What ranks say of themselves; what all say is said once."""
     whose: dict[str, list[int]] = {}
     for rank in ranks:
-        for line in _of_rank(rank, options, ended):
+        for line in _of_rank(rank, options, outcome):
             whose.setdefault(line, []).append(rank.rank)
     for line, of in whose.items():
         if len(of) == len(ranks):
@@ -104,21 +104,21 @@ def _of_ranks(ranks: Sequence[RankRecord], options: RecordOptions, ended: Ended)
             yield f"rank {', '.join(map(str, of[:8]))}{', …' if len(of) > 8 else ''}: {line}"
 
 
-def _of_rank(rank: RankRecord, options: RecordOptions, ended: Ended) -> Iterator[str]:
+def _of_rank(rank: RankRecord, options: RecordOptions, outcome: CommandOutcome) -> Iterator[str]:
     if not rank.ended:
         yield "the process ended without a word; what it had written until then is kept"
     texts = (*rank.impossible, *rank.warnings)
     came = {p.name for p in rank.phases} | {warning.partition(":")[0] for warning in texts}
     if missing := [p for p in options.phases if p not in came]:
-        yield f"{', '.join(missing)}: not captured" + (_too_few(rank, options, ended) if rank.ended else "")
+        yield f"{', '.join(missing)}: not captured" + (_too_few(rank, options, outcome) if rank.ended else "")
     yield from texts
 
 
-def _too_few(rank: RankRecord, options: RecordOptions, ended: Ended) -> str:
+def _too_few(rank: RankRecord, options: RecordOptions, outcome: CommandOutcome) -> str:
     count = max((p.last_step + 1 for p in rank.phases), default=0)
     steps = f"{count} step{'s' * (count != 1)}"
     few = f"{steps} {'is' if count == 1 else 'are'} too few for all"
-    if ended.why == "time" or (rank.ended == "enough" and count < options.max_steps):
+    if outcome.why == "time" or (rank.ended == "enough" and count < options.max_steps):
         return f": only {steps} in --max-seconds {options.max_seconds:g}"
     divides = (
         f"; --max-steps {count} divides them among the phases" if count > 4 else "; a trace takes about 12"

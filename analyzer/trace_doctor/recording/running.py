@@ -28,7 +28,7 @@ from trace_doctor.recording.options import OPTIONS_VARIABLE, RecordOptions
 _LOOKS_EVERY = 0.25
 _TYPED = (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP)
 """what a terminal sends to everybody in the foreground"""
-_SENT = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
+_FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 _START_UP = 30.0
 """seconds that a command gets to import torch, however little is to be recorded"""
 _TO_END = ((signal.SIGINT, 0.0), (signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0))
@@ -45,7 +45,7 @@ Why = Literal["enough", "time"]
 
 
 @dataclass(frozen=True)
-class Ended:
+class CommandOutcome:
     """How a command ended."""
 
     exit_code: int
@@ -54,11 +54,11 @@ class Ended:
     """that it ran"""
     why: Why | None = None
     """why we ended it; None: it ended by itself"""
-    told: int | None = None
+    received_signal: int | None = None
     """the signal that somebody sent us and we handed on"""
     waited: Mapping[int, float] = field(default_factory=dict)
     """rank -> share of its time that its main thread was ready and waited for a CPU; empty where Linux does not say"""
-    left: int = 0
+    leftover_processes: int = 0
     """processes that it left running and that we ended, as we were asked to"""
 
 
@@ -71,7 +71,7 @@ def run(
     output: Path | None,
     say: Callable[[str], None],
     leave_nothing: bool = False,
-) -> Ended:
+) -> CommandOutcome:
     """Runs the command to its end; no process of it is left when we ended it, nor ever with `leave_nothing`. Raises UsageError when it cannot be started."""
     began = time.monotonic()
     mark = env[OPTIONS_VARIABLE]
@@ -103,7 +103,7 @@ def run(
                 leftover = _end_left(watch.pids, options.grace_seconds, say)
         if watch.why is not None or any(n in (signal.SIGTERM, signal.SIGHUP) for n in signals):
             _end_rest(watch.pids, options.grace_seconds, say)
-    return Ended(
+    return CommandOutcome(
         process.returncode, seconds, watch.why, signals[-1] if signals else None, watch.waited, leftover
     )
 
@@ -214,8 +214,8 @@ class _Watch:
         if size != self._seen:
             self._seen, self._wrote = size, self._age
         if not self._manifests:
-            said = process_log.heard(self._folder).values()
-            torches = sum(process_log.TORCH in events for events in said)
+            event_lists = process_log.heard(self._folder).values()
+            torches = sum(process_log.TORCH in events for events in event_lists)
             if torches > self._torches:
                 self._torches = torches
                 self._last = self._age + self._options.max_seconds
@@ -328,7 +328,7 @@ def _handing_on(process: subprocess.Popen[bytes]) -> Iterator[list[int]]:
 
     before = {}
     if current_thread() is main_thread():
-        for number in (*_TYPED, *_SENT):
+        for number in (*_TYPED, *_FORWARDED):
             if (
                 signal.getsignal(number) is not signal.SIG_IGN
             ):  # nohup and background jobs: stays ignored, by both

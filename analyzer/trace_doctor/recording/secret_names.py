@@ -23,7 +23,7 @@ _BESIDE = words("""backward batch bos bucket budget cls count dim dir eos file f
     total unk value values vocab""")
 """words that tell such a use; the value is to be a number, a known word or a path all the same"""
 _STEMS = ("password", "passwd", "passphrase", "secret", "token", "credential", "apikey", "bearer", "webhook")
-_SAID = _ALWAYS | _ELSEWHERE | frozenset(_STEMS)
+_SECRET_WORDS = _ALWAYS | _ELSEWHERE | frozenset(_STEMS)
 _HARMLESS_STEM = re.compile(r"tokeni[sz]")
 _LONGEST_PREFIX = 6
 _NAME = re.compile(r"[A-Za-z_][\w./-]*")
@@ -63,9 +63,9 @@ def _words(name: str) -> list[str]:
 
 def _without_said(part: str) -> str:
     """One part of a name without the words that say what it is: nothing of `TOKEN2`, `Store` of `keyStorePassword`."""
-    if _NUMBERED.sub("", part).lower() in _SAID:
+    if _NUMBERED.sub("", part).lower() in _SECRET_WORDS:
         return ""
-    return "".join(hump for hump in _HUMP.split(part) if hump.lower() not in _SAID)
+    return "".join(hump for hump in _HUMP.split(part) if hump.lower() not in _SECRET_WORDS)
 
 
 def _is_secret(word: str) -> bool:

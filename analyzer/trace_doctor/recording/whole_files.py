@@ -14,19 +14,19 @@ from pathlib import Path
 _UNFINISHED = ".unfinished."
 _ASIDE = re.compile(re.escape(_UNFINISHED) + r"(.+)\.\d+(?:\.[a-z.]+)?", re.DOTALL)
 """others may write beside it, under its name and an ending"""
-_held: dict[Path, tuple[int, int]] = {}
+_identities: dict[Path, tuple[int, int]] = {}
 """folders that this process records into, by device and inode"""
 
 
 def hold(folder: Path) -> None:
     """From now on nothing is written to this place but into the folder that is there now. Raises OSError."""
-    _held[folder] = _identity(folder)
+    _identities[folder] = _identity(folder)
 
 
 def check(folder: Path) -> None:
     """Raises OSError where a held folder is gone, or another one has taken its place: what lies there is not ours to
     replace."""
-    if folder in _held and _identity(folder) != _held[folder]:
+    if folder in _identities and _identity(folder) != _identities[folder]:
         raise OSError(0, "another folder has taken the place of the recording's")
 
 
@@ -44,8 +44,8 @@ def aside(path: Path) -> Path:
 def was_to_be(name: str) -> str | None:
     """The name of the file that a killed process was writing when it left one of this name: no capture, whatever it holds.
     None for any other name."""
-    found = _ASIDE.fullmatch(name)
-    return found[1] if found else None
+    match = _ASIDE.fullmatch(name)
+    return match[1] if match else None
 
 
 @contextlib.contextmanager

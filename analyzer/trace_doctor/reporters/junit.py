@@ -77,10 +77,10 @@ def _rule(result: Result, outcome: Outcome, failing: set[str]) -> ET.Element:
 
 
 def _text(finding: Finding) -> str:
-    known = " · ".join(p for p in (where(finding.location), where_in_capture(finding.location)) if p)
+    place = " · ".join(p for p in (where(finding.location), where_in_capture(finding.location)) if p)
     lines = [
         f"{finding.id} {finding.severity}, {finding.confidence} confidence",
-        known,
+        place,
         finding.message,
         saving_words(finding.saving),
         *(f"fix: {fix.title} [{how_made(fix)}]" for fix in finding.fixes),

@@ -87,7 +87,7 @@ FAMILIES: dict[str, str] = {
 
 SYMBOL: dict[Severity, str] = {"critical": "✖", "warning": "▲", "info": "●"}
 SEVERITIES: tuple[Severity, ...] = ("critical", "warning", "info")
-KNOWN: dict[Known, str] = {"up_to": "up to", "about": "about"}
+HOW_KNOWN: dict[Known, str] = {"up_to": "up to", "about": "about"}
 BASIS = {
     "measured": "measured in the capture",
     "replay": "from re-timing the captured steps without the cause",
@@ -249,7 +249,7 @@ def saving_words(saving: Saving | None) -> str:
 
 def how_known(figure: HowKnown) -> str:
     """`up to` before a bound, `about` before an estimate."""
-    return KNOWN[figure.known]
+    return HOW_KNOWN[figure.known]
 
 
 def interval(figure: HowKnown, value: float, words: Callable[[float], str]) -> str:
@@ -323,10 +323,10 @@ def how_made(fix: Fix) -> str:
     """By whom a fix is made: `safe` or `unsafe` where `fix` makes it, `by hand` or `in the launcher` where it does not."""
     if fix.kind == "patch" and fix.safety != "display" and (fix.codemod or fix.diff):
         return fix.safety
-    return _MADE.get(fix.kind, "by hand")
+    return _WHERE.get(fix.kind, "by hand")
 
 
-_MADE = {"env": "in the launcher", "config": "in a configuration file", "command": "a command"}
+_WHERE = {"env": "in the launcher", "config": "in a configuration file", "command": "a command"}
 
 
 def why_no_patch(fix: Fix) -> str:
@@ -359,8 +359,8 @@ def amount(value: float | None, unit: Unit) -> str:
 def short_kernel(name: str) -> str:
     """`void at::native::vectorized_elementwise_kernel<4, …>(int, …)` -> `at::native::vectorized_elementwise_kernel`."""
     head = name.removeprefix("void ").replace("(anonymous namespace)", "{anonymous}")
-    cut = min((i for i in (head.find("<"), head.find("(")) if i > 0), default=len(head))
-    return head[:cut].strip() or name
+    end = min((i for i in (head.find("<"), head.find("(")) if i > 0), default=len(head))
+    return head[:end].strip() or name
 
 
 def budget_outcome(budget: Budget) -> str:

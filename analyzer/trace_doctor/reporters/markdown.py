@@ -55,9 +55,9 @@ def render(result: Result, options: Options) -> str:
         if room < 100:
             break
         details.append(block)
-    hidden = len(result.findings) - len(details)
-    if hidden:
-        details.append(f"{plural(hidden, 'more finding')} without details here; the HTML report has them.")
+    more = len(result.findings) - len(details)
+    if more:
+        details.append(f"{plural(more, 'more finding')} without details here; the HTML report has them.")
     page = no_command_at_start("\n\n".join([*head, *details, *tail]) + "\n")
     if len(page.encode()) <= (1 << 16) - _LAST_LINE:
         return page
@@ -78,9 +78,9 @@ def _verdict(result: Result) -> Iterator[str]:
     yield f"**{md(headline(result))}**" if gate is not None else f"## {md(headline(result))}"
     paths = [md(i.path) for i in result.inputs[:3]]
     more = [f"{len(result.inputs) - 3:,} more"] if len(result.inputs) > 3 else []
-    known = [md(f) for f in [result.ranks.note, *facts(result)] if f]
-    if paths or known:
-        yield " · ".join([", ".join([*paths, *more]), *known]).strip(" ·")
+    context = [md(f) for f in [result.ranks.note, *facts(result)] if f]
+    if paths or context:
+        yield " · ".join([", ".join([*paths, *more]), *context]).strip(" ·")
 
 
 def _budgets(result: Result) -> Iterator[str]:
@@ -106,10 +106,10 @@ def _overview(result: Result) -> Iterator[str]:
         return
     yield f"### {plural(len(result.findings), 'finding')}{together(result, ', ')}"
     fails = failing(result)
-    known = set(result.gate.known) if result.gate is not None else set()
+    in_baseline = set(result.gate.known) if result.gate is not None else set()
     rows = []
     for f in result.findings[:_MOST_FINDINGS]:
-        state = "fails" if f.id in fails and result.gate else "known" if f.id in known else ""
+        state = "fails" if f.id in fails and result.gate else "known" if f.id in in_baseline else ""
         place = where_briefly(f.location)
         rows.append(
             [
@@ -122,8 +122,8 @@ def _overview(result: Result) -> Iterator[str]:
             ]
         )
     yield table(["severity", "finding", "place", "saving", "confidence", ""], rows)
-    if (hidden := len(result.findings) - _MOST_FINDINGS) > 0:
-        yield f"… and {plural(hidden, 'more finding')}."
+    if (more := len(result.findings) - _MOST_FINDINGS) > 0:
+        yield f"… and {plural(more, 'more finding')}."
 
 
 def _details(result: Result, finding: Finding) -> str:
@@ -157,8 +157,8 @@ def _evidence(evidence: Table) -> str:
         [md(s.with_unit(v)) for s, v in zip(scales, row, strict=False)] for row in evidence.rows[:_MOST_ROWS]
     ]
     of = evidence.of or len(evidence.rows)
-    cut = f" (showing {len(rows)} of {of:,})" if of > len(rows) else ""
-    return f"{md(evidence.title)}{cut}\n\n{table([c.title for c in evidence.columns], rows)}"
+    suffix = f" (showing {len(rows)} of {of:,})" if of > len(rows) else ""
+    return f"{md(evidence.title)}{suffix}\n\n{table([c.title for c in evidence.columns], rows)}"
 
 
 def _fix(fix: Fix) -> str:
@@ -224,8 +224,8 @@ def fenced(text: str, language: str = "") -> str:
 
 def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Cells are markup already; columns in which nothing stands are left out."""
-    used = [n for n, title in enumerate(titles) if title == "" or any(n < len(r) and r[n] for r in rows)]
-    used = [n for n in used if titles[n] or any(n < len(r) and r[n] for r in rows)]
-    lines = [[md(titles[n]) for n in used], ["---"] * len(used)]
-    lines += [[row[n] if n < len(row) else "" for n in used] for row in rows]
+    filled = [n for n, title in enumerate(titles) if title == "" or any(n < len(r) and r[n] for r in rows)]
+    filled = [n for n in filled if titles[n] or any(n < len(r) and r[n] for r in rows)]
+    lines = [[md(titles[n]) for n in filled], ["---"] * len(filled)]
+    lines += [[row[n] if n < len(row) else "" for n in filled] for row in rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -12,7 +12,7 @@ from pathlib import Path
 from trace_doctor.errors import printable
 from trace_doctor.recording.command_line import masked
 from trace_doctor.recording.folder import RankRecord, Recording, role_of
-from trace_doctor.recording.harmless import HIDDEN
+from trace_doctor.recording.harmless import MASK
 from trace_doctor.recording.launch import Recorded
 from trace_doctor.reporters.units import duration, plural, size
 
@@ -113,6 +113,6 @@ def _phases(record: RankRecord) -> str:
 def _source(command: Sequence[str]) -> str:
     """The folder of the script, where the command names one and it may be shown."""
     script = next((Path(word) for word in command if word.endswith(".py") and os.path.isfile(word)), None)
-    if script is None or HIDDEN in masked([str(script.parent)]):
+    if script is None or MASK in masked([str(script.parent)]):
         return ""
     return f" --source {shlex.quote(str(script.parent))}"

@@ -38,7 +38,7 @@ def render(result: Result, options: Options) -> str:
     codes = {code: n for n, code in enumerate(sorted(rules))}
     occurrences: Counter[str] = Counter()
     results = []
-    known = frozenset(result.gate.known) if result.gate is not None else frozenset()
+    in_baseline = frozenset(result.gate.known) if result.gate is not None else frozenset()
     with_baseline = result.gate is not None and result.config.get("baseline") is not None
     suppressions: list[Suppressed | None] = [*[None] * len(result.findings), *result.suppressed]
     for finding, place, suppressed in zip(findings, anchors(result, findings), suppressions, strict=True):
@@ -50,7 +50,7 @@ def render(result: Result, options: Options) -> str:
             "traceDoctorFingerprint/v1": finding.fingerprint,
         }
         if with_baseline:
-            entry["baselineState"] = "unchanged" if finding.id in known else "new"
+            entry["baselineState"] = "unchanged" if finding.id in in_baseline else "new"
         entry["suppressions"] = [_suppression(suppressed)] if suppressed is not None else []
         results.append(entry)
     driver = {
@@ -122,7 +122,7 @@ def _location(file: str, line: int | None = None, function: str | None = None) -
 
 def _saving(finding: Finding) -> Object:
     saving = finding.saving
-    known = {
+    properties = {
         "known": saving.known,
         "low": saving.low,
         "high": saving.high,
@@ -131,7 +131,7 @@ def _saving(finding: Finding) -> Object:
         "shareOfStep": saving.share_of_step,
         "bytes": saving.bytes,
     } if saving else {}  # fmt: skip
-    return {"saving": {k: v for k, v in known.items() if v is not None}} if saving else {}
+    return {"saving": {k: v for k, v in properties.items() if v is not None}} if saving else {}
 
 
 def _fix(fix: Fix) -> Iterator[Object]:

@@ -105,9 +105,9 @@ def is_of_treat(path: Path) -> bool:
         if is_patch_of_ours(path):
             return True
         with open_regular(path) as file:
-            known = file.read(1) in (b"<", b"{")
-        if not known or is_page_of_ours(path, Treatment):
-            return known
+            may_be_ours = file.read(1) in (b"<", b"{")
+        if not may_be_ours or is_page_of_ours(path, Treatment):
+            return may_be_ours
         return msgspec.json.decode(read_regular(path, LARGEST), type=Treatment).tool.name == Tool().name
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return False

@@ -78,16 +78,16 @@ class Terminal:
     def flow(self, pieces: Sequence[Piece], *, indent: int = 0, gap: str = "  ") -> None:
         """Pieces side by side with `gap` between; one that does not fit begins the next line, indented."""
         gap = self.clean(gap)
-        line, used, empty = "", 0, True
+        line, position, empty = "", 0, True
         for text, style in pieces:
             for number, part in enumerate(self._wrap(self.clean(text), self.width - indent)):
                 width = columns(part) + (0 if empty else columns(gap))
-                if not empty and (number or used + width > self.width):
+                if not empty and (number or position + width > self.width):
                     self.lines.append(line.rstrip())
-                    line, used, empty = " " * indent, indent, True
+                    line, position, empty = " " * indent, indent, True
                 if not empty:
-                    line, used = line + gap, used + columns(gap)
-                line, used, empty = line + self.style(part, style), used + columns(part), False
+                    line, position = line + gap, position + columns(gap)
+                line, position, empty = line + self.style(part, style), position + columns(part), False
         if not empty:
             self.lines.append(line.rstrip())
 
@@ -131,10 +131,10 @@ def _fits(word: str, room: int) -> bool:
 
 def _head(word: str, room: int) -> str:
     """The longest head that takes at most `room` columns."""
-    used = 0
+    width = 0
     for i, char in enumerate(word):
-        used += columns(char)
-        if used > room:
+        width += columns(char)
+        if width > room:
             return word[:i]
     return word
 

@@ -150,10 +150,10 @@ def _ledgers(terminal: Terminal, result: Result, names: Names, more: str) -> Non
             text += f": {_classes(memory)}"
             _entry(terminal, names.place(memory) if several else "memory", text, gutter)
     _more_devices(terminal, len(result.memory_ledger), more)
-    for held in result.memory_held[:_MOST_ROWS]:
-        text = f"{held_words(held)}, {size(held.reserved_bytes)} reserved"
-        _entry(terminal, names.place(held) if several else "memory", text, gutter)
-        for frame, count in held.by_frame[:3]:
+    for in_use in result.memory_held[:_MOST_ROWS]:
+        text = f"{held_words(in_use)}, {size(in_use.reserved_bytes)} reserved"
+        _entry(terminal, names.place(in_use) if several else "memory", text, gutter)
+        for frame, count in in_use.by_frame[:3]:
             _entry(terminal, "", f"{size(count)}: {frame}", gutter)
 
 
@@ -280,8 +280,8 @@ def _finding(terminal: Terminal, finding: Finding, names: Names, more: str) -> N
     if where(finding.location):
         head.append((where_briefly(finding.location), ""))
     terminal.flow(head, indent=2)
-    known = [finding.severity, f"{finding.confidence} confidence", in_which_capture(finding, names)]
-    terminal.put(" · ".join(k for k in known if k), "dim", indent=2)
+    heading = [finding.severity, f"{finding.confidence} confidence", in_which_capture(finding, names)]
+    terminal.put(" · ".join(part for part in heading if part), "dim", indent=2)
     terminal.put(finding.message, indent=2)
     if finding.evidence:
         _evidence(terminal, finding.evidence[0])
@@ -296,12 +296,12 @@ def _finding(terminal: Terminal, finding: Finding, names: Names, more: str) -> N
 def _evidence(terminal: Terminal, table: Table) -> None:
     """One line: the first row of the table; of a table of names and values the first few."""
     pairs = len(table.columns) == 2 and table.columns[0].unit == "text"
-    rows = [_row(table, row, named=not pairs) for row in table.rows[: 4 if pairs else 1]]
+    rows = [_row(table, row, titled=not pairs) for row in table.rows[: 4 if pairs else 1]]
     if any(rows):
         terminal.put(f"{table.title}: {', '.join(s for s in rows if s)}", "dim", indent=2)
 
 
-def _row(table: Table, row: list[Cell], *, named: bool) -> str:
+def _row(table: Table, row: list[Cell], *, titled: bool) -> str:
     """`step 5 · takes 176.1 ms · inside the loader 68.7 ms`."""
     cells = []
     for column, value in zip(table.columns, row, strict=False):
@@ -310,8 +310,8 @@ def _row(table: Table, row: list[Cell], *, named: bool) -> str:
         if text == "yes":
             cells.append(column.title)
         elif text:
-            cells.append(f"{column.title} {text}" if scale.numeric and named else text)
-    return (" · " if named else " ").join(cells)
+            cells.append(f"{column.title} {text}" if scale.numeric and titled else text)
+    return (" · " if titled else " ").join(cells)
 
 
 def _fix(terminal: Terminal, fix: Fix) -> None:
@@ -406,8 +406,8 @@ def _skipped(terminal: Terminal, skipped: list[Outcome], options: Options) -> No
     groups = sorted(by_reason.items(), key=lambda kv: (-len(kv[1]), kv[0]))
     if not options.show_skipped:
         reasons = groups[:_MOST_REASONS] if len(groups) > _MOST_REASONS + 1 else groups
-        counted = [f"{len(members)} × " if len(groups) > 1 else "" for _, members in reasons]
-        parts = [count + reason for count, (reason, _) in zip(counted, reasons, strict=True)]
+        counts = [f"{len(members)} × " if len(groups) > 1 else "" for _, members in reasons]
+        parts = [count + reason for count, (reason, _) in zip(counts, reasons, strict=True)]
         if rest := len(skipped) - sum(len(members) for _, members in reasons):
             parts.append(f"{rest} × other reasons")
         terminal.put(f"{plural(len(skipped), 'rule')} skipped: {'; '.join(parts)}  (--show-skipped)")

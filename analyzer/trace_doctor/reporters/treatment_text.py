@@ -28,8 +28,8 @@ def render(treatment: Treatment, options: Options) -> str:
     if treatment.attempts:
         terminal.blank()
     _together(terminal, treatment)
-    for left in treatment.by_hand:
-        terminal.put(f"{left.label} {left.fix}: {left.why}", "dim", indent=_INDENT, first="by hand")
+    for change in treatment.by_hand:
+        terminal.put(f"{change.label} {change.fix}: {change.why}", "dim", indent=_INDENT, first="by hand")
     for note in treatment.notes:
         terminal.put(note, "dim", indent=2, first="-")
     if treatment.changed:

@@ -13,7 +13,7 @@ NEEDS_UNSAFE = "--unsafe-fixes"
 """in the reason of a fix that was held back"""
 
 
-_NAMED = 10
+_MOST_NAMES = 10
 
 
 def verdict(treatment: Treatment, interrupted: int | None = None) -> Treatment:
@@ -34,9 +34,9 @@ def verdict(treatment: Treatment, interrupted: int | None = None) -> Treatment:
 def changed_words(changed: Sequence[FileChange], count: int) -> str:
     """Which files of the user's changed, and who can have done that."""
     names = [f"{c.name} {c.how}" + (f" (behind the link {c.through})" if c.through else "") for c in changed]
-    more = f" and {count - _NAMED} more" if count > _NAMED else ""
+    more = f" and {count - _MOST_NAMES} more" if count > _MOST_NAMES else ""
     return (
-        f"files of yours changed while the command ran in the copy: {', '.join(names[:_NAMED])}{more}. "
+        f"files of yours changed while the command ran in the copy: {', '.join(names[:_MOST_NAMES])}{more}. "
         "A run wrote them, or somebody else did meanwhile: this cannot be told"
     )
 
@@ -66,7 +66,7 @@ def _of_trials(treatment: Treatment, interrupted: int | None) -> Treatment:
 
 
 def _nothing_to_try(treatment: Treatment) -> str:
-    unsafe = sum(NEEDS_UNSAFE in left.why for left in treatment.by_hand)
+    unsafe = sum(NEEDS_UNSAFE in change.why for change in treatment.by_hand)
     judge = len(treatment.by_hand) - unsafe
     parts = [f"{plural(unsafe, 'fix', 'fixes')} with --unsafe-fixes"] * bool(unsafe)
     parts += [f"{plural(judge, 'fix', 'fixes')} for you to judge"] * bool(judge)

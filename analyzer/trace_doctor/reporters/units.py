@@ -152,10 +152,10 @@ def exact(value: Cell, kind: Unit) -> str:
     return f"{round(value, 6)!r}{base}"
 
 
-_HIDDEN = {*range(0x20), *range(0x7F, 0xA0), 0x061C, *range(0x200B, 0x2010), *range(0x2028, 0x202F)}
-_HIDDEN |= {*range(0x2060, 0x2070), 0xFEFF, *range(0xFFF9, 0xFFFC), *range(0xD800, 0xE000)}
-_SHOWN = {code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" for code in _HIDDEN}
-_SHOWN_IN_BLOCK = {code: text for code, text in _SHOWN.items() if code not in (0x09, 0x0A)}
+_INVISIBLE = {*range(0x20), *range(0x7F, 0xA0), 0x061C, *range(0x200B, 0x2010), *range(0x2028, 0x202F)}
+_INVISIBLE |= {*range(0x2060, 0x2070), 0xFEFF, *range(0xFFF9, 0xFFFC), *range(0xD800, 0xE000)}
+_ESCAPES = {code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" for code in _INVISIBLE}
+_ESCAPES_IN_BLOCK = {code: text for code, text in _ESCAPES.items() if code not in (0x09, 0x0A)}
 
 
 def visible(text: str, *, block: bool = False) -> str:
@@ -163,8 +163,8 @@ def visible(text: str, *, block: bool = False) -> str:
     text are written out (`\\x1b`, `\\u202e`), commands to a CI server are parted. A line break is kept only in a `block`;
     elsewhere it becomes a space."""
     if block:
-        return no_commands(text.replace("\r\n", "\n").translate(_SHOWN_IN_BLOCK))
-    return no_commands(text.replace("\r\n", " ").replace("\n", " ").replace("\t", " ").translate(_SHOWN))
+        return no_commands(text.replace("\r\n", "\n").translate(_ESCAPES_IN_BLOCK))
+    return no_commands(text.replace("\r\n", " ").replace("\n", " ").replace("\t", " ").translate(_ESCAPES))
 
 
 def columns(text: str) -> int:

@@ -44,7 +44,7 @@ def _promise(terminal: Terminal, verification: Verification) -> None:
         sentence += f" ({', '.join(p for p in inside if p)})"
         if promise.measured_us is not None:
             sentence += f", measured {duration(promise.measured_us)}"
-            sentence += _kept(
+            sentence += _how_kept(
                 promise.measured_us,
                 promise.time_us_per_step,
                 verification.step_time.noise_us or 0.0,
@@ -55,11 +55,11 @@ def _promise(terminal: Terminal, verification: Verification) -> None:
         sentence = f"up to {estimate_size(promise.bytes)} of the peak"
         if promise.measured_bytes is not None:
             sentence += f", measured {size(promise.measured_bytes)}"
-            sentence += _kept(promise.measured_bytes, promise.bytes, 0.02 * (peaks.allocated_before or 0))
+            sentence += _how_kept(promise.measured_bytes, promise.bytes, 0.02 * (peaks.allocated_before or 0))
         terminal.put(sentence, indent=INDENT, first="promised")
 
 
-def _kept(measured: float, promised: float, noise: float, known: HowKnown | None = None) -> str:
+def _how_kept(measured: float, promised: float, noise: float, known: HowKnown | None = None) -> str:
     if abs(measured) <= noise:
         return ": within noise"
     if measured > promised * ((known and known.high) or 1.0) + noise:

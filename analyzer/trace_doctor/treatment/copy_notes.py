@@ -11,7 +11,7 @@ from trace_doctor.reporters.units import plural
 from trace_doctor.treatment.copying import CopyRecord
 from trace_doctor.treatment.removal import Leftover
 
-_NAMED = 10
+_MOST_NAMES = 10
 _WRITABLE = "a run can write there"
 
 
@@ -25,9 +25,9 @@ class _Kind:
 
     def line(self) -> str:
         """The text with the first names, or `brief` where there are more."""
-        names = ", ".join(self.names[:_NAMED])
-        if len(self.names) > _NAMED:
-            names = self.brief or f"{names} and {len(self.names) - _NAMED} more"
+        names = ", ".join(self.names[:_MOST_NAMES])
+        if len(self.names) > _MOST_NAMES:
+            names = self.brief or f"{names} and {len(self.names) - _MOST_NAMES} more"
             names += " (-v lists all)"
         return printable(f"{self.text}: {names}{self.hint}")
 

@@ -41,7 +41,7 @@ MANY_FILES = 2_000
 CACHES = re.compile(
     r"\.(git|hg|svn|tox|nox|ipynb_checkpoints|(mypy|pytest|ruff)_cache)|__pycache__|node_modules"
 )
-_WRITTEN = re.compile(
+_OUTPUT_NAMES = re.compile(
     r"(checkpoints?|ckpts?|runs?|outputs?|out|results?|logs?|wandb|mlruns|lightning_logs|tb|tensorboard|artifacts)"
     r"([-_.].*)?$|.*\.(ckpt|log)$|.*(checkpoint|ckpt).*\.(pt|pth|safetensors|bin)$",
     re.IGNORECASE,
@@ -57,7 +57,7 @@ _Kind = Literal["project", "small", "data", "linked"]
 
 def looks_written(name: str) -> bool:
     """Whether a file or folder is named like what training scripts write."""
-    return _WRITTEN.match(name) is not None
+    return _OUTPUT_NAMES.match(name) is not None
 
 
 @dataclass

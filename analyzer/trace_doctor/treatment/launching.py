@@ -158,13 +158,13 @@ class CommandRunner:
             leave_nothing=True,
             say=self._say,
         )
-        if outcome.left and not self.leftover_processes:
-            self._say(leftover_note(outcome.left))
-        self.leftover_processes += outcome.left
-        if outcome.told == signal.SIGINT:
+        if outcome.leftover_processes and not self.leftover_processes:
+            self._say(leftover_note(outcome.leftover_processes))
+        self.leftover_processes += outcome.leftover_processes
+        if outcome.received_signal == signal.SIGINT:
             raise KeyboardInterrupt
-        if outcome.told in _TO_LEAVE:
-            raise SystemExit(128 + outcome.told)
+        if outcome.received_signal in _TO_LEAVE:
+            raise SystemExit(128 + outcome.received_signal)
         code = outcome.exit_code
         if outcome.stopped_by_us and not outcome.steps:
             raise RunFailed(f"no step in {outcome.seconds:.0f} s, then it was stopped")

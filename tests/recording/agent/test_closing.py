@@ -23,7 +23,7 @@ from trace_doctor.recording.agent.step_detection import Closing
 def test_the_one_that_steps_least_often_ends_the_step(turn: str, closing: str) -> None:
     choice = Closing()
     for name in set(turn):
-        choice.made(ord(name))
+        choice.optimizer_made(ord(name))
     for _ in range(3):
         for name in turn:
             choice.ends_step(ord(name))
@@ -35,8 +35,8 @@ def test_the_one_that_steps_least_often_ends_the_step(turn: str, closing: str) -
 
 def test_an_optimizer_that_never_steps_is_not_waited_for_for_ever() -> None:
     choice = Closing()
-    choice.made(1)
-    choice.made(2)
+    choice.optimizer_made(1)
+    choice.optimizer_made(2)
     calls = 0
     while not choice.sure:
         choice.ends_step(1)
@@ -46,8 +46,8 @@ def test_an_optimizer_that_never_steps_is_not_waited_for_for_ever() -> None:
 
 def test_an_optimizer_inside_another_is_not_waited_for() -> None:
     choice = Closing()
-    choice.made(1)
-    choice.made(2)
+    choice.optimizer_made(1)
+    choice.optimizer_made(2)
     choice.inside(2)
     choice.ends_step(1)
     choice.ends_step(1)

@@ -42,7 +42,7 @@ class Losses:
 
         def watched(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
             if not compiling():
-                unseen(self._seen, tensors, grad_tensors)
+                unseen(self._observe, tensors, grad_tensors)
             return backward(tensors, grad_tensors, *args, **kwargs)
 
         self._unseen.skip(watched)
@@ -64,7 +64,7 @@ class Losses:
         if scaled is not outputs and isinstance(scaled, self.torch.Tensor):
             self._unscaled = (weakref.ref(scaled), weakref.ref(outputs))
 
-    def _seen(self, tensors: Any, gradients: Any) -> None:
+    def _observe(self, tensors: Any, gradients: Any) -> None:
         try:
             thread = threading.get_ident()
             if self._thread is None:

@@ -31,11 +31,11 @@ def rank_and_size(modules: Mapping[str, Any], environment: Mapping[str, str] = o
         ("SLURM_PROCID", "SLURM_NTASKS"),
     ):
         try:
-            said = int(environment[rank]), int(environment[size])
+            rank_and_size = int(environment[rank]), int(environment[size])
         except (KeyError, ValueError):
             continue
-        if 0 <= said[0] < said[1]:
-            return said
+        if 0 <= rank_and_size[0] < rank_and_size[1]:
+            return rank_and_size
     return 0, 1
 
 

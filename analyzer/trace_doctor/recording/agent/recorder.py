@@ -105,7 +105,7 @@ class Recorder:
         self._backwards.append(backwards)
         compiled = self._compilations.new()
         if compiled:
-            self.status.said["compile_steps"].append(self.step)
+            self.status.manifest["compile_steps"].append(self.step)
         seconds = end.host - self._begin.host if self.step else None
         if compiled and self.phase == "detailed":
             self._trace_again()
@@ -143,7 +143,7 @@ class Recorder:
         """Nothing of this counts: leaves no capture behind."""
         self.let_go()
         whole_files.check(self.status.folder)
-        for name in self.status.said["files"].values():
+        for name in self.status.manifest["files"].values():
             (self.status.folder / name).unlink(missing_ok=True)
         self.table.path.unlink(missing_ok=True)
         self.status.path.unlink(missing_ok=True)
@@ -204,8 +204,8 @@ class Recorder:
         self._flush(wait=True)
         skipped = 1 if phase in TRACED else 0
         passes = self._backward_passes()
-        self.status.said["backward_passes_per_step"] = passes
-        self.status.said["accumulation"] = passes if self.optimizers() == 1 else None
+        self.status.manifest["backward_passes_per_step"] = passes
+        self.status.manifest["accumulation"] = passes if self.optimizers() == 1 else None
         self.status.phase_ended(
             phase, (self._phase_step, self.step), seconds, self._phase_ms[skipped:], self._phase_note or why
         )
@@ -272,7 +272,7 @@ class Recorder:
             self._step_bytes = size // max(step_count or tracer.steps, 1)
         if step_count:
             self._used += size
-            self.status.said["files"][phase] = tracer.path.name
+            self.status.manifest["files"][phase] = tracer.path.name
             if step_count < tracer.steps:
                 self._phase_note = (
                     f"{step_count} of {tracer.steps} traced steps kept: more would not fit into max_mb"
@@ -313,11 +313,11 @@ class Recorder:
             )
             return
         self._used += size
-        self.status.said["files"][role] = name
+        self.status.manifest["files"][role] = name
 
     def snapshot_of_failure(self, role: Role) -> None:
         """What the allocator holds while an exception goes up; the first of its kind stays."""
-        if self.memory.possible and role not in self.status.said["files"]:
+        if self.memory.possible and role not in self.status.manifest["files"]:
             self._keep_snapshot(role)
 
     # -- rows
@@ -337,21 +337,21 @@ class Recorder:
             self.table.add(ready)
         self._flushed = now(self.torch).host
 
-    def finish(self, ended: str) -> None:
+    def finish(self, reason: str) -> None:
         """Writes what there is. The first call counts."""
-        if self.status.said["ended"] is not None:
+        if self.status.manifest["ended"] is not None:
             return
-        self.status.said["ended"] = ended
+        self.status.manifest["ended"] = reason
         self.step -= 1  # the last that came to its end
         try:
             if self.step >= self._phase_step:
-                self._leave(ended if ended == "recorder failed" else f"the script ended: {ended}")
+                self._leave(reason if reason == "recorder failed" else f"the script ended: {reason}")
             elif self._tracer is not None:
                 self._tracer.stop()
             self._flush(wait=True)
-            self.status.said["peak_allocated_bytes"] = peak_allocated(self.torch)
+            self.status.manifest["peak_allocated_bytes"] = peak_allocated(self.torch)
             if self.options.imports:
-                self.status.said["imports"] = loaded_files()
+                self.status.manifest["imports"] = loaded_files()
         finally:
             self.phase = None
             self.status.write()

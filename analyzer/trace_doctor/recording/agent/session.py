@@ -61,11 +61,11 @@ class Session:
 
     def install(self, find_steps: bool) -> None:
         """Wraps what tells steps, losses and profilers. `find_steps`: by the optimizer; else the script marks them."""
-        self.finder.on_begin = self.begun
+        self.finder.on_begin = self.first_step
         self.finder.on_optimizer = self._quietly(self._training_begins)
         if find_steps:
             self.finder.install()
-        self.losses.before_backward = self.begun
+        self.losses.before_backward = self.first_step
         self.losses.install()
         self.others.install()
         if "memory" in self.options.phases:
@@ -78,7 +78,7 @@ class Session:
 
     # -- what the watchers call
 
-    def begun(self) -> None:
+    def first_step(self) -> None:
         """The first step has begun: everything before it was set-up."""
         if self._begin is None:
             self._begin = now(self.torch)
@@ -120,7 +120,7 @@ class Session:
         """Records this process, if it is one to be recorded."""
         rank, size = ranks.rank_and_size(sys.modules)
         status = Status(self.folder, rank, size)
-        status.said["found_steps_by"] = whose_loop() if found_by == "optimizer" else found_by
+        status.manifest["found_steps_by"] = whose_loop() if found_by == "optimizer" else found_by
         child = self._is_child()
         if child or not status.claim():
             if not child:
@@ -133,7 +133,7 @@ class Session:
             if self.memory.theirs:
                 status.warn("memory: not captured: the script keeps a history itself")
             else:
-                status.said["without"]["memory"] = "the allocator keeps a history on CUDA only"
+                status.manifest["without"]["memory"] = "the allocator keeps a history on CUDA only"
         plan = Plan(self.options, without, lead=ranks.LEAD if size > 1 else 0)
         deciding: Any = plan
         if size > 1:
@@ -183,10 +183,10 @@ class Session:
         self._call_off()
         self._uninstall()
 
-    def finish(self, ended: str) -> None:
+    def finish(self, reason: str) -> None:
         """Writes what is left to write. `ended`: why the recording ends."""
         if self.recorder is not None and not self.passive:
-            self.recorder.finish(ended)
+            self.recorder.finish(reason)
 
     def failed(self, error: BaseException) -> None:
         """An exception has reached the top of the script."""

@@ -23,7 +23,7 @@ class Status:
         self.folder = folder
         self.path = folder / rank_file(rank)
         self.rank = rank
-        self.said: dict[str, Any] = {
+        self.manifest: dict[str, Any] = {
             "rank": rank,
             "world_size": world_size,
             "pid": os.getpid(),
@@ -58,13 +58,13 @@ class Status:
 
     def _write_temporary(self) -> Path:
         temporary = whole_files.aside(self.path)
-        temporary.write_text(json.dumps(self.said, indent=2) + "\n", encoding="utf-8")
+        temporary.write_text(json.dumps(self.manifest, indent=2) + "\n", encoding="utf-8")
         return temporary
 
     def warn(self, text: str) -> None:
         """Keeps a warning for the manifest, once."""
-        if text not in self.said["warnings"]:
-            self.said["warnings"].append(text)
+        if text not in self.manifest["warnings"]:
+            self.manifest["warnings"].append(text)
 
     def phase_ended(
         self,
@@ -84,7 +84,7 @@ class Status:
             elif self.plain_ms and name != "warmup":
                 longer = middle - self.plain_ms
                 overhead = {"per_step_us": round(longer * 1e3, 1), "share": round(longer / self.plain_ms, 4)}
-        self.said["phases"].append(
+        self.manifest["phases"].append(
             {
                 "name": name,
                 "first_step": steps[0],

@@ -55,7 +55,7 @@ class Closing:
         least = min(often.values())
         return [k for k, n in often.items() if n == least][-1]
 
-    def made(self, optimizer: int) -> None:
+    def optimizer_made(self, optimizer: int) -> None:
         """There is an optimizer (its id) that may take steps."""
         self._waiting.add(optimizer)
 
@@ -151,7 +151,7 @@ class Finder:
         if not self._mine():
             return False
         self._depth += 1
-        self._begun()
+        self._begin()
         return True
 
     def _exit(self) -> None:
@@ -174,7 +174,7 @@ class Finder:
         return watched
 
     def _optimizer_made(self, optimizer: Any) -> None:
-        self.closing.made(id(optimizer))
+        self.closing.optimizer_made(id(optimizer))
         if not self._optimizers:
             self._optimizers = True
             self._module_patch.undo()
@@ -230,7 +230,7 @@ class Finder:
         if not self._mine() or self._inside:
             return False
         self._inside = True
-        self._begun()
+        self._begin()
         return True
 
     def _module_called(self, module: Any) -> None:
@@ -246,7 +246,7 @@ class Finder:
         if self._calls % (self.step_every or 1) == 0:
             self.on_step("module calls")
 
-    def _begun(self) -> None:
+    def _begin(self) -> None:
         if self.on_begin is not None:
             self.on_begin()
 

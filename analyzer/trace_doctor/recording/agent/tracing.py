@@ -81,16 +81,16 @@ class Tracer:
             self.profile.export_chrome_trace(str(plain))
             with plain.open("rb") as source, gzip.open(packed, "wb", compresslevel=3) as target:
                 shutil.copyfileobj(source, target, 1 << 20)
-            size, kept = packed.stat().st_size, self.steps
+            size, written = packed.stat().st_size, self.steps
             if size > room:
-                size, kept = self._shortened(plain, packed, size, room)
-            if kept:
+                size, written = self._shortened(plain, packed, size, room)
+            if written:
                 packed.replace(self.path)
         finally:
             for path in (plain, packed):
                 path.unlink(missing_ok=True)
             self.profile.profiler = None
-        return size, kept
+        return size, written
 
     def _shortened(self, plain: Path, packed: Path, size: int, room: float) -> tuple[int, int]:
         steps = min(int(self.steps * room / size), self.steps - 1)

@@ -79,8 +79,8 @@ def _block(block: Block) -> Iterator[str]:
         return
     yield f"### {md(block.title)}"
     yield table(["", "before", "after", "change", "verdict"], [_row(block, c) for c in changes])
-    if hidden := len(block.changes) - len(changes):
-        yield f"{hidden} more{', within noise' if len(changes) < _MOST else ''}."
+    if more := len(block.changes) - len(changes):
+        yield f"{more} more{', within noise' if len(changes) < _MOST else ''}."
 
 
 def _row(block: Block, change: Change) -> list[str]:

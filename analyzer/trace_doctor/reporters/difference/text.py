@@ -50,9 +50,9 @@ def _block(terminal: Terminal, block: Block) -> None:
         terminal.row([("", _NAME), *((h, -_FIGURE) for h in ("before", "after", "change"))], "dim")
     for change in changes:
         _row(terminal, block, change)
-    hidden = len(block.changes) - len(changes)
-    if hidden:
-        terminal.put(f"{hidden} {'more, within noise' if len(changes) < _MOST else 'more'}", "dim", indent=2)
+    more = len(block.changes) - len(changes)
+    if more:
+        terminal.put(f"{more} {'more, within noise' if len(changes) < _MOST else 'more'}", "dim", indent=2)
 
 
 def _row(terminal: Terminal, block: Block, change: Change) -> None:

@@ -153,7 +153,7 @@ def _table(block: Block, changes: list[Change]) -> Html:
             _figure(value(change, change.before, change.after), change.before, change),
             _figure(value(change, change.after, change.before), change.after, change),
             _figure(moved(change).replace("-", "−"), change.change, change),
-            _said(change),
+            _words(change),
         ]
         for change in changes
     ]
@@ -174,7 +174,7 @@ def _figure(text: str, value: float | None, change: Change) -> Html:
     return el("span", text, title=exact(value, change.unit) or None, class_="figures")
 
 
-def _said(change: Change) -> Html:
+def _words(change: Change) -> Html:
     kind = {"less": "gate-passed", "more": "gate-failed"}.get(change.verdict, "muted")
     noise = change.noise or 0.0
     limit = f"noise ±{duration(noise) if change.unit == 'us' else size(noise)}"

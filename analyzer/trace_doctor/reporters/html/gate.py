@@ -20,10 +20,10 @@ def gate(result: Result) -> Html | None:
     decided = result.gate
     if decided is None:
         return None
-    known = anchors(result)
+    identifiers = anchors(result)
     lines = [
-        el("p", "Fails it: ", links(decided.failing, known)) if decided.failing else None,
-        el("p", "In the baseline: ", links(decided.known, known)) if decided.known else None,
+        el("p", "Fails it: ", links(decided.failing, identifiers)) if decided.failing else None,
+        el("p", "In the baseline: ", links(decided.known, identifiers)) if decided.known else None,
         [el("p", f"Undecided: {reason}") for reason in decided.undecided],
         [el("p", note, class_="limit") for note in decided.notes],
         el(

@@ -33,21 +33,21 @@ def memory(result: Result) -> Html | None:
 
     def first(device: tuple[int, int]) -> tuple[int, bool, int, tuple[int, int]]:
         """In the order of the findings about memory, then what can be drawn, then the fullest."""
-        named = min((n for n, (i, d) in enumerate(accused) if (i, d or 0) == device), default=len(accused))
+        order = min((n for n, (i, d) in enumerate(accused) if (i, d or 0) == device), default=len(accused))
         _, series = drawable.get(device) or (-1, None)
-        return named, series is None, -_peak_bytes(series, rows.get(device)), device
+        return order, series is None, -_peak_bytes(series, rows.get(device)), device
 
     devices = sorted({*drawable, *rows}, key=first)
     if not devices:
-        return _held(result)
+        return _memory_at_peak(result)
     names = Names(result) if len(devices) > 1 else None
     charted = devices[:_MOST_CHARTS]
     charts = [_device(drawable.get(d), rows.get(d), n) for n, d in enumerate(charted)]
-    known = [rows[d] for d in devices if d in rows]
+    reported = [rows[d] for d in devices if d in rows]
     return section(
         "memory",
         "Memory over time",
-        _compared(known, names) if names and len(known) > 1 else None,
+        _compared(reported, names) if names and len(reported) > 1 else None,
         views("memory", _views(charted, drawable, rows, charts, names), "Show"),
         showing(len(charts), len(devices), "devices, those with findings and the fullest first"),
         _held_tables(result),
@@ -183,7 +183,7 @@ def _peak(row: MemoryLedgerRow, n: int) -> Html:
     )
 
 
-def _held(result: Result) -> Html | None:
+def _memory_at_peak(result: Result) -> Html | None:
     if not result.memory_held:
         return None
     lead = "Without a usable allocation history neither the peak nor what the blocks are for is known, only who allocated them."

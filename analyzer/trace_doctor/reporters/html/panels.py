@@ -63,8 +63,8 @@ def critical_path(result: Result) -> list[Html]:
     return [section("critical-path", "Critical path", tables, lead=lead)]
 
 
-def _of_capture(entries: list[WhatIf], result: Result, named: bool) -> Html | None:
-    known = anchors(result)
+def _of_capture(entries: list[WhatIf], result: Result, with_title: bool) -> Html | None:
+    identifiers = anchors(result)
     longest = max(w.step_us for w in entries)
     today = next((w.step_us for w in entries if not w.fixes), longest)
     if len(entries) < 2 or not longest:
@@ -72,7 +72,7 @@ def _of_capture(entries: list[WhatIf], result: Result, named: bool) -> Html | No
     claimed = {f.id: f.saving.basis for f in result.findings if f.saving}
     rows: list[Row] = [
         [
-            _name(w, known),
+            _name(w, identifiers),
             mini_bar(w.step_us / longest, "accent" if w.fixes else "today"),
             w.step_us,
             _change(w.step_us, today),
@@ -82,15 +82,15 @@ def _of_capture(entries: list[WhatIf], result: Result, named: bool) -> Html | No
     ]
     columns: Columns = ["After", "Length", Column("Step time", "us"), "Change", "Basis"]
     caption = "Step time today and after the fixes"
-    if named:
+    if with_title:
         capture = entries[0].input
         path = result.inputs[capture].path if capture < len(result.inputs) else f"input {capture}"
         caption += f": rank {entries[0].rank}, {path}"
-    return data_table(caption, columns, rows, hide_caption=not named, class_="what-if")
+    return data_table(caption, columns, rows, hide_caption=not with_title, class_="what-if")
 
 
-def _name(entry: WhatIf, known: frozenset[str]) -> Html:
-    return el("span", links(entry.fixes, known, " + ") if entry.fixes else "today")
+def _name(entry: WhatIf, identifiers: frozenset[str]) -> Html:
+    return el("span", links(entry.fixes, identifiers, " + ") if entry.fixes else "today")
 
 
 def _basis(entry: WhatIf, claimed: Mapping[str, Basis]) -> Basis:

@@ -119,11 +119,11 @@ def anchors(result: Result) -> frozenset[str]:
     return frozenset(ids | {o.code for o in result.outcomes})
 
 
-def links(names: Sequence[str], known: frozenset[str], between: str = ", ") -> list[Child]:
+def links(names: Sequence[str], identifiers: frozenset[str], between: str = ", ") -> list[Child]:
     """The findings or rules of these names, linked where the page has them."""
     elements: list[Child] = []
     for n, name in enumerate(names):
-        elements += [between if n else None, el("a", name, href=f"#{name}") if name in known else name]
+        elements += [between if n else None, el("a", name, href=f"#{name}") if name in identifiers else name]
     return elements
 
 
@@ -180,10 +180,10 @@ def data_table(
         )
         for row in rows
     ]
-    cut = f" – showing {len(rows):,} of {of:,}" if of is not None and of > len(rows) else ""
+    suffix = f" – showing {len(rows):,} of {of:,}" if of is not None and of > len(rows) else ""
     table = el(
         "table",
-        el("caption", caption, cut, class_="hidden" if hide_caption and not cut else None),
+        el("caption", caption, suffix, class_="hidden" if hide_caption and not suffix else None),
         el("thead", el("tr", heads)),
         el("tbody", body),
         data_sortable=len(rows) > 1,

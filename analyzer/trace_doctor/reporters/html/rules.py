@@ -17,12 +17,12 @@ def passed(result: Result) -> Html | None:
     if not rules:
         return None
     fired = {f.code for f in result.findings}
-    known = anchors(result)
+    identifiers = anchors(result)
     columns = ["Rule", "Name", "What it looks for", "Note"]
     tables = []
     for family, members in by_family(rules).items():
         rows: list[Row] = [
-            [_code(o, fired), el("code", o.name), o.title or None, _refers(o, known)] for o in members
+            [_code(o, fired), el("code", o.name), o.title or None, _refers(o, identifiers)] for o in members
         ]
         tables.append(data_table(f"{family[0].upper()}{family[1:]}: {len(members)}", columns, rows))
     return section(
@@ -127,7 +127,7 @@ def _code(outcome: Outcome, fired: set[str]) -> Html:
     return el("span", outcome.code, id=outcome.code, class_="code-id", tabindex=-1)
 
 
-def _refers(outcome: Outcome, known: frozenset[str]) -> Html:
+def _refers(outcome: Outcome, identifiers: frozenset[str]) -> Html:
     if not outcome.refers_to:
         return el("span", outcome.reason or "")
-    return el("span", "see ", links(outcome.refers_to, known))
+    return el("span", "see ", links(outcome.refers_to, identifiers))

@@ -150,7 +150,7 @@ def _comparison(rows: list[TimeLedgerRow], names: Names) -> Html:
 def _owners(result: Result, names: Names) -> Html | None:
     """Which findings own the time that is no compute, and the largest stretches that none owns."""
     windows = {(r.input, r.device): r for r in result.time_ledger if r.phase == "steady"}
-    known, several = anchors(result), len(windows) > 1
+    identifiers, several = anchors(result), len(windows) > 1
     table_rows: list[Row] = []
     for row in sorted(result.ownership, key=lambda r: -r.unowned_ns):
         steady = windows.get((row.input, row.device))
@@ -162,7 +162,7 @@ def _owners(result: Result, names: Names) -> Html | None:
                 _part(row.part),
                 *([names.place(row)] if several else []),
                 row.total_ns / steady.window_ns,
-                el("span", links(row.findings, known)) if row.findings else "none",
+                el("span", links(row.findings, identifiers)) if row.findings else "none",
                 row.unowned_ns / steady.window_ns,
                 (short_kernel(block.name) or "nothing recorded") if block else None,
                 block.longest_us if block else None,

@@ -21,7 +21,7 @@ def render(treatment: Treatment, options: Options) -> str:
         _changed(treatment),
         _attempts(treatment),
         _patch(treatment),
-        _left(treatment),
+        _by_hand(treatment),
     ]
     if treatment.difference is not None:
         sections += compared.sections(treatment.difference)
@@ -113,7 +113,7 @@ def _patch(treatment: Treatment) -> Html | None:
     return section("patch", "The patch", el("div", patch, started))
 
 
-def _left(treatment: Treatment) -> Html | None:
+def _by_hand(treatment: Treatment) -> Html | None:
     if not treatment.by_hand:
         return None
     items = [

@@ -90,9 +90,9 @@ def _step(result: Result) -> Html:
     beside = "" if plain is None else f"; under the profiler, {duration(plain)} without it"
     if captures > 1:
         return tile("Step time", duration(us), f"mean; the slowest of {captures:,} captures{beside}")
-    counted = max((r.steps for r in result.time_ledger if r.phase == "steady"), default=0)
-    note = ["mean of ", f"{counted:,} ", term("steady", "steady " + ("step" if counted == 1 else "steps"))]
-    return tile("Step time", duration(us), [*note, beside] if counted else f"mean{beside}")
+    steps = max((r.steps for r in result.time_ledger if r.phase == "steady"), default=0)
+    note = ["mean of ", f"{steps:,} ", term("steady", "steady " + ("step" if steps == 1 else "steps"))]
+    return tile("Step time", duration(us), [*note, beside] if steps else f"mean{beside}")
 
 
 def _busy(result: Result) -> Html:

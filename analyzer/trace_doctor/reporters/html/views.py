@@ -9,12 +9,10 @@ from trace_doctor.reporters.html.dom import Child, Html, el
 
 MOST = 12
 """Views of one switch: more are not shown"""
-_CHOSEN = ",".join(
+_SELECTORS = ",".join(
     f".views:has(label:nth-of-type({n}) :checked)>.view:nth-of-type({n})" for n in range(1, MOST + 1)
 )
-RULES = (
-    f"@supports selector(:has(a)){{@media screen{{.views>.view{{display:none}}{_CHOSEN}{{display:block}}}}}}"
-)
+RULES = f"@supports selector(:has(a)){{@media screen{{.views>.view{{display:none}}{_SELECTORS}{{display:block}}}}}}"
 """For the style of a page: of each switch the view with the place of the checked button is shown"""
 View = tuple[str, str, Child]
 """key (letters and digits), name, content"""

@@ -15,12 +15,12 @@ def _record() -> None:
     options_file = os.environ.get("TRACE_DOCTOR_RECORD")
     if not options_file:
         return
-    given = [os.path.abspath(p) for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
+    entries = [os.path.abspath(p) for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
     argument = (getattr(sys, "argv", None) or [""])[0]  # Python puts the script's folder on its path later
     here = os.curdir if argument in ("", "-c", "-m") else os.path.dirname(os.path.realpath(argument))
-    theirs = {name for folder in {here, *given} - {_HERE} for name in _modules(folder)}
+    theirs = {name for folder in {here, *entries} - {_HERE} for name in _modules(folder)}
     path, before = sys.path[:], {*sys.modules}
-    sys.path[:] = [p for p in path if os.path.abspath(p) not in given]
+    sys.path[:] = [p for p in path if os.path.abspath(p) not in entries]
     try:
         _load(options_file, whole=bool(theirs))
     finally:

@@ -75,19 +75,19 @@ def _single(anchor: str, title: str, description: str, bar: Bar) -> Html:
     """The bar fills any width; its names stand below as text, so that they keep their size. Where they do not fit, the
     table that follows every bar names the parts."""
     rectangles, edges = _segments(bar, 0, 48, 0, WIDTH)
-    named, free = [], 0.0
+    names, free = [], 0.0
     for (left, right), (_, name, value) in zip(edges, bar.parts, strict=True):
         text = share(value / bar.whole)
         room = max(len(name), len(text) + 2) * _CHAR + 8
         if not value or right - left < room or left < free:
             continue
         x = f"{number(left / WIDTH * 100)}%"
-        named += [el("rect", x=x), el("text", el("tspan", text), x=x, y=17), el("text", name, x=x, y=34)]
+        names += [el("rect", x=x), el("text", el("tspan", text), x=x, y=17), el("text", name, x=x, y=34)]
         free = left + room
     drawing = picture(
         anchor, title, description, 48, rectangles, class_="chart bar-chart", preserveAspectRatio="none"
     )
-    return el("div", drawing, el("svg", named, class_="bar-names", aria_hidden="true"))
+    return el("div", drawing, el("svg", names, class_="bar-names", aria_hidden="true"))
 
 
 def _row(bar: Bar, y: float, left: float, right: float) -> Html:

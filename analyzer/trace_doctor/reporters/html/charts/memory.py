@@ -53,8 +53,8 @@ def draw(series: MemorySeries, anchor: str) -> Html:
 
 def _classes(series: MemorySeries) -> list[str]:
     """The classes that are there, in their fixed order."""
-    known = [c for c in MEMORY_CATEGORIES if any(series.live_by_category.get(c, ()))]
-    return known + sorted(
+    names = [c for c in MEMORY_CATEGORIES if any(series.live_by_category.get(c, ()))]
+    return names + sorted(
         c for c, v in series.live_by_category.items() if c not in MEMORY_CATEGORIES and any(v)
     )
 
@@ -127,10 +127,10 @@ def _staircase(xs: Sequence[float], ys: Sequence[float]) -> str:
 
 def _line(xs: Sequence[float], reserved: Sequence[int | None], y: Scaled) -> list[Html]:
     """Reserved memory; broken where it is not known."""
-    known = [(x, y(r)) for x, r in zip(xs, reserved, strict=True) if r is not None]
-    if not known:
+    points = [(x, y(r)) for x, r in zip(xs, reserved, strict=True) if r is not None]
+    if not points:
         return []
-    return [el("path", d=_staircase([k[0] for k in known], [k[1] for k in known]), class_="reserved")]
+    return [el("path", d=_staircase([x for x, _ in points], [y for _, y in points]), class_="reserved")]
 
 
 def _grid(top: float, y: Scaled) -> list[Html]:
