@@ -87,6 +87,14 @@ NAME_IT = advice(
     "record the same steps again: TD203 names a function",
 )
 
+ALONE = advice(
+    "Record again while nothing else runs",
+    "# other programs on these cores: top, or nproc and the limits of the container; what swaps: free -m\n"
+    "# more threads than cores: torch.set_num_threads(n), OMP_NUM_THREADS=n",
+    "",
+    "record the same steps again: no operator takes ten times as long as its like",
+)
+
 
 def fix_of(gap: HostGap) -> Fix:
     """What to do about host time by where it lies."""

@@ -11,9 +11,10 @@ from trace_doctor.evidence.durations import two_figures
 from trace_doctor.evidence.host.host_bound import HostBound
 from trace_doctor.evidence.host.host_gap_filters import GapLimits
 from trace_doctor.evidence.host.host_gaps import HostGap, HostGaps
+from trace_doctor.evidence.host.stalled_operators import StalledOperators
 from trace_doctor.evidence.host.unattributed_gaps import UnattributedGaps
 from trace_doctor.evidence.idle.time_ledger import TimeLedger
-from trace_doctor.evidence.intervals import total
+from trace_doctor.evidence.intervals import intervals, total
 from trace_doctor.evidence.replay.what_if import Removal, Replay, ReplayOutcome
 from trace_doctor.evidence.trace.call_sites import location
 from trace_doctor.evidence.trace.spans import Moments
@@ -22,6 +23,7 @@ from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules import techniques
 from trace_doctor_rules._shared import TimeRule, spans_of
 from trace_doctor_rules.host._unattributed_gaps import (
+    ALONE,
     VERIFY,
     comes_back,
     fix_of,
@@ -127,6 +129,21 @@ def _between_gradients() -> RunBuilder:
     return b
 
 
+def _stands_still(
+    us: float = 30_000, *, at: int = 30, every: bool = False, shapes: bool = True
+) -> RunBuilder:
+    """Without a GPU; steps of four products of 1 ms, of which one takes long: once, or in each step."""
+    b = RunBuilder(gpu=None, shapes=shapes)
+    for n in range(12):
+        with b.step():
+            for m in range(4):
+                with b.op(
+                    "aten::mm", us=us if 4 * n + m == at or (every and m == 2) else 1000, dims=[[8, 8]]
+                ):
+                    pass
+    return b
+
+
 def _held_up() -> RunBuilder:
     """Without a GPU; in two of six steps another program has the core for 60 ms, in the midst of the model's call."""
     b = RunBuilder(gpu=None, stacks=True)
@@ -227,6 +244,8 @@ class SlowLaunchThread(TimeRule):
     checkpoints: a note).
     Without stacks, Python code that no annotation names is a note, which says what ran before and behind it: from 3 % on
     where it comes back in most steps, else (never on a CPU, where another program may have had the core) from 6 % on.
+    On a CPU alone, operators that take ten times as long as nine in ten of their name and shapes (without shapes: of their
+    place in the step), and so a tenth of the step, are a note: something else had the processor.
 
     How the saving is estimated
     The captured steps are re-timed without these stretches: an upper bound, for what moves elsewhere still takes time.
@@ -251,7 +270,7 @@ class SlowLaunchThread(TimeRule):
     title = "The host is busy with something else"
     about = ("python", "annotation", "dispatch", "unattributed")
     needs = (Steps, HostGaps, Replay, Moments)
-    wants = (TimeLedger, HostBound, UnattributedGaps)
+    wants = (TimeLedger, HostBound, UnattributedGaps, StalledOperators)
     yields_to = ("TD104", "TD201")
     costs_host_time = True
 
@@ -304,6 +323,17 @@ class SlowLaunchThread(TimeRule):
         unit="share",
         source="what a function waits for lies in the same callee each time; captures of busy machines",
     )
+    stalled_factor: float = threshold(
+        10.0,
+        "times nine in ten of its like, from which on an operator of a CPU stood still",
+        source="two runs on a CPU that lost the processor for seconds: 54 times; busy cores stretch an operator two to five times",
+    )
+    min_stalled_share: float = threshold(
+        0.10,
+        "what such operators take beyond the usual, as a share of the step: a note",
+        unit="share",
+        source="the severity `critical` begins there; on busy machines a little is usual",
+    )
     rare_factor: float = threshold(
         2.0,
         "times min_share, for what nobody named and does not come back in most steps",
@@ -335,6 +365,10 @@ class SlowLaunchThread(TimeRule):
         Valid("nobody named it, every other step on a CPU", lambda: _training(9000, name="", gpu=False, every=2), skipped="not recorded"),
         Valid("a short wait, once much longer", lambda: _waits_on_a_cpu(1100, 1100, 30_000, 1100, 1100, 1100), skipped="not recorded"),
         Valid("a library is loaded in an operator, once", lambda: _in_an_operator(once=True)),
+        Valid("an operator takes long in each step", lambda: _stands_still(every=True, at=-1)),
+        Valid("the first of its like takes long", lambda: _stands_still(at=0)),
+        Valid("an operator takes five times as long", lambda: _stands_still(5000)),
+        Valid("an operator takes twelve times as long, which is a tenth of the run", lambda: _stands_still(5800, at=30), thresholds={"stalled_factor": 5.0}),
         Valid("other programs hold it up", _held_up, skipped="held it up"),
         Valid("other programs hold it up, each time elsewhere", _held_up_anywhere, skipped="held it up"),
         Valid("it waits for the other ranks", _meets_other_ranks),
@@ -416,6 +450,8 @@ class SlowLaunchThread(TimeRule):
             file="train.py",
         ),
         Invalid("nobody named it, beside longer work of a CPU", lambda: _waits_on_a_cpu(*[9000] * 6), message="after aten::mm and before aten::mul"),
+        Invalid("an operator loses the processor once", _stands_still, message="aten::mm took 30 ms, where its like take 1 ms", severity="info", saving_us=2400, fixes=("nothing else runs",)),
+        Invalid("the same without shapes", lambda: _stands_still(shapes=False), message="aten::mm took 30 ms", severity="info"),
         Invalid("nobody named it, on the CPU", lambda: _training(name="", gpu=False), message="after aten::mm", severity="info"),
     ]  # fmt: skip
 
@@ -437,8 +473,38 @@ class SlowLaunchThread(TimeRule):
                 if (outcome := _without(ctx, gap)).share_of_step >= share
             ]
         yield from claims
-        if not claims and (blank := total(named.blank)) >= max(least, 1):
+        if not claims and (stalled := self._stalled(ctx)):
+            yield stalled
+        elif not claims and (blank := total(named.blank)) >= max(least, 1):
             raise _unnamed(blank / host.length, stacks=host.stacks)
+
+    def _stalled(self, ctx: Context) -> Claim | None:
+        """Operators of a CPU that took far longer than their like, all as one."""
+        operators = ctx.get(StalledOperators)
+        stalled = operators.longer(self.stalled_factor, round(self.min_gap_us * 1e3)) if operators else []
+        spans = spans_of(intervals((s.start, s.end) for s in stalled))
+        least = max(self.min_stalled_share * ctx[HostGaps].length, 1)
+        if operators is None or sum(end - start for start, end in spans) < least:
+            return None
+        outcome = ctx[Replay].without(
+            Removal(host_spans=tuple((operators.thread, start, end) for start, end in spans))
+        )
+        worst = max(stalled, key=lambda s: s.own_ns)
+        more = f", and {len(stalled) - 1} more did the like" if len(stalled) > 1 else ""
+        return Claim(
+            message=(
+                f"{worst.name} took {two_figures(worst.took_ns / 1e3)}, where its like take "
+                f"{two_figures(worst.usual_ns / 1e3)}{more}: something else had the processor; {outcome.promise}."
+            ),
+            confidence="low",
+            severity="info",
+            saving=outcome.saving(),
+            location=location(None, ts_us=ctx[Moments].ts_us(worst.start)),
+            spans=ctx[Moments].longest(spans, "longer than its like"),
+            fixes=[ALONE],
+            owned=spans,
+            key="operators that stand still",
+        )
 
     def _limits(self) -> GapLimits:
         return GapLimits(
