@@ -143,7 +143,11 @@ class MemoryGrowth(Rule):
         source="sound records: +19 MiB once, then flat",
     )
     min_bytes: int = threshold(
-        16 * MiB, "rise per step", unit="bytes", source="above any library workspace but cuBLAS's own"
+        16 * MiB,
+        "rise per step; less is a note",
+        unit="bytes",
+        source="above any library workspace but cuBLAS's own",
+        note_from=MiB / 4,
     )
     one_frame: float = threshold(
         0.80,
@@ -191,6 +195,7 @@ class MemoryGrowth(Rule):
         ),
         Invalid("a trace without stacks", lambda: _traced(40, stacks=False), message="over 6 steps: nothing"),
         Invalid("a trace of a CPU", lambda: _traced(40, gpu=False), message="of the host rises"),
+        Invalid("a little, which is a note", lambda: _traced(8, gpu=False), message="by 8 MiB a step", thresholds={"min_bytes": MiB / 4}),
         Invalid("no optimizer", lambda: _steps(kept=40, optimizer=False), message="backward"),
     ]  # fmt: skip
 
