@@ -52,7 +52,7 @@ TOPICS: Mapping[str, tuple[str, ...]] = {
     "Batch size": ("larger_batch", "raise_batch", "fill_the_gpu"),
     "Gradient accumulation": ("gradient_accumulation",),
     "Gradient checkpointing": ("checkpoint_blocks",),
-    "fp16, bf16, TF32": ("autocast", "tf32"),
+    "fp16, bf16, TF32": ("autocast", "one_type", "tf32"),
     "Fused and multi-tensor optimizers": (
         "fused_optimizer",
         "foreach_optimizer",

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 
-from trace_doctor import NOTE_FROM, Claim, Confidence, Context, Fix, Location, Rule, threshold
+import numpy as np
+
+from trace_doctor import NOTE_FROM, Claim, Confidence, Context, Fix, Location, Rule, Table, threshold
+from trace_doctor.arrays import I64
 from trace_doctor.evidence.compute.kernels import Kernels
+from trace_doctor.evidence.distributed.ranks import listed
 from trace_doctor.evidence.durations import two_figures
+from trace_doctor.evidence.idle.gaps import IdleCauses
 from trace_doctor.evidence.replay.what_if import Removal, Replay, ReplayOutcome
 from trace_doctor.evidence.trace.operator_inputs import OperatorInputs
+from trace_doctor.evidence.trace.recorded_operators import RecordedOperators
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid, without_gpu
 from trace_doctor_rules import techniques
-from trace_doctor_rules.kernels._shared import HARDLY, Bool, kernel_table, longest_of
+from trace_doctor_rules.kernels._shared import HARDLY, ROWS, Bool, kernel_table, longest_of
 
 _TO_NHWC = "void cudnn::ops::nchwToNhwcKernel<__half, __half, float, false, true, (cudnnKernelDataType_t)2>"
 _FROM_NHWC = "void cudnn::ops::nhwcToNchwKernel<__half, __half, float, true, false, (cudnnKernelDataType_t)0>"
@@ -53,6 +60,41 @@ def _training(
     return b
 
 
+_COPY = "void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(at::TensorIteratorBase&)>"
+
+
+def _under_autocast(
+    casting: float,
+    *,
+    training: bool = False,
+    around: str = "aten::linear",
+    loader_us: float = 0,
+    marked: bool = True,
+) -> RunBuilder:
+    """Steps of ten products of 100 us, each behind the cast of its input."""
+    b = RunBuilder()
+    for _ in range(5):
+        with b.step() if marked else nullcontext():
+            if loader_us:
+                b.loader(loader_us)
+            for _ in range(10):
+                with b.op(around, us=2):
+                    with b.op("aten::to", us=1), b.op("aten::_to_copy", us=1), b.op("aten::copy_", us=1):
+                        b.launch(casting, _COPY)
+                    with b.op("aten::addmm", us=1):
+                        b.launch(100, "ampere_fp16_s16816gemm_fp16_128x128_ldg8_f2f_stages_32x5_tn")
+            if training:
+                with (
+                    b.op("autograd::engine::evaluate_function: ToCopyBackward0"),
+                    b.op("ToCopyBackward0"),
+                    b.op("aten::to"),
+                    b.op("aten::_to_copy"),
+                    b.op("aten::copy_"),
+                ):
+                    b.launch(casting, _COPY)
+    return b
+
+
 _SCRIPT = """import torchvision
 
 net = torchvision.models.resnet18()
@@ -80,27 +122,30 @@ for x, y in loader:
 
 
 class LayoutConversions(Rule):
-    """Convolutions convert their tensors from one memory layout to another and back.
+    """Tensors are converted and computed with no further: around convolutions to another layout, under autocast to another type.
 
     What it does
     Adds up the time of the kernels with which cuDNN and MIOpen turn channels-first tensors (NCHW) into channels-last ones
-    (NHWC) around a convolution, and back.
+    (NHWC) around a convolution, and back; and of the casts that autocast makes inside other operators.
 
     Why is this bad
     Tensor cores want the channels innermost. A model whose tensors are laid out channels first pays for a conversion
-    before and after each such convolution, in forward and backward; these kernels compute nothing.
+    before and after each such convolution, in forward and backward; these kernels compute nothing. Autocast reads and
+    writes each input again whose type is not that of its operator: between a norm in fp32 and a product in fp16 each time.
 
     Evidence
     Kernels named nchwToNhwc, nhwcToNchw (cuDNN) and batched_transpose, transpose_CNHW2NCHW (MIOpen), as a share of all
     kernels of the steady steps. Copies that the program asks for itself (permute, contiguous) have other kernels and do
-    not count.
+    not count. Casts are kernels of `aten::to` called by a product, norm, softmax or loss, which cast nothing without
+    autocast, and of the backward of such a cast. Which of them are of weights a capture does not show.
 
     How the saving is estimated
-    The captured steps are re-timed without these kernels: an upper bound, for weights are still converted once and some
-    layers have no channels-last kernel.
+    The captured steps are re-timed without these kernels (casts: and the host's part of them): an upper bound, for weights are still converted once and some
+    layers have no channels-last kernel, and some casts are needed.
 
     Fix
     `memory_format=torch.channels_last` for the model once and for the images of each batch (channels_last_3d for volumes).
+    Casts: hold the model in the type it computes in, or compile it, which casts inside the kernels beside.
 
     Fix safety
     Unsafe: results differ in the last bits; a layer without a channels-last kernel converts back and forth; code that
@@ -116,9 +161,10 @@ class LayoutConversions(Rule):
 
     code = "TD306"
     name = "layout-conversions"
-    title = "Tensors change their layout around convolutions"
+    title = "Tensors change their layout or type"
     needs = (Steps, Kernels, Replay, Moments)
     wants = (OperatorInputs,)
+    to_pass = (RecordedOperators, IdleCauses)
 
     min_share: float = threshold(
         0.03,
@@ -128,7 +174,17 @@ class LayoutConversions(Rule):
         note_from=NOTE_FROM,
     )
 
+    min_cast_share: float = threshold(
+        0.10,
+        "casts by autocast, as a share of all kernels",
+        unit="share",
+        source="public captures under autocast: 8 % where only inputs are cast, 20 to 28 % where norms and products alternate",
+        note_from=NOTE_FROM,
+    )
+
     VALID = [
+        Valid("a few casts", lambda: _under_autocast(0.5)),
+        Valid("an operator that changes the type by itself", lambda: _under_autocast(30, around="aten::sum")),
         Valid("channels last throughout", lambda: _training(0)),
         Valid("a few conversions", lambda: _training(1)),
         Valid(
@@ -157,28 +213,32 @@ class LayoutConversions(Rule):
         Invalid("on AMD's", lambda: _training(20, to="batched_transpose_32x32_half", back="batched_transpose_32x32_half", gpu="AMD Instinct MI300X"), fixes=("PYTORCH_MIOPEN_SUGGEST_NHWC=1",)),
         Invalid("without marks of steps", lambda: _training(20, marked=False), confidence="medium"),
         Invalid("a queue that stands still", lambda: _training(20, stall=500), confidence="low"),
+        Invalid("casts by autocast", lambda: _under_autocast(30), message="for 300 µs of a step, 23%", saving_us=300, confidence="medium", fixes=("Hold the model", "Compile"), shown="aten::linear | 10.0"),
+        Invalid("casts by autocast, in training", lambda: _under_autocast(30, training=True), message="330 µs", fixes=("Compile", "Hold the model")),
+        Invalid("casts, without marks of steps", lambda: _under_autocast(30, marked=False), confidence="low", severity="info"),
+        Invalid("casts, and the loader is the limit", lambda: _under_autocast(30, loader_us=40_000), message="hardly be shorter", severity="info"),
         Invalid("the host is the limit", lambda: _training(10, us=500), message="hardly be shorter", severity="info"),
     ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         kernels = ctx[Kernels]
         converting = kernels.where(lambda c: c.kind == "layout")
+        if kernels.share(converting) >= self.min_share:
+            yield self._layouts(ctx, kernels, converting)
+        casts, inside, calls = _casts(kernels)
+        if kernels.share(casts) >= self.min_cast_share:
+            yield self._casting(ctx, kernels, casts, inside, calls)
+
+    def _layouts(self, ctx: Context, kernels: Kernels, converting: Bool) -> Claim:
         share = kernels.share(converting)
-        if share < self.min_share:
-            return
         removal = Removal(gpu_rows=tuple(kernels.rows[converting].tolist()))
         outcome = ctx[Replay].without(removal)
         worth = outcome.share_of_step >= HARDLY
-        gain = (
-            outcome.promise
-            if worth
-            else "without them a step would hardly be shorter, for the GPU waits for other things"
-        )
         when = longest_of(kernels, converting)
-        yield Claim(
+        return Claim(
             message=(
                 f"Convolutions turn tensors from one memory layout into another for "
-                f"{two_figures(kernels.us_per_step(converting))} of a step, {share:.0%} of the kernels' time: {gain}."
+                f"{two_figures(kernels.us_per_step(converting))} of a step, {share:.0%} of the kernels' time: {_gain(outcome)}."
             ),
             confidence=_confidence(outcome, ctx[Steps]),
             severity=None if worth else "info",
@@ -193,6 +253,90 @@ class LayoutConversions(Rule):
             removal=removal,
             key="layout",
         )
+
+    def _casting(self, ctx: Context, kernels: Kernels, casts: Bool, inside: list[str], calls: I64) -> Claim:
+        run = kernels.run
+        host = zip(run.thread[calls].tolist(), run.ts[calls].tolist(), run.end[calls].tolist(), strict=True)
+        removal = Removal(gpu_rows=tuple(kernels.rows[casts].tolist()), host_spans=tuple(host))
+        outcome = ctx[Replay].without(removal)
+        per_step = [
+            (name, ns / kernels.steps / 1e3, count / kernels.steps)
+            for name, count, ns in _by_caller(kernels, casts, inside)
+        ]
+        training = any(name.startswith("autograd::engine") for name in run.names)
+        sure = outcome.basis == "replay" and ctx[Steps].source != "none"
+        confidence: Confidence = "medium" if sure else "low"
+        both = [techniques.one_type(_VERIFY_CASTS), techniques.compile_model(_VERIFY_CASTS)]
+        return Claim(
+            message=(
+                f"Autocast casts tensors {round(int(casts.sum()) / kernels.steps)} times a step, mostly inside "
+                f"{listed([name for name, *_ in per_step[:3]])}: for {two_figures(kernels.us_per_step(casts))} of a step, "
+                f"{kernels.share(casts):.0%} of the kernels' time: {_gain(outcome)}."
+            ),
+            confidence=confidence,
+            severity=None if confidence != "low" and outcome.share_of_step >= HARDLY else "info",
+            saving=outcome.saving(),
+            location=Location(device=kernels.device),
+            evidence=[
+                Table.with_units(
+                    "Casts by the operator that needs them (per steady step)",
+                    {"operator": "code", "casts": "count", "time": "us"},
+                    [[name, count, us] for name, us, count in per_step[:ROWS]],
+                ),
+                outcome.table("What if nothing had to be cast", "one type throughout"),
+            ],
+            spans=ctx[Moments].longest(longest_of(kernels, casts), "cast", device=kernels.device),
+            fixes=both[::-1] if training else both,
+            removal=removal,
+            key="casts",
+        )
+
+
+def _gain(outcome: ReplayOutcome) -> str:
+    if outcome.share_of_step >= HARDLY:
+        return outcome.promise
+    return "without them a step would hardly be shorter, for the GPU waits for other things"
+
+
+_CASTED = frozenset(
+    f"aten::{name}"
+    for name in (
+        "linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "conv1d", "conv2d", "conv3d", "conv_transpose2d",
+        "scaled_dot_product_attention", "layer_norm", "group_norm", "softmax", "log_softmax", "cross_entropy_loss",
+        "nll_loss", "mse_loss", "l1_loss", "binary_cross_entropy_with_logits",
+    )
+)  # fmt: skip
+"""operators whose inputs autocast casts, and that call `aten::to` for no other reason"""
+
+
+def _casts(kernels: Kernels) -> tuple[Bool, list[str], I64]:
+    """Mask of the kernels that cast for another operator, its name for each of these, in order, and the rows of the
+    operators that cast: without a cast the host spends no time in them either."""
+    run, parent = kernels.run, kernels.nesting.parent
+    copies = np.flatnonzero(kernels.launched_by(lambda name: name == "aten::copy_"))
+    call = kernels.operator[copies].astype(np.int64)
+    caller = parent[call].astype(np.int64)
+    converts = run.is_named(lambda name: name in ("aten::to", "aten::_to_copy"))
+    asked = (caller >= 0) & converts[np.maximum(caller, 0)]
+    while (inner := (caller >= 0) & converts[np.maximum(caller, 0)]).any():
+        call[inner] = caller[inner]
+        caller[inner] = parent[caller[inner]]
+    forward = asked & (caller >= 0) & run.is_named(_CASTED.__contains__)[np.maximum(caller, 0)]
+    backward = (
+        asked & (caller >= 0) & run.is_named(lambda name: name == "ToCopyBackward0")[np.maximum(caller, 0)]
+    )
+    chosen = forward | backward if forward.any() else forward
+    mask = np.zeros(len(kernels.rows), dtype=bool)
+    mask[copies[chosen]] = True
+    return mask, [run.text(row) for row in caller[chosen].tolist()], np.unique(call[chosen])
+
+
+def _by_caller(kernels: Kernels, casts: Bool, inside: list[str]) -> list[tuple[str, int, int]]:
+    """(operator, casts, ns), the longest first."""
+    counts, ns = Counter(inside), Counter[str]()
+    for name, took in zip(inside, kernels.ns[casts].tolist(), strict=True):
+        ns[name] += took
+    return [(name, counts[name], took) for name, took in ns.most_common()]
 
 
 def _confidence(outcome: ReplayOutcome, steps: Steps) -> Confidence:
@@ -216,6 +360,9 @@ def _images(ctx: Context, kernels: Kernels, converting: Bool) -> int | None:
     return max(time, key=lambda size: time[size], default=None)
 
 
+_VERIFY_CASTS = (
+    "record the same steps again: there are fewer `aten::to` inside other operators, and the step is shorter"
+)
 _VERIFY = "record the same steps again: the conversion kernels are gone and the step is shorter"
 
 

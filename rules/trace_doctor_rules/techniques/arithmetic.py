@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 from trace_doctor import Fix, Target
-from trace_doctor_rules._shared import LAST_BITS, patch
+from trace_doctor_rules._shared import LAST_BITS, advice, patch
+
+
+def one_type(verify: str) -> Fix:
+    """Advice for models whose tensors autocast casts to and fro."""
+    return advice(
+        "Hold the model in the type it computes in",
+        "model = model.to(torch.bfloat16)   # and no autocast around it; inputs in bfloat16 too\n"
+        "# norms and softmax sum in fp32 inside their kernels all the same\n"
+        "# in training with fp32 weights for the optimizer: fully_shard(..., mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))",
+        "losses differ from autocast's; an optimizer that holds bf16 weights alone loses small updates",
+        verify,
+    )
 
 
 def autocast(verify: str, dtype: str = "bfloat16", target: Target | None = None) -> Fix:
