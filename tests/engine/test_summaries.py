@@ -20,7 +20,7 @@ from trace_doctor.testing import Invalid, captures_of
 
 RULES = [rule() for rule in all_rules()]
 OVER_RANKS = [rule for rule in RULES if rule.over_ranks()]
-KINDS = summarised([kind for rule in OVER_RANKS for kind in (*rule.needs, *rule.wants)])
+KINDS = summarised([kind for rule in OVER_RANKS for kind in (*rule.needs, *rule.wants, *rule.to_pass)])
 JOBS = (
     "astra-sim_astra-sim/*megatron_kineto_*.json",
     "facebookresearch_param/dlrm_kineto_worker*",

@@ -47,7 +47,9 @@ def examine(
     verdicts = run_rules(
         facts, [r for r in rules if not r.over_ranks()], lambda code: progress(code, path), further
     )
-    kinds = summarised([*_ALWAYS, *(k for r in rules if r.over_ranks() for k in (*r.needs, *r.wants))])
+    kinds = summarised(
+        [*_ALWAYS, *(k for r in rules if r.over_ranks() for k in (*r.needs, *r.wants, *r.to_pass))]
+    )
     return Examination(
         summary=RankSummary.of(facts, kinds),
         further=tuple(RankSummary.of(other, kinds) for other in further),

@@ -87,7 +87,7 @@ def claims_on(rule: Rule, ranks: Sequence[Facts]) -> list[Claim]:
     """What the rule says of these captures, one per rank. Raises NotCaptured when it abstains."""
     views: Sequence[View] = ranks
     if rule.over_ranks():
-        kinds = summarised((*rule.needs, *rule.wants))
+        kinds = summarised((*rule.needs, *rule.wants, *rule.to_pass))
         views = ranks_of_jobs([RankSummary.of(facts, kinds) for facts in ranks])
     claims: list[Claim] = []
     for view in views:

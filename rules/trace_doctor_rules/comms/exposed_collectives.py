@@ -12,6 +12,7 @@ from trace_doctor import NOTE_FROM, Claim, Confidence, Context, Fix, Rule, Savin
 from trace_doctor.evidence.distributed.collectives import RankedCollectives
 from trace_doctor.evidence.durations import milliseconds
 from trace_doctor.evidence.intervals import covered, intervals, subtract
+from trace_doctor.evidence.trace.recorded_operators import RecordedLaunches
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules import techniques
 from trace_doctor_rules._shared import spans_of, table
@@ -198,6 +199,7 @@ class ExposedCollectives(Rule):
     about = ("exposed_comm",)
     needs = (CollectiveExposure,)
     wants = (RankedCollectives,)
+    to_pass = (RecordedLaunches,)
 
     min_share: float = threshold(
         0.05,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import hypot
 
-from trace_doctor import NOTE_FROM, Claim, Context, Fix, Rule, Saving, threshold
+from trace_doctor import NOTE_FROM, Claim, Context, Fix, NotCaptured, Rule, Saving, threshold
 from trace_doctor.evidence.distributed.ranks import Ranks
 from trace_doctor.evidence.durations import milliseconds
 from trace_doctor.evidence.idle.cpu_timeline import Processor
@@ -109,6 +109,7 @@ class RankImbalance(Rule):
     costs_host_time = True
     needs = (Ranks,)
     wants = (Processor,)
+    to_pass = (Processor,)
     yields_to = ("TD602",)
 
     min_difference: float = threshold(
@@ -155,6 +156,11 @@ class RankImbalance(Rule):
         ranks = ctx[Ranks]
         compute = [ranks.of(rank, "compute") for rank in ranks.ranks]
         most, least, mean = max(compute), min(compute), sum(compute) / len(compute)
+        if not most:
+            raise NotCaptured(
+                "the traces hold neither kernels nor operators",
+                "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]",
+            )
         busiest = ranks.ranks[compute.index(most)]
         step = ranks.step_ns[compute.index(most)]
         if ctx.rank != busiest or not step or most - least < self.min_difference * most:

@@ -10,12 +10,12 @@ import numpy as np
 from trace_doctor import Claim, Confidence, Context, NotCaptured, Table, threshold
 from trace_doctor.evidence.host.device_copies import DeviceCopies
 from trace_doctor.evidence.host.transfers import Copies, UnseenCopies
-from trace_doctor.evidence.idle.gaps import LEAST_LINKED, IdleCauses
+from trace_doctor.evidence.idle.gaps import IdleCauses
 from trace_doctor.evidence.idle.time_ledger import TimeLedger
 from trace_doctor.evidence.replay.what_if import Removal, Replay, ReplayOutcome
 from trace_doctor.evidence.trace.call_sites import CallSites, Site, location
 from trace_doctor.evidence.trace.gpu_timeline import GpuTimeline
-from trace_doctor.evidence.trace.recorded_operators import RecordedOperators
+from trace_doctor.evidence.trace.recorded_operators import LEAST_LINKED, RecordedOperators
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid, without_gpu

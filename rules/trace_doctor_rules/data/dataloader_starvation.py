@@ -15,6 +15,7 @@ from trace_doctor import (
 )
 from trace_doctor.evidence.durations import milliseconds
 from trace_doctor.evidence.host.data_waits import DataWaits
+from trace_doctor.evidence.idle.cpu_timeline import Processor
 from trace_doctor.evidence.idle.data_loading import DataLoading, LoaderKind
 from trace_doctor.evidence.idle.time_ledger import TimeLedger
 from trace_doctor.evidence.replay.what_if import Removal, Replay, ReplayOutcome
@@ -143,6 +144,7 @@ class DataLoaderStarvation(TimeRule):
     about = ("data_loading",)
     needs = (Steps, DataLoading, DataWaits, Replay, Moments)
     wants = (CallSites, TimeLedger)
+    to_pass = (Processor,)
     yields_to = ("TD103",)
 
     min_share: float = threshold(

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trace_doctor import Claim, Confidence, Context, Fix, Rule, Saving, Table, threshold
+from trace_doctor.evidence.idle.cpu_timeline import Processor
 from trace_doctor.evidence.idle.gaps import IdleCauses
 from trace_doctor.evidence.replay.what_if import Removal, Replay, ReplayOutcome
 from trace_doctor.evidence.trace.call_sites import CallSites, Site, location
@@ -130,7 +131,7 @@ class ZeroedGradients(Rule):
     title = "Gradients are filled with zeros instead of freed"
     needs = (Steps, GradientFills, Replay, Moments)
     wants = (OperatorInputs, CallSites)
-    to_pass = (RecordedOperators, IdleCauses)
+    to_pass = (RecordedOperators, IdleCauses, Processor)
     yields_to = ("TD404",)
 
     min_steps: int = threshold(

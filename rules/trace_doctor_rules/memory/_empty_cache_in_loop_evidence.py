@@ -14,6 +14,7 @@ from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.memory.allocator import AllocatorActivity, DriverCalls, caused_by
 from trace_doctor.evidence.memory.timeline import DeviceHistory, MemoryTimeline
 from trace_doctor.evidence.trace.nesting import Nesting
+from trace_doctor.evidence.trace.recorded_operators import RecordedOperators
 from trace_doctor.run import Cat, Run
 from trace_doctor.snapshot import NO_STACK, Action, Snapshot
 
@@ -65,6 +66,8 @@ class CacheEmptying(Evidence, frozen=True):
         frames = frames[~facts[Nesting].inside(frames, captures)]
         if facts.run.is_cat(Cat.PYTHON).any():
             return cls("trace", {-1: _in_frames(facts.run, calls, frames.tolist())}, True)
+        if not calls.takes.all():
+            facts[RecordedOperators]  # else nobody knows what asked
         return cls("trace", {-1: _outside_operators(facts.run, facts[Nesting], calls)}, False)
 
 

@@ -165,7 +165,7 @@ class EmptyCacheInLoop(Rule):
         Valid("cudaFree inside an operator", lambda: _steps(stacks=False, inside=True)),
         Valid("cudaFree, but no frame of empty_cache()", lambda: _steps(stacks=True, inside=True)),
         Valid("every capture of a CUDA graph empties it", lambda: _steps(stacks=True, within="torch/cuda/graphs.py")),
-        Valid("neither frames nor steps", lambda: _steps(stacks=False, marked=False)),
+        Valid("neither frames nor steps", lambda: _steps(stacks=False, marked=False), skipped="neither frames nor steps"),
         Valid("two steps", lambda: _steps(stacks=True, steps=2)),
         Valid("given back again and again without frames", lambda: _loop(6, stacks=None), skipped="who did"),
         Valid("given back twice without frames", lambda: _loop(2, stacks=None)),
@@ -230,7 +230,12 @@ class EmptyCacheInLoop(Rule):
         each of them counts once."""
         steps = ctx.get(Steps)
         if steps is None or not steps.steps:
-            return list(bursts) if named else []
+            if not named and len(bursts) >= self.min_bursts:
+                raise NotCaptured(
+                    f"memory was given back {times(len(bursts))}, and neither frames nor steps tell whether it is a loop's",
+                    "call prof.step() after each training step",
+                )
+            return list(bursts)
         within = [[b for b in bursts if start <= b.start < end] for start, end in steps.spans("steady")]
         return [b for inside in within for b in (inside if named else inside[:1])]
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trace_doctor import Claim, Context, Location, Rule, Table, threshold
+from trace_doctor import Claim, Context, Location, NotCaptured, Rule, Table, threshold
 from trace_doctor.evidence.idle.gaps import IdleCauses
+from trace_doctor.evidence.trace.recorded_operators import RecordedOperators
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import GIB, MIB, Invalid, RunBuilder, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
@@ -93,7 +94,7 @@ class UnusedMemory(Rule):
     name = "unused-memory"
     title = "More than half of the device's memory is never used"
     needs = (Headroom, Steps)
-    to_pass = (IdleCauses,)
+    to_pass = (RecordedOperators, IdleCauses)
 
     max_share: float = threshold(
         0.50,
@@ -140,6 +141,8 @@ class UnusedMemory(Rule):
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         headroom, steps = ctx[Headroom], ctx[Steps]
+        if steps.source == "none":
+            raise NotCaptured("no steps are marked", "call prof.step() after each training step")
         if not headroom.trains or len(steps.steady) < self.min_steps:
             return
         low = [

@@ -11,7 +11,7 @@ from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.host.host_bound import with_stacks
 from trace_doctor.evidence.host.transfers import MOST_ARGS, Copies, copying, waits
-from trace_doctor.evidence.idle.gaps import LEAST_LINKED, IdleLedger
+from trace_doctor.evidence.idle.gaps import IdleLedger
 from trace_doctor.evidence.idle.time_ledger import exposed
 from trace_doctor.evidence.intervals import covered, intersect, intervals, pairs, union
 from trace_doctor.evidence.names.event_arguments import count
@@ -19,6 +19,7 @@ from trace_doctor.evidence.names.event_names import is_copy_call
 from trace_doctor.evidence.replay.what_if import Removal
 from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.nesting import Nesting
+from trace_doctor.evidence.trace.recorded_operators import LEAST_LINKED
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.run import Cat, Run
 

@@ -8,7 +8,6 @@ from typing import Self
 import numpy as np
 
 from trace_doctor.arrays import I16, I64, U8, Bool
-from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.idle.cpu_timeline import CPU, CpuTimeline
 from trace_doctor.evidence.idle.host_causes import CAUSE, PAUSE_NS, Cover, HostCauses, joined
@@ -17,6 +16,7 @@ from trace_doctor.evidence.intervals import complement, covered, intervals, pair
 from trace_doctor.evidence.trace.gpu_timeline import GpuTimeline
 from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.nesting import Nesting
+from trace_doctor.evidence.trace.recorded_operators import RecordedLaunches
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.evidence.trace.warmup import first_uses
 from trace_doctor.run import Run
@@ -25,9 +25,6 @@ LATENCY_NS = 100_000
 """A launch that returned this long ago has arrived (99 of 100 start within 24 µs); later starts have another reason."""
 ORPHAN_NS = 10_000
 """A gap this short before work whose launch was not captured is the usual distance between kernels."""
-LEAST_LINKED = 0.5
-"""of the GPU work in the window: with fewer known launches the host's part in idle time is a guess. Of 60 captures of GPUs
-the least has 0.73; those that lost their launches, and made-up ones, have at most 0.14"""
 HIDEABLE = ("dispatch", "python", "optimizer")
 """Host work that a lead over the device hides."""
 
@@ -98,23 +95,14 @@ class IdleLedger(Evidence, frozen=True):
 
 
 class IdleCauses(Evidence, frozen=True):
-    """The idle ledger, for who lays idle time to what the host did. Raises NotCaptured where most GPU work in the window has
-    no launch in the trace: what the host did before it is not known then, and no cause is ruled out. Without GPU work the
-    main thread is its own host.
-    """
+    """The idle ledger, for who lays idle time to what the host did. Raises NotCaptured where `RecordedLaunches` does."""
 
     ledger: IdleLedger
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
-        ledger = facts[IdleLedger]
-        linked, work = facts[Launches].known(*ledger.window)
-        if linked < LEAST_LINKED * work:
-            raise NotCaptured(
-                f"the launches of {work - linked:,} of {work:,} GPU events are not in the trace, so what the GPU waited for is not known",
-                "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]",
-            )
-        return cls(ledger)
+        facts[RecordedLaunches]
+        return cls(facts[IdleLedger])
 
 
 def _device_idle(facts: Facts, timeline: GpuTimeline, device: int) -> tuple[Cover, I64]:
