@@ -8,10 +8,11 @@ from contextlib import nullcontext
 import numpy as np
 import numpy.typing as npt
 
-from trace_doctor import Claim, Confidence, Context, Table, threshold
+from trace_doctor import Claim, Confidence, Context, NotCaptured, Table, threshold
 from trace_doctor.evidence.durations import two_figures
 from trace_doctor.evidence.host.device_copies import DeviceCopies
 from trace_doctor.evidence.host.host_bound import HALF
+from trace_doctor.evidence.host.transfers import MOST_ARGS
 from trace_doctor.evidence.idle.gaps import IdleCauses
 from trace_doctor.evidence.idle.time_ledger import TimeLedger
 from trace_doctor.evidence.replay.what_if import Replay, ReplayOutcome
@@ -50,6 +51,13 @@ def _training(
             for _ in range(40):
                 with b.op("aten::mm", us=20):
                     b.launch(gpu_us / 40)
+    return b
+
+
+def _without_sizes() -> RunBuilder:
+    b = _training()
+    for event in b.events:
+        event.get("args", {}).pop("bytes", None)
     return b
 
 
@@ -161,6 +169,7 @@ class PageableCopies(TimeRule):
         Valid("too short to matter", lambda: _training(copy_us=10)),
         Valid("made on the host: TD104", _made_on_the_host, thresholds={"min_share": 0.0}),
         Valid("copies back to the host", lambda: _training("DtoH (Device -> Pageable)")),
+        Valid("sizes are not there", _without_sizes, skipped="sizes of 6 of 6 copies"),
         Valid("AMD", lambda: _training("HtoD (Host -> Device)"), skipped="pinned"),
     ]  # fmt: skip
     INVALID = [
@@ -191,6 +200,11 @@ class PageableCopies(TimeRule):
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         copies, replay, steps = ctx[DeviceCopies], ctx[Replay], ctx[Steps]
+        if 2 * copies.unsized > (most := min(len(copies.row), MOST_ARGS)):
+            raise NotCaptured(
+                f"the sizes of {copies.unsized:,} of {most:,} copies are not in the trace, so how fast they could be is not known",
+                "the trace as the profiler wrote it",
+            )
         chosen = self._chosen(copies, replay)
         length = sum(end - start for start, end in steps.on_device("steady"))
         bare = int(copies.exposed[chosen].sum())

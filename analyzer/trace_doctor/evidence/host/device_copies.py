@@ -50,6 +50,8 @@ class DeviceCopies(Copies, frozen=True, kw_only=True):
     stacks: bool
     """whether recording them slowed the host"""
     ledger: IdleLedger
+    unsized: int
+    """of the longest copies, how many have no size in the file: how fast they could be is not known"""
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
@@ -80,7 +82,7 @@ class DeviceCopies(Copies, frozen=True, kw_only=True):
             on_device = run.device[rows] == device
             bare[on_device] = covered(pairs(run.ts[rows], run.end[rows])[on_device], some)
         op, maker, waiting = copying(run, nesting, call, launches.calls)
-        size = _sizes(run, rows)
+        size, unsized = _sizes(run, rows)
         filling_ns = np.where(maker >= 0, np.maximum(run.dur[np.maximum(maker, 0)], _SHORTEST_NS), 0)
         return cls(
             row=rows,
@@ -94,6 +96,7 @@ class DeviceCopies(Copies, frozen=True, kw_only=True):
             link_gbs=link,
             stacks=with_stacks(run),
             ledger=facts[IdleLedger],
+            unsized=unsized,
             run=run,
         )
 
@@ -139,12 +142,12 @@ def _link_gbs(run: Run, pinned: I64) -> float:
     return _LINK_GBS.get(min(newest, 9), _OLDEST_GBS)
 
 
-def _sizes(run: Run, rows: I64) -> I64:
-    """Bytes of the longest of these copies; 0 of the others, and where the profiler does not say."""
+def _sizes(run: Run, rows: I64) -> tuple[I64, int]:
+    """Bytes of the longest of these copies, 0 of the others, and where the profiler does not say; how often it does not."""
     size = np.zeros(len(rows), dtype=np.int64)
     longest = np.argsort(-run.dur[rows], kind="stable")[:MOST_ARGS]
     size[longest] = _bytes(run, rows[longest])
-    return size
+    return size, int((size[longest] == 0).sum())
 
 
 def _faster(run: Run, rows: I64, size: I64, link_gbs: float) -> I64:
