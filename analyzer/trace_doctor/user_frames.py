@@ -56,9 +56,9 @@ def is_user_frame(filename: str) -> bool:
     `filename` is as a trace or a snapshot holds it. A relative path counts as a library when its first part is the
     name of a well-known one or of a standard module.
     """
-    path = filename.replace("\\", "/")
-    if not path or path.startswith("<") or path == "??" or not _looks_like_python(path):
+    if not is_python_file(filename):
         return False
+    path = filename.replace("\\", "/")
     if _LIBRARY_PATH.search(path):
         return False
     if _ABSOLUTE.match(path):
@@ -69,7 +69,11 @@ def is_user_frame(filename: str) -> bool:
     return top not in sys.stdlib_module_names or top in _SCRIPT_NAMES
 
 
-def _looks_like_python(path: str) -> bool:
+def is_python_file(filename: str) -> bool:
+    """Whether a captured name is that of a file with Python in it, and not `<stdin>`, `??`, compiled or native code."""
+    path = filename.replace("\\", "/")
+    if not path or path.startswith("<") or path == "??":
+        return False
     name = path.rsplit("/", 1)[-1]
     return (
         "." not in name

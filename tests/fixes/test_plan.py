@@ -6,6 +6,7 @@ import codecs
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from repositories import committed, git
 
@@ -291,6 +292,23 @@ def test_file_that_is_not_below_the_source(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(LOOP)
     item = plan(result(finding(1, ZERO, file="/home/someone/job/other.py", line=3)), tmp_path).items[0]
     assert (item.status, "job/other.py" in item.why, "/home" in item.why) == ("unresolved", True, False)
+
+
+@pytest.mark.parametrize(
+    "name", ["<stdin>", "<ipython-input-3-a>", "train.pyc", "train.py:12", "lib/train.so", "??"]
+)
+def test_what_is_no_script_leads_to_none(tmp_path: Path, name: str) -> None:
+    """The one script of the folder that holds what is looked for is not meant by it."""
+    (tmp_path / "train.py").write_text(LOOP)
+    for made in (WORKERS, ALLOCATOR):
+        for one in (
+            finding(1, made, file=name),
+            finding(1, msgspec.structs.replace(made, target=Target(file=name))),
+        ):
+            item = plan(result(one), tmp_path).items[0]
+            assert (item.status, "no script" in item.why) == ("unresolved", True)
+            named = plan(result(one), tmp_path / "train.py")
+            assert named.items[0].status == "ready", "who names the script knows"
 
 
 def test_loader_made_in_another_file_than_the_loop(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from trace_doctor.fixes.diffs import unified_diff
 from trace_doctor.fixes.framework_fixes import in_framework, settings_first
 from trace_doctor.fixes.frameworks.trainers import minimum_versions
 from trace_doctor.fixes.resolved import PlannedFix, Status, new_bytes, together
-from trace_doctor.model import NOT_PATCHED, Finding, Fix, Result, Target
+from trace_doctor.model import NOT_PATCHED, Finding, Fix, Location, Result, Target
 from trace_doctor.model.parameters import Parameters
 from trace_doctor.program import edits as editing
 from trace_doctor.program import versions
@@ -27,7 +27,7 @@ from trace_doctor.program.script import FRAMEWORKS, Script
 from trace_doctor.program.source_tree import SourceTree, same_function
 from trace_doctor.program.text_file import TextFile
 from trace_doctor.program.versions import TorchBounds, bounds
-from trace_doctor.user_frames import is_user_frame
+from trace_doctor.user_frames import is_python_file, is_user_frame
 
 
 @dataclass(frozen=True)
@@ -216,6 +216,8 @@ def _run(mod: Codemod, finding: Finding, fix: Fix, params: Parameters, source: _
     The widest is the program that the capture ran: other scripts of the folder are not what the finding is about.
     """
     tree = source.tree
+    if tree.single is None:
+        _refuse_no_script(fix.target, params.target, finding.location)
     own = _script_names(finding, fix, tree) or source.script_names
     names = tree.imports.program(own) if own else training_files(tree)
     project = Project.of_tree(tree, names)
@@ -242,6 +244,15 @@ def _run(mod: Codemod, finding: Finding, fix: Fix, params: Parameters, source: _
     if not settings_first(mod.name) and (change := in_framework(place or anywhere, mod.name, params)):
         return change
     raise missing
+
+
+def _refuse_no_script(*places: Target | Location | None) -> None:
+    """Raises NoEdit where one of them names what is no script, as `<stdin>`: no script of the folder is meant by it."""
+    for place in places:
+        if place is not None and place.file and not is_python_file(place.file):
+            raise NoEdit(
+                "unresolved", f"the capture names {one_line(_short(place.file))}, which is no script"
+            )
 
 
 def _once(mod: Codemod, place: Place, params: Parameters, change: Change) -> Change:
