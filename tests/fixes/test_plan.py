@@ -311,6 +311,26 @@ def test_what_is_no_script_leads_to_none(tmp_path: Path, name: str) -> None:
             assert named.items[0].status == "ready", "who names the script knows"
 
 
+def test_a_folder_of_more_scripts_than_are_looked_at_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trace_doctor.program.source_tree.MAX_FILES", 2)
+    for name in ("a", "b", "train"):
+        (tmp_path / f"{name}.py").write_text(LOOP if name == "train" else "x = 1\n")
+    made = plan(result(finding(1, ZERO, file="train.py", line=8)), tmp_path)
+    assert (made.items[0].status, "not among the scripts" in made.items[0].why) == ("unresolved", True)
+    assert ["1 script is left alone" in note for note in made.notes] == [True]
+
+
+def test_files_of_one_name_are_not_all_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(60):
+        (tmp_path / f"p{number}").mkdir()
+        (tmp_path / f"p{number}" / "train.py").write_text(LOOP)
+    monkeypatch.setattr(Script, "__init__", lambda *_: pytest.fail("parsed"))
+    item = plan(result(finding(1, ZERO, file="train.py", line=8, function="train")), tmp_path).items[0]
+    assert (item.status, "60 files" in item.why) == ("ambiguous", True)
+
+
 def test_loader_made_in_another_file_than_the_loop(tmp_path: Path) -> None:
     (tmp_path / "engine.py").write_text("def train(loader):\n    for x in loader:\n        step(x)\n")
     (tmp_path / "data.py").write_text("from torch.utils.data import DataLoader\nloader = DataLoader([1])\n")

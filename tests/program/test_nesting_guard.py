@@ -95,4 +95,8 @@ def test_more_scripts_than_a_program_has(tmp_path: Path, monkeypatch: pytest.Mon
         (tmp_path / f"{name}.py").write_text("import torch  # " + "x" * 30 + "\n")
     tree = SourceTree(tmp_path)
     assert [s.name for s in tree.scripts_with("torch")] == ["a.py", "b.py"]
-    assert "more than" in tree.unreadable["c.py"]
+    assert "left alone" in tree.unreadable["c.py"]
+    (tmp_path / "d.py").write_text("import torch\n")
+    tree = SourceTree(tmp_path)
+    tree.scripts_with("torch")
+    assert ["2 scripts are left alone" in note for note in tree.notes] == [True], "one line for all"

@@ -161,8 +161,10 @@ def _explain(plan: Plan, console: Console) -> None:
             continue
         how = "by hand" if item.status == "advice" else item.status
         _line(f"{head}  [{how}]{': ' if item.why else ''}{item.why}", console)
-        for place in item.candidates:
+        for place in item.candidates[:_MOST_PLACES]:
             console.hint(f"    {place.file}:{place.line}: {place.code}")
+        if (more := len(item.candidates) - _MOST_PLACES) > 0:
+            console.hint(f"    and {more:,} more")
         if item.status in ("advice", "display", "ambiguous", "unresolved") and fix_.text:
             console.hint("".join(f"    {line}\n" for line in fix_.text.splitlines()).rstrip("\n"))
             _consequences(item, console)
@@ -187,6 +189,7 @@ def _line(text: str, console: Console) -> None:
     console.hint(text.replace("\n", " "))
 
 
+_MOST_PLACES = 20
 _RISKS = {
     "safe": "none known: the losses stay bit by bit the same",
     "unsafe": "may change numerics, randomness, memory or checkpoints",

@@ -108,7 +108,7 @@ def plan(
     on_hold = {id(i) for i in fixes if not unsafe and i.status == "ready" and i.safety == "unsafe"}
     why = "unsafe: needs --unsafe-fixes"
     items = together([replace(i, status="held", why=why) if id(i) in on_hold else i for i in fixes])
-    return Plan(tree, prefix, tuple(items), tuple(tree.unreadable[name] for name in sorted(tree.unreadable)))
+    return Plan(tree, prefix, tuple(items), tuple(tree.notes))
 
 
 def is_selected(finding: Finding, select: Sequence[str]) -> bool:
@@ -286,7 +286,8 @@ def _place(target: Target | None, source: _Source, anywhere: Place) -> Place | N
     if not names and tree.single is not None:
         return None
     if not names:
-        why = f"the capture names {_short(target.file)}, which is not below the source folder"
+        where = "not among the scripts that are looked at" if tree.left_out else "not below the source folder"
+        why = f"the capture names {_short(target.file)}, which is {where}"
         raise NoEdit("unresolved", why)
     if len(names) > 1:
         doubts = [Candidate(name, target.line or 1, "") for name in names]

@@ -7,7 +7,7 @@ docstring that looks like an import only adds a file to a program.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import PurePosixPath
 
@@ -61,14 +61,14 @@ class ImportGraph:
         """
         level = len(module) - len(module.lstrip("."))
         parts = tuple(p for p in module[level:].split(".") if p)
+        if not level and (not parts or parts[-1] not in self._by_module):
+            return None
         here = PurePosixPath(importer).parent
         if level:
             folder = here
             for _ in range(level - 1):
                 folder = folder.parent
             return self._at(folder, parts)
-        if not parts or parts[-1] not in self._by_module:
-            return None
         for folder in (here, *here.parents):
             for root in (folder, *(folder / s for s in _SOURCE_ROOTS)):
                 if (file := self._at(root, parts)) is not None:
@@ -131,15 +131,27 @@ class ImportGraph:
         files = self._closure(self.started_scripts(names), self.imports)
         return sorted(files) if files.issuperset(names) else list(self._files)
 
-    def reach(self, name: str) -> list[str]:
-        """A script and everything it imports."""
-        return sorted(self._closure([name], self.imports))
+    def reach(self, names: Iterable[str]) -> list[str]:
+        """Scripts and everything they import."""
+        return sorted(self._closure(names, self.imports))
+
+    def reaching(self, names: Iterable[str]) -> set[str]:
+        """These files and all that import them, tests too."""
+        return self._closure(names, self._all_importers)
+
+    @cached_property
+    def _all_importers(self) -> dict[str, list[str]]:
+        graph: dict[str, list[str]] = {name: [] for name in self._files}
+        for name, targets in self.imports.items():
+            for file in targets:
+                graph[file].append(name)
+        return graph
 
     def _does_something(self, name: str) -> bool:
         return _TOP_LEVEL.search(self._data(name)) is not None
 
     @staticmethod
-    def _closure(names: Iterable[str], edges: dict[str, frozenset[str]]) -> set[str]:
+    def _closure(names: Iterable[str], edges: Mapping[str, Iterable[str]]) -> set[str]:
         closure: set[str] = set()
         open_ = [n for n in names if n in edges]
         while open_:

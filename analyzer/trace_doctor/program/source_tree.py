@@ -22,10 +22,13 @@ if TYPE_CHECKING:
     from trace_doctor.program.text_file import TextFile
 
 F = TypeVar("F")
-MAX_FILES = 5_000
+MAX_FILES = 20_000
 MAX_BYTES = 1_000_000
-MAX_PARSED = 10_000_000
-"""Bytes of all scripts that are parsed: some minutes. Programs have less; a folder of more holds other things."""
+MAX_PARSED = 2_500_000
+"""Bytes of all scripts that are parsed: a minute. Programs have less; a folder of more holds other things."""
+MAX_ALIKE = 50
+"""Files that a path can mean which are parsed to see in which of them its function stands."""
+_NARROW = "give a smaller --source, or --script"
 CONFIG_SUFFIXES = (".sh", ".bash", ".slurm", ".sbatch", ".json", ".yaml", ".yml", "Dockerfile", "Makefile")
 SKIPPED = frozenset(
     ["__pycache__", "site-packages", "dist-packages", "node_modules", "build", "dist", "venv", "env"]
@@ -48,13 +51,32 @@ class SourceTree:
         self._scripts: dict[str, Script | None] = {}
         self._bytes: dict[str, bytes] = {}
         self._bytes_parsed = 0
+        self._unparsed: set[str] = set()
 
     @cached_property
     def files(self) -> list[str]:
         """Names of the scripts, relative to `root` with forward slashes, sorted."""
-        if self.single is not None:
-            return [self.single.name]
-        return sorted(self._walk())[:MAX_FILES]
+        return self._all[:MAX_FILES]
+
+    @cached_property
+    def _all(self) -> list[str]:
+        return sorted(self._walk()) if self.single is None else [self.single.name]
+
+    @property
+    def notes(self) -> list[str]:
+        """One line for each script that was left alone, and one for all that are beyond what is looked at."""
+        lines = [self.unreadable[name] for name in sorted(self.unreadable) if name not in self._unparsed]
+        if self._unparsed:
+            size = f"{MAX_PARSED / 1e6:g} MB"
+            lines.append(f"{_scripts(len(self._unparsed))} left alone, {size} of others were read: {_NARROW}")
+        if self.left_out:
+            lines.append(f"{_scripts(self.left_out)} left alone, {MAX_FILES:,} others are there: {_NARROW}")
+        return lines
+
+    @property
+    def left_out(self) -> int:
+        """How many scripts the folder has beyond those that are looked at."""
+        return max(len(self._all) - MAX_FILES, 0)
 
     @cached_property
     def others(self) -> list[str]:
@@ -132,8 +154,10 @@ class SourceTree:
 
             self._bytes_parsed += len(self.data(name))
             if self._bytes_parsed > MAX_PARSED:
-                why = f"more than {MAX_PARSED // 1_000_000} MB of scripts; it is left alone"
-                self.unreadable[name] = f"{name}: {why}"
+                self._unparsed.add(name)
+                self.unreadable[name] = (
+                    f"{name} is left alone: {MAX_PARSED / 1e6:g} MB of others were read; {_NARROW}"
+                )
             self._scripts[name] = self._read(name, Script)
         return self._scripts[name]
 
@@ -162,12 +186,19 @@ class SourceTree:
         best = by_score[max(by_score)]
         if len(best) == 1 or not function or not line:
             return best
+        best = [n for n in best if function.split(".")[-1].encode() in self.data(n)] or best
+        if len(best) > MAX_ALIKE:
+            return best
         scripts = [s for s in map(self.script, best) if s is not None]
         return [s.name for s in scripts if same_function(s.enclosing_function(line), function)] or best
 
     def _long_name(self, name: str) -> str:
         """With the folder's own name in front, so that `proj/train.py` matches `/home/x/proj/train.py` further."""
         return f"{self.root.resolve().name}/{name}"
+
+
+def _scripts(count: int) -> str:
+    return f"{count:,} script{' is' if count == 1 else 's are'}"
 
 
 def same_function(in_script: str | None, in_capture: str | None) -> bool:

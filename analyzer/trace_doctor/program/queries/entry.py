@@ -25,31 +25,38 @@ def entry_scripts(tree: SourceTree, capture_names: Sequence[str], words: Sequenc
     names = graph.started_scripts(capture_names)
     if not capture_names:
         needles = [w.encode() for w in words or ("torch",)]
-        names = [n for n in names if any(w in tree.data(f) for f in graph.reach(n) for w in needles)]
-        names = names or [s.name for s in tree.scripts_with(*(words or ("torch",)))]
-    scripts = [s for s in map(tree.script, names) if s is not None]
-    if len(scripts) <= 1:
-        return scripts
-    scripts = [s for s in scripts if _trains(tree, s.name)] or scripts
-    script_names = {s.name for s in scripts}
-    with_guard = [s for s in scripts if "__main__" in s.text]
-    scripts = [s for s in scripts if s in with_guard or not graph.importers[s.name] & script_names] or scripts
-    candidates = with_guard or [s for s in scripts if not graph.importers[s.name]] or scripts
-    for choice in (scripts, [s for s in scripts if s.name in capture_names], candidates):
+        holding = graph.reaching(_holding(tree, needles))
+        names = [n for n in names if n in holding] or _holding(tree, needles)
+    training = graph.reaching(_holding(tree, _TRAINING_WORDS))
+    names = [n for n in names if n in training] or names
+    with_guard = [n for n in names if b"__main__" in tree.data(n)]
+    possible = {*names}
+    started = {*with_guard, *(n for n in names if not graph.importers[n] & possible)}
+    names = [n for n in names if n in started] or names
+    candidates = with_guard or [n for n in names if not graph.importers[n]] or names
+    for choice in (names, [n for n in names if n in capture_names], candidates):
         if len(choice) == 1:
-            return choice
-    return with_guard or [s for s in candidates if _trains_at_top(s)] or candidates
+            return _parsed(tree, choice)
+    if with_guard:
+        return _parsed(tree, with_guard)
+    scripts = _parsed(tree, candidates)
+    return [s for s in scripts if _trains_at_top(s)] or scripts
 
 
 @lru_cache(maxsize=4)
 def training_files(tree: SourceTree) -> list[str]:
     """The files of all programs of a folder that train; all files where none does. For captures that name no script."""
-    entries = [n for n in tree.imports.started_scripts(()) if _trains(tree, n)]
-    return sorted({f for n in entries for f in tree.imports.reach(n)}) or tree.files
+    graph = tree.imports
+    training = graph.reaching(_holding(tree, _TRAINING_WORDS))
+    return graph.reach(n for n in graph.started_scripts(()) if n in training) or tree.files
 
 
-def _trains(tree: SourceTree, name: str) -> bool:
-    return any(word in tree.data(file) for file in tree.imports.reach(name) for word in _TRAINING_WORDS)
+def _holding(tree: SourceTree, words: Sequence[bytes]) -> list[str]:
+    return [n for n in tree.files if any(word in tree.data(n) for word in words)]
+
+
+def _parsed(tree: SourceTree, names: Sequence[str]) -> list[Script]:
+    return [s for s in map(tree.script, names) if s is not None]
 
 
 def _trains_at_top(script: Script) -> bool:
