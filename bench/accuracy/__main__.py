@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cases import Case, cases, held_out
 from figures import Count, Figures
-from savings import coverage, promises
+from savings import coverage, not_promised, promises, public, recorded
 from savings import table as savings_table
 
 from trace_doctor import analyze
@@ -58,7 +58,11 @@ def _project(only: str | None) -> tuple[str, Figures]:
     results = _analysed(chosen)
     text, figures = _tables(results, ("real", "simulated", "others"))
     found = list(promises({name: x for name, x in results.items() if x[0].kind != "others"}))
-    return (f"{text}\n\n{savings_table(found)}\n\n{coverage(found)}" if found else text), figures
+    if not found:
+        return text, figures
+    every = [*found, *recorded(), *public()]
+    silent = ", ".join(not_promised()) or "none"
+    return f"{text}\n\n{savings_table(every)}\n\n{coverage(every)}\n\nNothing promised: {silent}", figures
 
 
 def _held_out(folders: list[Path]) -> tuple[str, Figures]:

@@ -62,9 +62,8 @@ class _Samples(Dataset):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         time.sleep(self.wait)
-        return torch.tensor(
-            [sum(i * i for i in range(self.work)) % 7 + j for j in range(256)], dtype=torch.float
-        )
+        label = sum(i * i for i in range(self.work)) % 7
+        return torch.arange(256, dtype=torch.float) / 256 + label
 
 
 def _loading(faulty: bool, wait: float, work: int) -> Steps:
@@ -85,7 +84,7 @@ def loader_of_a_slow_disk(faulty: bool) -> Steps:
 
 def loader_that_computes(faulty: bool) -> Steps:
     """TD101"""
-    return _loading(faulty, 0.0, 4000)
+    return _loading(faulty, 0.0, 12_000)
 
 
 def report_after_each_step(faulty: bool) -> Steps:
