@@ -119,7 +119,7 @@ class OperatorLoops(Evidence, frozen=True):
                     first=tuple(int(each[1] - each[0]) for each in begins),
                     steps=int(holds_one.sum()),
                     repetition_ns=int(np.median(np.concatenate([np.diff(each) for each in begins]))),
-                    backward=nodes.repeated(starts, [len(each) for each in begins]),
+                    backward=nodes.repeated(starts, [len(each) for each in begins], names),
                 )
             )
         loops.sort(key=lambda loop: (-sum(e - s for s, e in loop.spans), str(loop.site), loop.group))
@@ -142,8 +142,12 @@ class _Nodes:
         self._until = run.end[rows].copy()
         self._until[:-1][follows] = np.minimum(self._start[1:], self._until[:-1] + _ENGINE_NS)[follows]
 
-    def repeated(self, starts: I64, repeats: list[int]) -> tuple[tuple[int, int, int], ...]:
-        """Of a loop whose executions begin and repeat so: each node with the engine's own time behind it."""
+    def repeated(
+        self, starts: I64, repeats: list[int], group: tuple[str, ...]
+    ) -> tuple[tuple[int, int, int], ...]:
+        """Of a loop whose executions begin and repeat so: each node with the engine's own time behind it. One comes once in a
+        repetition, or as often as an operator of the group does."""
+        most = max(Counter(group).values())
         in_step = self._steps.steady_at(starts)
         chosen = np.zeros(len(self._name), dtype=bool)
         for step in np.unique(in_step[in_step >= 0]).tolist():
@@ -151,7 +155,7 @@ class _Nodes:
             here = np.flatnonzero(self._step == step)
             for name in np.unique(self._name[here]).tolist():
                 same = here[self._name[here] == name]
-                if least <= len(same) < 2 * least:
+                if least <= len(same) < (most + 1) * least:
                     chosen[same[1:]] = True
         found = zip(self._thread[chosen], self._start[chosen], self._until[chosen], strict=True)
         return tuple((int(thread), int(start), int(end)) for thread, start, end in found)
