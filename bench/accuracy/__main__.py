@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cases import Case, cases, held_out
 from figures import Count, Figures
-from savings import coverage, not_promised, promises, public, recorded
+from savings import built, coverage, not_promised, promises, public, recorded
 from savings import table as savings_table
 
 from trace_doctor import analyze
@@ -60,7 +60,7 @@ def _project(only: str | None) -> tuple[str, Figures]:
     found = list(promises({name: x for name, x in results.items() if x[0].kind != "others"}))
     if not found:
         return text, figures
-    every = [*found, *recorded(), *public()]
+    every = [*found, *built(), *recorded(), *public()]
     silent = ", ".join(not_promised()) or "none"
     return f"{text}\n\n{savings_table(every)}\n\n{coverage(every)}\n\nNothing promised: {silent}", figures
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from built import analysed
 from cases import SAMPLES, SHARED, Case
 
 from trace_doctor import analyze
@@ -139,6 +140,28 @@ def recorded() -> Iterator[Promise]:
             measured = [(before[what] - after[what]) / before[what] for before, after in twins]
             noise = ERRORS * _error(measured)
             yield Promise(name, basis, against, promised, statistics.fmean(measured), 1.0, known, noise)
+
+
+def built() -> Iterator[Promise]:
+    """The pairs that `built.py` builds."""
+    for name, code, fault, before, after in analysed():
+        savings = [f.saving for f in fault.findings if f.code == code and f.saving is not None]
+        timed = [s for s in savings if s.time_us_per_step]
+        if timed:
+            promised = sum(s.time_us_per_step or 0.0 for s in timed)
+            yield Promise(
+                name, timed[0].basis, "time, built", promised, before - after, before, known_together(timed)
+            )
+        elif savings:
+            yield Promise(
+                name,
+                savings[0].basis,
+                "memory, built",
+                max(s.bytes or 0 for s in savings),
+                before - after,
+                before,
+                savings[0],
+            )
 
 
 def not_promised() -> list[str]:
