@@ -212,11 +212,6 @@ CHOICES: dict[str, list[dict[str, Any]]] = {
             "args": {"mode": "max-autotune", "fullgraph": False},
             "remove": ["dynamic"],
         },
-        {
-            "callee": "torch.nn.parallel.DistributedDataParallel",
-            "args": {"static_graph": True, "gradient_as_bucket_view": "True"},
-            "remove": ["find_unused_parameters"],
-        },
     ],
     "set-config": [
         {"name": f"torch.{n}", "value": v}
@@ -257,7 +252,7 @@ def test_code_in_any_parameter_is_refused_or_only_compared(
     case, folder = examples[codemod][0]
     for name in sorted(fields(codemod)):
         for text in EVIL:
-            for value in (text, [text], {text: text}, {"dynamic": text}, {"static_graph": text}):
+            for value in (text, [text], {text: text}, {"dynamic": text}):
                 assert_refused_or_declared(case, folder, {**case.params, name: value})
 
 

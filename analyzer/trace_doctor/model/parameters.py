@@ -195,20 +195,9 @@ class SdpaBackend(Parameters, frozen=True, kw_only=True):
         return True
 
 
-class CallArguments(Parameters, frozen=True, kw_only=True, tag_field="callee"):
+class CompileCall(Parameters, frozen=True, kw_only=True, tag_field="callee", tag="torch.compile"):
     """Keyword arguments to set and to remove of the one call of `callee`."""
 
-    @property
-    def callee(self) -> str:
-        """Qualified name of the function or class."""
-        return str(self.__struct_config__.tag)
-
-    @property
-    def mentions(self) -> str:
-        return self.callee.rpartition(".")[2]
-
-
-class CompileCall(CallArguments, frozen=True, kw_only=True, tag="torch.compile"):
     args: Compile = Compile()
     remove: Annotated[tuple[Literal["mode", "dynamic", "fullgraph", "backend"], ...], Meta(max_length=4)] = ()
 
@@ -216,23 +205,14 @@ class CompileCall(CallArguments, frozen=True, kw_only=True, tag="torch.compile")
     def shown_only(self) -> bool:
         return self.args.fullgraph in (True, "True")
 
+    @property
+    def callee(self) -> str:
+        """Qualified name of the function."""
+        return str(self.__struct_config__.tag)
 
-class Distributed(Parameters, frozen=True, kw_only=True):
-    """Arguments of DistributedDataParallel; None: not given."""
-
-    gradient_as_bucket_view: Flag | None = None
-    static_graph: Flag | None = None
-    find_unused_parameters: Flag | None = None
-
-
-class DistributedCall(
-    CallArguments, frozen=True, kw_only=True, tag="torch.nn.parallel.DistributedDataParallel"
-):
-    args: Distributed = Distributed()
-    remove: Annotated[
-        tuple[Literal["gradient_as_bucket_view", "static_graph", "find_unused_parameters"], ...],
-        Meta(max_length=3),
-    ] = ()
+    @property
+    def mentions(self) -> str:
+        return self.callee.rpartition(".")[2]
 
 
 class SetConfig(Parameters, frozen=True, kw_only=True):
@@ -280,7 +260,7 @@ PARAMETERS: Mapping[str, Any] = {
     "remove-call": RemoveCall,
     "replace-optimizer": ReplaceOptimizer,
     "sdpa-backend": SdpaBackend,
-    "set-call-args": CompileCall | DistributedCall,
+    "set-call-args": CompileCall,
     "set-config": SetConfig,
     "shard-iterable": ShardIterable,
     "sum-on-device": Parameters,

@@ -10,7 +10,7 @@ import libcst as cst
 from trace_doctor.fixes.codemods import codemod
 from trace_doctor.fixes.codemods.compiling import OPTIONS
 from trace_doctor.fixes.literals import source_text
-from trace_doctor.model.parameters import PARAMETERS, CompileCall, DistributedCall, RemoveCall
+from trace_doctor.model.parameters import PARAMETERS, CompileCall, RemoveCall
 from trace_doctor.program.dataflow import dataflow_of
 from trace_doctor.program.edits import Change, Edit, add_arguments, remove, remove_argument, set_argument
 from trace_doctor.program.place import Place, already, in_function, on_line, only, refusal
@@ -67,12 +67,12 @@ def _repeats(script: Script, call: cst.Call) -> bool:
 @codemod(
     "set-call-args",
     PARAMETERS["set-call-args"],
-    adds=f"compile gradient_as_bucket_view static_graph find_unused_parameters {OPTIONS}",
+    adds=f"compile {OPTIONS}",
     scope="call",
     elsewhere=True,
 )
-def set_call_args(place: Place, params: CompileCall | DistributedCall) -> Change:
-    """Sets and removes keyword arguments of the one call of a named function or class."""
+def set_call_args(place: Place, params: CompileCall) -> Change:
+    """Sets and removes keyword arguments of the one call of a named function."""
     callee, removals = params.callee, params.remove
     values = {name: source_text(value) for name, value in params.args.set_values().items()}
     nodes: list[tuple[Script, cst.Call | cst.Decorator]]
