@@ -98,17 +98,21 @@ def _of_two_kinds() -> RunBuilder:
     return b
 
 
-def _hidden_on_the_other() -> tuple[RunBuilder, ...]:
-    """Rank 1 computes beside the exchange and sets the pace; rank 0 could only wait for it later on."""
+def _hidden_on_the_other(beside: float = 1500) -> tuple[RunBuilder, ...]:
+    """Rank 1 computes beside the exchange, for so many us, and sets the pace; rank 0 could only wait for it later on."""
     first, second = RunBuilder(rank=0, world_size=2), RunBuilder(rank=1, world_size=2)
     for _ in range(5):
-        for b, compute, stream in ((first, 1000, 7), (second, 1500, 20)):
+        for b, compute, stream in ((first, 1000, 7), (second, beside, 20)):
             with b.step():
                 b.loader(5)
                 b.launch(500, _ALL_REDUCE, stream=stream)
                 with b.op("aten::mm"):
                     b.launch(compute)
                 b.sync("cudaDeviceSynchronize")
+                if b is second:
+                    with b.op("aten::mm"):
+                        b.launch(1500 - beside)
+                    b.sync()
     return first, second
 
 
@@ -258,6 +262,13 @@ class ExposedCollectives(Rule):
         Invalid("of the user's own", lambda: _rank(600, mark="forward"), fixes=("async_op",)),
         Invalid("of a host that is behind", _host_is_behind, message="hardly be shorter without", severity="info", thresholds={"min_saving": NOTE_FROM}),
         Invalid("in part waiting for the other rank", lambda: _waiting_for_the_other(400), saving_us=400, claims=2, message="For 0.9 ms of a step only all-reduce runs, with no compute beside; 0.5 ms of it waits for other ranks to come, the transfer is 0.4 ms: up to"),
+        Invalid(
+            "the other rank has less to win",
+            lambda: _hidden_on_the_other(300),
+            saving_us=200,
+            claims=2,
+            message="of the transfer no more than the 0.2 ms of rank 1 can be won",
+        ),
         Invalid("of two kinds", _of_two_kinds, message="all-reduce and all-gather run, with"),
         Invalid("gathering, and nothing is sharded", lambda: _rank(600, name=_ALL_GATHER), message="all-gather", fixes=("dist.all_gather_into_tensor",)),
         Invalid("all-to-all by sends and receives", lambda: _rank(600, name=_SEND, asked="nccl:all_to_all"), message="only all-to-all runs", fixes=("dist.all_to_all_single",)),
@@ -360,7 +371,7 @@ def _of_it(own: CollectiveExposure, ranks: _Ranks | None, most: str) -> str:
     if ranks is None:
         return f": {most}; how much of it is waiting for other ranks, one rank cannot tell"
     waiting = f"; {milliseconds(ranks.wait_ns / 1e3)} of it waits for other ranks to come"
-    transfer = min(own.exposed_ns, ranks.transfer_ns, ranks.least_ns)
+    transfer = min(own.exposed_ns, ranks.transfer_ns)
     parts = waiting if ranks.wait_ns >= _TOLD * own.exposed_ns else ""
     if ranks.least_ns < (1 - _TOLD) * transfer:
         return f"{parts}, and of the transfer no more than the {milliseconds(ranks.least_ns / 1e3)} of rank {ranks.least_rank} can be won: {most}"
