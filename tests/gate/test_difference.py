@@ -152,6 +152,17 @@ def test_nothing_changed_between_a_result_and_itself(compute: float, idle: float
     assert made.rules == made.new == []
 
 
+def test_why_a_rule_could_not_look_stands_beside_what_it_said_before() -> None:
+    fired, blind, passed = (
+        m.Result(outcomes=[m.Outcome(code="TD101", name="x", outcome=o, reason=why)])
+        for o, why in (("fired", None), ("skipped", "no stacks"), ("passed", "never shown"))
+    )
+    reasons = [
+        difference(*sides).rules[0].reason for sides in ((fired, blind), (blind, fired), (passed, fired))
+    ]
+    assert reasons == ["no stacks", "no stacks", None]
+
+
 def test_what_is_not_captured_is_said(tmp_path: Path) -> None:
     made = difference(m.Result(), capture())
     assert made.time == made.kernels == made.peak == []

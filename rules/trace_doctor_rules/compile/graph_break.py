@@ -40,12 +40,20 @@ def _compiled(b: RunBuilder, gpu_us: float = 5.0) -> None:
 
 
 def _broken(
-    *, stacks: bool = True, gpu: bool = True, between_us: float = 120, gpu_us: float = 5, steps: int = 5
+    *,
+    stacks: bool = True,
+    gpu: bool = True,
+    between_us: float = 120,
+    gpu_us: float = 5,
+    steps: int = 5,
+    stall: float = 0,
 ) -> RunBuilder:
     """`forward` prints in its middle: what follows runs as a region inside the first."""
     b = RunBuilder(stacks=stacks) if gpu else RunBuilder(stacks=stacks, gpu=None)
     for _ in range(steps):
         with b.step(), b.region(0), b.python("train.py", 5, "forward"):
+            if stall:
+                b.stall(stall)
             _compiled(b, gpu_us)
             b.wait(between_us)
             resumed = b.python("train.py", _LINE, f"torch_dynamo_resume_in_forward_at_{_LINE}")
@@ -259,6 +267,7 @@ class GraphBreak(Rule):
             saving_us=240,
             tolerance=0.1,
         ),
+        Invalid("a queue that stands still", lambda: _broken(stall=300), confidence="low"),
         Invalid("in an annotation", lambda: _called_by("FSDP::forward", "user_annotation"), severity="info", confidence="low"),
         Invalid("in what a running graph calls", _broken_inside_a_graph, message="forward is cut at train.py:8 into 1 more piece"),
         Invalid("on the CPU", lambda: _broken(gpu=False), confidence="medium", message="train.py:8", saving_us=290),

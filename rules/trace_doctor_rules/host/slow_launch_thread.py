@@ -102,6 +102,21 @@ def _in_many_places() -> RunBuilder:
     return b
 
 
+def _in_one_step() -> RunBuilder:
+    b = RunBuilder()
+    for n in range(6):
+        with b.step():
+            for _ in range(20):
+                with b.op("aten::mm", us=10):
+                    b.launch(50)
+            for _ in range(3 if n == 4 else 0):
+                b.wait(3000)
+                with b.op("aten::mul"):
+                    b.launch(5)
+            b.sync()
+    return b
+
+
 def _model_that_waits() -> RunBuilder:
     """Without a GPU; an annotation of which operators take most, and something else the rest."""
     b = RunBuilder(gpu=None)
@@ -362,6 +377,7 @@ class SlowLaunchThread(TimeRule):
             skipped="not recorded",
             thresholds={"rare_factor": 30.0},
         ),
+        Valid("nobody named it, three times in one of six steps, and not that long", _in_one_step, skipped="not recorded", thresholds={"rare_factor": 60.0}),
         Valid("nobody named it, every other step on a CPU", lambda: _training(9000, name="", gpu=False, every=2), skipped="not recorded"),
         Valid("a short wait, once much longer", lambda: _waits_on_a_cpu(1100, 1100, 30_000, 1100, 1100, 1100), skipped="not recorded"),
         Valid("a library is loaded in an operator, once", lambda: _in_an_operator(once=True)),

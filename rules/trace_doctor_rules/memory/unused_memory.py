@@ -25,6 +25,7 @@ def _steps(
     train: str = "optimizer",
     steps: int = 5,
     devices: int = 1,
+    both: bool = False,
     size: int = 80,
 ) -> RunBuilder:
     """Steps of 50 small kernels that the host launches one after another, on a device of 80 GiB."""
@@ -45,8 +46,16 @@ def _steps(
                     b.wait(5)
             for b.device in range(1, devices):
                 b.memory(MIB, reserved=reserved * GIB)
+                if both:
+                    b.launch(20)
             b.device = 0
             b.memory(-MIB, reserved=reserved * GIB)
+    return b
+
+
+def _one_of_unknown_size() -> RunBuilder:
+    b = _steps(devices=2, both=True)
+    del b.meta["deviceProperties"][1]
     return b
 
 
@@ -136,6 +145,7 @@ class UnusedMemory(Rule):
             message="2 times",
         ),
         Invalid("a backward and no optimizer", lambda: _steps(train="backward"), severity="info"),
+        Invalid("beside a device of unknown size", _one_of_unknown_size, severity="info"),
         Invalid("beside a device that does nothing", lambda: _steps(devices=2), severity="info"),
     ]  # fmt: skip
 

@@ -131,4 +131,4 @@ def _segment_marks(history: DeviceHistory, at: I64, kinds: Iterable[int], kind: 
 
 
 def _some(rows: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    return rows if len(rows) <= MAX_MARKS else rows[:: -(-len(rows) // MAX_MARKS)]
+    return rows[:: -(-len(rows) // MAX_MARKS) or 1]
