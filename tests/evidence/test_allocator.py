@@ -165,6 +165,17 @@ def test_real_churn_and_real_ramps(snapshot_file: Path) -> None:
         assert episodes == []
 
 
+def test_a_snapshot_tells_of_the_device_where_the_trace_beside_it_holds_the_cpu_alone() -> None:
+    b, cpu = SnapshotBuilder(), RunBuilder(gpu=None)
+    for _ in range(3):
+        b.temporary(100 * MIB)
+        b.empty_cache()
+    with cpu.op("aten::mm", us=10):
+        pass
+    found = Facts(Capture(rank=0, run=cpu.run(), snapshot=b.snapshot()))[AllocatorActivity].devices
+    assert [len(device.episodes) for device in found] == [2]
+
+
 def test_of_python_frames_alone_who_does_not_empty_the_cache_was_short_of_memory() -> None:
     b = SnapshotBuilder(stacks="python")
     b.alloc(MIB)

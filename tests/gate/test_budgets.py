@@ -62,6 +62,14 @@ def test_the_median_of_several_runs_is_held_against_the_limit_and_all_values_are
     assert judged(runs(100, 120, 180), {"step_time": "110 ms"})[0] == 1
 
 
+def test_a_capture_of_the_cpu_alone_has_no_idle_share_of_a_gpu() -> None:
+    of_gpu = runs(100)
+    on_cpu = replace(of_gpu, time_ledger=[replace(row, device=-1) for row in of_gpu.time_ledger])
+    for result, code, why in ((of_gpu, 0, "gpu_idle_share 10.0%"), (on_cpu, 1, "no GPU work was recorded")):
+        told, said = judged(result, {"gpu_idle_share": 0.5})
+        assert (bool(told), why in said) == (bool(code), True)
+
+
 def test_a_figure_at_its_limit_is_within_it() -> None:
     assert judged(runs(110), {"step_time": "110 ms"})[0] == 0
     assert judged(runs(110.1), {"step_time": "110 ms"})[0] == 1

@@ -67,6 +67,12 @@ def test_gone_is_what_the_same_rule_looked_for_and_did_not_find() -> None:
     assert (fates(made), made.code, made.verdict) == (["gone"], 0, "verify passed: the finding is gone")
 
 
+def test_a_quantity_that_only_one_side_knows_tells_nothing() -> None:
+    time, both = m.Saving(time_us_per_step=40_000.0), m.Saving(time_us_per_step=20_000.0, bytes=1 << 30)
+    for before, after, fate in ((time, both, "smaller"), (both, time, "still_there")):
+        assert fates(verify(result(fault(saving=before)), result(fault(saving=after)))) == [fate]
+
+
 @pytest.mark.parametrize(
     ("cost", "fate"), [(60_000.0, "still_there"), (40_000.0, "still_there"), (33_000.0, "still_there"), (20_000.0, "smaller")]
 )  # fmt: skip

@@ -117,6 +117,21 @@ def _in_one_step() -> RunBuilder:
     return b
 
 
+def _in_no_function() -> RunBuilder:
+    """On a CPU, with stacks: what waits in each step is no function of the script's."""
+    b = RunBuilder(gpu=None, stacks=True)
+    for _ in range(6):
+        with b.step():
+            with b.op("aten::mm", us=1000):
+                pass
+            b.wait(5000)
+            with b.op("aten::mul", us=100):
+                pass
+    with b.python("train.py", 90, "report"):
+        b.wait(10)
+    return b
+
+
 def _model_that_waits() -> RunBuilder:
     """Without a GPU; an annotation of which operators take most, and something else the rest."""
     b = RunBuilder(gpu=None)
@@ -360,6 +375,7 @@ class SlowLaunchThread(TimeRule):
         Valid("nobody named it, once in six steps of a CPU", lambda: _training(9000, name="", every=5, gpu=False), skipped="not recorded"),
         Valid("a part of the model", lambda: _training(name="encode", inside="operators", gpu=False)),
         Valid("a part of the model, with a short wait behind its operators", _model_that_waits),
+        Valid("on a CPU, in no function of the script's", _in_no_function, skipped="held it up"),
         Valid("a logarithm", lambda: _training(name="log_likelihood", inside="operators", gpu=False)),
         Valid("short", lambda: _training(200)),
         Valid(
