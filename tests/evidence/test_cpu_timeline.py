@@ -6,10 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
+from trace_doctor.capture import Capture
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Facts, Options
 from trace_doctor.evidence.idle.cpu_timeline import CpuTimeline, Processor
 from trace_doctor.run import Cat
+from trace_doctor.testing import RunBuilder
 
 NOTE, OP, CALL, KERNEL = Cat.USER_ANNOTATION, Cat.CPU_OP, Cat.RUNTIME, Cat.KERNEL
 STEP = (NOTE, "ProfilerStep#1", 0, 1000, {})
@@ -71,3 +73,13 @@ def test_what_steps_are_computed_on(facts: Make) -> None:
     assert facts([STEP, MM, (KERNEL, "gemm", 400, 50, {})])[Processor].gpu
     with pytest.raises(NotCaptured, match="the GPU was not recorded"):
         facts([STEP, MM, (CALL, "cudaLaunchKernel", 110, 5, {})])[Processor]
+
+
+def test_steps_behind_all_gpu_work_are_computed_on_the_cpu() -> None:
+    b = RunBuilder()
+    b.launch(50)
+    b.idle_until_done()
+    for _ in range(3):
+        with b.step(), b.op("aten::mm", us=500):
+            pass
+    assert not Facts(Capture(0, b.run()))[Processor].gpu

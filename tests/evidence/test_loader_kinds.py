@@ -9,6 +9,7 @@ import pytest
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Facts, Options
 from trace_doctor.evidence.idle.data_loading import DataLoading, loader_kind
+from trace_doctor.evidence.names.event_names import is_loader
 from trace_doctor.run import Cat
 
 
@@ -60,6 +61,22 @@ def test_each_moment_of_a_wait_goes_to_its_most_specific_frame(facts: Make) -> N
 
 def test_a_wait_that_frames_fill_has_no_rest(facts: Make) -> None:
     assert spent(facts([(NOTE, WAIT, 0, 100, {}), (PY, COLLATE, 0, 100, {})])) == {"collating": 100}
+
+
+@pytest.mark.parametrize(
+    ("name", "waits"),
+    [
+        ("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", True),
+        ("enumerate(StatefulDataLoader)#_StatefulMultiProcessingDataLoaderIter.__next__", True),
+        (
+            "MyDataLoader.__next__",
+            False,
+        ),  # an annotation of the user's, which may lie around more than the wait
+        ("torch/utils/data/dataloader.py(701): __next__", False),
+    ],
+)
+def test_a_wait_for_a_batch_is_what_torch_marks_as_one(name: str, waits: bool) -> None:
+    assert is_loader(name) == waits
 
 
 @pytest.mark.parametrize(
