@@ -17,6 +17,7 @@ from trace_doctor.run import Cat, Run
 NOTE, OP, CALL, PYTHON, KERNEL = Cat.USER_ANNOTATION, Cat.CPU_OP, Cat.RUNTIME, Cat.PYTHON, Cat.KERNEL
 LIMITS = GapLimits(
     gap_ns=1_000_000,
+    nameless_ns=1_000_000,
     annotated_ns=100_000,
     operator_share=0.1,
     wrapped_share=0.9,

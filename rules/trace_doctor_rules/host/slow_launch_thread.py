@@ -317,6 +317,12 @@ class SlowLaunchThread(TimeRule):
         unit="us",
         source="an operator costs the host 5 to 50 us, with stacks two to three times that",
     )
+    min_short_gap_us: float = threshold(
+        250.0,
+        "a shorter stretch that counts on a GPU where it takes `min_share` of the step by itself",
+        unit="us",
+        source="work for the next launch takes the host 5 to 200 us",
+    )
     min_annotated_us: float = threshold(
         100.0,
         "an annotated stretch that counts: what somebody has given a name",
@@ -386,6 +392,7 @@ class SlowLaunchThread(TimeRule):
         Valid("which is not usual", lambda: _training(name="evaluate", inside="operators", gpu=False), thresholds={"min_usual_share": 1.1}),
         Valid("code of the loop itself, once", lambda: _training(9000, name="", stacks=True, every=6), skipped="held it up"),
         Valid("nobody named it, once, without marks of steps", lambda: _training(9000, name="", every=6, marked=False)),
+        Valid("as short as work of the host", lambda: _training(800, name="")),
         Valid("a small part", _training, thresholds={"min_share": 0.9}),
         Valid(
             "nobody named it, once in six steps, and not that long",
@@ -460,6 +467,7 @@ class SlowLaunchThread(TimeRule):
             saving_us=3600,
             tolerance=0.2,
         ),
+        Invalid("half a millisecond of a short step", lambda: _training(900, name=""), message="after aten::mm", severity="info"),
         Invalid("between two gradients", _between_gradients, message="not recorded", confidence="medium", saving_us=3300, tolerance=0.1),
         Invalid("inside an operator, in each step", _in_an_operator, message="aten::conv2d keeps", confidence="medium", fixes=("Take the work",)),
         Invalid("inside a compiled region", lambda: _in_an_operator(name="Torch-Compiled Region: 0/0"), message="Torch-Compiled Region", fixes=("Find what",)),
@@ -488,7 +496,7 @@ class SlowLaunchThread(TimeRule):
     ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
-        host, limits = ctx[HostGaps], self._limits()
+        host, limits = ctx[HostGaps], self._limits(ctx[Steps].step_ns)
         named = host.named(limits)
         least = self.min_share * host.length
         claims = [
@@ -538,9 +546,12 @@ class SlowLaunchThread(TimeRule):
             key="operators that stand still",
         )
 
-    def _limits(self) -> GapLimits:
+    def _limits(self, step_ns: int) -> GapLimits:
+        gap_ns = round(self.min_gap_us * 1e3)
+        short_ns = max(self.min_short_gap_us * 1e3, self.min_share * step_ns)
         return GapLimits(
-            gap_ns=round(self.min_gap_us * 1e3),
+            gap_ns=gap_ns,
+            nameless_ns=min(gap_ns, round(short_ns)),
             annotated_ns=round(self.min_annotated_us * 1e3),
             operator_share=self.max_operator_share,
             wrapped_share=self.min_wrapped_share,

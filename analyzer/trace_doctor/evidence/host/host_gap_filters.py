@@ -109,6 +109,8 @@ class GapLimits(Struct, frozen=True):
 
     gap_ns: int
     """the shortest stretch"""
+    nameless_ns: int
+    """the shortest idle time of a gap of a GPU that nothing names"""
     annotated_ns: int
     """the shortest with an annotation"""
     operator_share: float

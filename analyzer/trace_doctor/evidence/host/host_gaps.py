@@ -142,7 +142,9 @@ class HostGaps(Evidence, frozen=True):
         blank = subtract(intersect(self._idle("python", "annotation"), on_device), cover)
         return NamedGaps(
             gaps=tuple(sorted(gaps, key=lambda gap: (-gap.idle_ns, gap.name))),
-            blank=blank[blank[:, 1] - blank[:, 0] >= limits.gap_ns],
+            blank=blank[
+                blank[:, 1] - blank[:, 0] >= (limits.gap_ns if self.device < 0 else limits.nameless_ns)
+            ],
             rest=subtract(idle, cover),
         )
 

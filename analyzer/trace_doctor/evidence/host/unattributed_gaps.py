@@ -83,7 +83,7 @@ def _of_device(facts: Facts, named: NamedGaps, limits: GapLimits) -> Iterator[tu
     )  # many views are TD202's, however long
     returns = np.sort(run.end[run.is_cat(Cat.CPU_OP, Cat.RUNTIME, Cat.DRIVER) & np.isin(run.thread, threads)])
     gaps = facts[GpuTimeline].gaps(host.device, *steps.window)
-    gaps = gaps[(covered(gaps, idle) >= limits.gap_ns) & (steps.steady_at(gaps[:, 0]) >= 0)]
+    gaps = gaps[(covered(gaps, idle) >= limits.nameless_ns) & (steps.steady_at(gaps[:, 0]) >= 0)]
     own = ledger.device == host.device
     pieces, of_gap, _ = overlaps(gaps, idle)
     tiles, at, tile = overlaps(pieces, pairs(ledger.start[own], ledger.end[own]))
