@@ -2,6 +2,7 @@
 
     python -m pip install coverage
     python bench/mutants.py --count 300 --seed 1 --output bench/mutants.md
+    python bench/mutants.py --count 300 --seed 1 --first 184             # go on with a draw, in the same tree
     python bench/mutants.py --count 50 rules/trace_doctor_rules/host     # of these files and folders alone
 
 A mutant is one change of one place: a comparison that includes or excludes its border or is turned round, a part of a
