@@ -1,7 +1,7 @@
 """A plugin of pytest for mutants.py: tests are collected once, and each mutant is tried in a fork that has it all behind it.
 
 Reads a line of JSON for each mutant from the descriptor MUTANTS_IN: `file`, `tests` (ids, in the order to run them) and
-`limit` in seconds, and answers `passed` or `failed` to MUTANTS_OUT. The mutant is in the file by then: what is imported later reads it
+`limit` in seconds, and answers `passed`, `failed` or `late` to MUTANTS_OUT. The mutant is in the file by then: what is imported later reads it
 there, and functions that exist already get their code from it.
 """
 
@@ -52,17 +52,17 @@ def _any_fails(items: Sequence[pytest.Item]) -> bool:
     return False
 
 
-def _failed(pid: int, limit: float) -> bool:
+def _outcome(pid: int, limit: float) -> str:
     end = time.monotonic() + limit
     while time.monotonic() < end:
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
-            return status != 0
+            return "failed" if status else "passed"
         time.sleep(0.01)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
-    return True
+    return "late"
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -95,6 +95,6 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
                     failed = _any_fails([items[test] for test in order["tests"] if test in items])
                 finally:
                     os._exit(failed)
-            print("failed" if _failed(pid, order["limit"]) else "passed", file=answers, flush=True)
+            print(_outcome(pid, order["limit"]), file=answers, flush=True)
     session.items = []
     return True

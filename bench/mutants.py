@@ -67,7 +67,8 @@ class Mutant:
 class Fate:
     mutant: Mutant
     verdict: str
-    """killed, survived, or not covered by any test"""
+    """killed, survived, late (its tests had not ended at the limit: it may loop for ever, or the machine is slow), or not
+    covered by any test"""
     tests: int
 
 
@@ -254,12 +255,12 @@ class Tests:
         os.close(answers)
         self.orders, self.answers = os.fdopen(order, "w"), os.fdopen(answer)
 
-    def pass_with(self, file: str, tests: Sequence[str], limit: float) -> bool:
-        """Whether the tests pass with the file as it is in the tree by now."""
+    def outcome(self, file: str, tests: Sequence[str], limit: float) -> str:
+        """Of the tests with the file as it is in the tree by now: passed, failed or late."""
         print(json.dumps({"file": file, "tests": tests, "limit": limit}), file=self.orders, flush=True)
         if not (answer := self.answers.readline()):
             raise RuntimeError(f"pytest ended with {self.process.wait()}")
-        return answer == "passed\n"
+        return answer.strip()
 
     def close(self) -> None:
         self.orders.close()
@@ -277,15 +278,16 @@ def tried(mutant: Mutant, tests: Sequence[str], within: Tests, limit: float) -> 
     new = f"{mutant.text[:-1]}{chr(10) * lines})" if mutant.text.endswith(")") else mutant.text + "\n" * lines
     try:
         path.write_text(text[: mutant.start] + new + text[mutant.end :], encoding="utf-8")
-        passed = within.pass_with(mutant.file, tests[:MOST], limit)
+        outcome = within.outcome(mutant.file, tests[:MOST], limit)
     finally:
         path.write_text(text, encoding="utf-8")
-    return Fate(mutant, "survived" if passed else "killed", len(tests))
+    return Fate(mutant, {"passed": "survived", "failed": "killed"}.get(outcome, outcome), len(tests))
 
 
 def report(fates: Sequence[Fate], seed: int) -> str:
+    late = sum(f.verdict == "late" for f in fates)
     lines = [
-        f"{len(fates)} mutants, seed {seed}.",
+        f"{len(fates)} mutants, seed {seed}; of {late} the tests had not ended at the limit of time, they count as survivors.",
         "",
         "| package | mutants | killed | share |",
         "|---|--:|--:|--:|",
@@ -315,7 +317,9 @@ def main() -> int:
     )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--limit", type=float, default=120, help="seconds after which tests count as failed")
+    parser.add_argument(
+        "--limit", type=float, default=120, help="seconds after which the tests of a mutant are given up"
+    )
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()
     files = chosen_files(given.paths)
