@@ -106,6 +106,8 @@ def test_inputs_of_any_shape_are_read(args: dict[str, object]) -> None:
     for _ in range(3):
         with b.step(), b.op("aten::cat"):
             b.launch(10)
+        with b.op("aten::mm", dims=[[2, 3]]):
+            pass
     for event in b.events:
         if event["name"] == "aten::cat":
             event["args"] = dict(args)

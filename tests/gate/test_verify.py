@@ -98,6 +98,12 @@ def test_a_fault_is_no_note_where_it_costs_as_much(cost: float | None, code: int
     assert verify(result(fault()), result(again)).code == code
 
 
+def test_memory_that_is_no_longer_short_is_no_more_than_a_note() -> None:
+    """How severe it is goes by how full the device is: nothing of it has to be known to be saved."""
+    short = fault("TD403", saving=m.Saving(bytes=4 << 30))
+    assert verify(result(short), result(fault("TD403", severity="info", saving=None))).code == 0
+
+
 UNKNOWN: dict[str, m.Result] = {
     "no snapshot": result(outcomes=[outcome(kind="skipped", reason="no snapshot", capture="dump one", inputs=[])]),
     "failed": result(outcomes=[outcome(kind="error", reason="Traceback", inputs=[])]),

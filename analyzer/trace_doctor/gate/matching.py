@@ -86,8 +86,9 @@ def _place(finding: Finding) -> str | None:
 def _found_again(finding: Finding, other: Finding, before: Result, after: Result) -> Followed:
     lower = LEVELS.index(other.severity) < LEVELS.index(finding.severity)
     less = _is_smaller(finding.saving, other.saving) or (lower and not _costs_as_much(finding, other))
-    if less and _costs(finding.saving, finding.saving) and not _costs(finding.saving, other.saving):
-        reason = f"AFTER has it as {other.id} and does not know what it costs, which BEFORE knew"
+    if less and _time(finding.saving) is not None and _time(other.saving) is None:
+        # of memory that is no doubt: how severe it is goes by how full the device is, whatever may be saved
+        reason = f"AFTER has it as {other.id} and does not know what time it costs, which BEFORE knew"
         return _followed(finding, "not_captured", other=other, reason=reason)
     if less and (lacking := _not_recorded(finding, before, after)):
         return _followed(finding, "not_captured", other=other, reason=lacking[0], capture=lacking[1])
@@ -106,6 +107,10 @@ def _is_smaller(before: Saving | None, after: Saving | None) -> bool:
     known = _costs(before, after)
     # `b < a`: the least float there is, times 0.8, is itself.
     return bool(known) and all(b < a and b <= SMALLER * a for a, b in known)
+
+
+def _time(saving: Saving | None) -> float | None:
+    return saving.time_us_per_step if saving is not None else None
 
 
 def _costs(before: Saving | None, after: Saving | None) -> list[tuple[float, float]]:
