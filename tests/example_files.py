@@ -95,8 +95,9 @@ def no_launches(path: Path) -> None:
     path.write_text(json.dumps(trace), encoding="utf-8")
 
 
-def made_on_the_host(without: str) -> Make:
-    """A mask that is made on the host and copied in every step, in a trace without one kind of events."""
+def made_on_the_host(without: str = "", unit: float = 1.0) -> Make:
+    """A mask that is made on the host and copied in every step, in a trace without one kind of events or arguments, whose times
+    are so many times as long."""
 
     def make(path: Path) -> None:
         b = RunBuilder(shapes=True)
@@ -112,6 +113,9 @@ def made_on_the_host(without: str) -> Make:
                         b.launch(30)
         trace = json.loads(b.json())
         trace["traceEvents"] = [e for e in trace["traceEvents"] if e.get("cat") != without]
+        for event in trace["traceEvents"]:
+            event |= {field: event[field] * unit for field in ("ts", "dur") if field in event}
+            event.get("args", {}).pop(without, None)
         path.write_text(json.dumps(trace), encoding="utf-8")
 
     return make
@@ -224,7 +228,10 @@ def snapshot(path: Path) -> None:
 
 
 def no_frames(path: Path) -> None:
-    b = SnapshotBuilder(stacks=None)
+    _trained(SnapshotBuilder(stacks=None), path)
+
+
+def _trained(b: SnapshotBuilder, path: Path) -> None:
     b.train()
     b.write(path)
 
@@ -309,11 +316,15 @@ EXAMPLES: dict[str, Make] = {
     "two-windows.json": two_windows,
     "snapshot.pickle": snapshot,
     "no-frames.pickle": no_frames,
+    "no-marks.pickle": lambda path: _trained(SnapshotBuilder(annotate=False), path),
     "fault/": recording,
     "empty.json": data(b""),
     "nuls.json": data(bytes(4096)),
     "no-launches.json": no_launches,
-    "mask.json": made_on_the_host(""),
+    "mask.json": made_on_the_host(),
+    "mask-in-ns.json": made_on_the_host(unit=1000.0),
+    "mask-no-sizes.json": made_on_the_host("bytes"),
+    "mask-no-steps.json": made_on_the_host("user_annotation"),
     "mask-no-launches.json": made_on_the_host("cuda_runtime"),
     "mask-no-copies.json": made_on_the_host("gpu_memcpy"),
     "stalled.json": stalled,
