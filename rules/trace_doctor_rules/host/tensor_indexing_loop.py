@@ -32,6 +32,7 @@ def _training(
     each: bool = False,
     unbound: bool = False,
     steps: int = 5,
+    backward: tuple[str, ...] = (),
 ) -> RunBuilder:
     """Steps with a loop over the rows of a tensor, in which something else has the core once."""
     b = RunBuilder(stacks=stacks) if gpu else RunBuilder(gpu=None, stacks=stacks)
@@ -55,6 +56,9 @@ def _training(
                         with b.op("aten::flip", us=3):
                             pass
                     b.wait(2 + held_up_us * (i == 7))
+            for node in backward * repeats:
+                with b.op(f"autograd::engine::evaluate_function: {node}", us=20):
+                    pass
     return b
 
 
@@ -134,6 +138,8 @@ class TensorIndexingLoop(Rule):
     INVALID = [
         Invalid("32 rows", _training, message="Function pairwise of train.py", confidence="medium", severity="info", file="train.py"),
         Invalid("on the CPU", lambda: _training(gpu=False), message="32 times", saving_us=532, tolerance=0.1),
+        Invalid("the same backward", lambda: _training(gpu=False, backward=("MulBackward0", "SelectBackward0")), saving_us=532 + 2 * 31 * 20, tolerance=0.02),
+        Invalid("as many parameters and layers as rows", lambda: _training(gpu=False, backward=("AddmmBackward0", "torch::autograd::AccumulateGrad")), saving_us=532, tolerance=0.1),
         Invalid("other programs hold it up", lambda: _training(gpu=False, held_up_us=30_000), message="32 times", saving_us=532, tolerance=0.1),
         Invalid("a body with a branch", lambda: _training(gpu=False, branches=True), message="repeats aten::select, aten::mul"),
         Invalid("in four steps of five", lambda: _training(steps=4), message="26 times"),

@@ -45,6 +45,7 @@ _LAYER = re.compile(
 )
 """operators of a model's layers: where no frame tells, their repetitions are layers, not elements"""
 _EVALUATED = "autograd::engine::evaluate_function: "
+_EVALUATED_OWN = re.compile(rf"^{_EVALUATED}|\d+$")
 _ENGINE_NS = 20_000
 """between two nodes the engine itself takes a few microseconds; longer, it waits"""
 _MODULE = re.compile(r"nn\.Module: .*|.*torch/nn/modules/module\.py\(\d+\): .*")
@@ -126,17 +127,24 @@ class OperatorLoops(Evidence, frozen=True):
         return cls(tuple(loops), main, run)
 
 
+def _node_of(operator: str) -> str:
+    """`SelectBackward` of `aten::select`, as autograd names what goes backward through it."""
+    words = operator.removeprefix("aten::").rstrip("_").split("_")
+    return "".join(word.capitalize() for word in words) + "Backward"
+
+
 class _Nodes:
     """What autograd evaluates in the steady steps, by step and in order of time on each thread."""
 
     def __init__(self, facts: Facts) -> None:
         run, steps = facts.run, facts[Steps]
-        rows = run.named(lambda n: n.startswith(_EVALUATED), Cat.CPU_OP)
+        rows = run.named(lambda n: n.startswith(_EVALUATED) and not n.endswith("AccumulateGrad"), Cat.CPU_OP)
         step = steps.steady_at(run.ts[rows])
         rows, self._step = rows[step >= 0], step[step >= 0]
         order = np.lexsort((run.ts[rows], run.thread[rows]))
         rows, self._step = rows[order], self._step[order]
         self._steps, self._name = steps, run.name[rows].astype(np.int64)
+        self._names = [run.names[n] for n in np.unique(self._name)]
         self._thread, self._start = run.thread[rows], run.ts[rows]
         follows = (self._thread[1:] == self._thread[:-1]) & (self._step[1:] == self._step[:-1])
         self._until = run.end[rows].copy()
@@ -146,7 +154,11 @@ class _Nodes:
         self, starts: I64, repeats: list[int], group: tuple[str, ...]
     ) -> tuple[tuple[int, int, int], ...]:
         """Of a loop whose executions begin and repeat so: each node with the engine's own time behind it. One comes once in a
-        repetition, or as often as an operator of the group does."""
+        repetition, or as often as an operator of the group does. None where no operator of the group has a node: there
+        only parameters and layers happen to be as many."""
+        own = {_node_of(name) for name in group}
+        if not any(_EVALUATED_OWN.sub("", name) in own for name in self._names):
+            return ()  # nothing goes backward through it
         most = max(Counter(group).values())
         in_step = self._steps.steady_at(starts)
         chosen = np.zeros(len(self._name), dtype=bool)
