@@ -10,7 +10,17 @@ from trace_doctor.errors import UsageError
 from trace_doctor.gate.baseline import Baseline
 from trace_doctor.gate.decision import Terms, decide
 from trace_doctor.gate.runs import runs_of
-from trace_doctor.model import Finding, IdleNs, Input, Outcome, Pace, Result, Saving, TimeLedgerRow
+from trace_doctor.model import (
+    Finding,
+    IdleNs,
+    Input,
+    Outcome,
+    Pace,
+    Result,
+    Saving,
+    Suppressed,
+    TimeLedgerRow,
+)
 from trace_doctor.reporters.labels import budget_words
 
 MS = 1e3
@@ -196,6 +206,14 @@ def test_a_rule_with_a_budget_is_judged_by_it_alone() -> None:
     code, said = judged(runs(100), {"TD403": "10%"})
     assert code == 3
     assert "no snapshot" in said
+
+
+def test_a_budget_is_undecided_where_what_its_rule_found_is_left_out() -> None:
+    fault = runs(100, cost=0.5)
+    code, said = judged(replace(fault, findings=[]), {"TD101": "10%"})
+    assert code == 3 and "below min-confidence or min-saving" in said
+    silenced = [Suppressed(finding=f, kind="config", where="TD101", reason="wanted") for f in fault.findings]
+    assert judged(replace(fault, findings=[], suppressed=silenced), {"TD101": "10%"})[0] == 0
 
 
 def test_a_known_finding_fails_when_it_costs_clearly_more() -> None:

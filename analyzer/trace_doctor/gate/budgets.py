@@ -95,6 +95,9 @@ def _values(result: Result, limit: Limit) -> tuple[list[float], str]:
     if outcome.outcome in ("skipped", "error"):
         return [], outcome.reason or outcome.outcome
     costs = [(f.input, cost(f)) for f in result.findings if f.code == limit.name]
+    silenced = any(s.finding.code == limit.name for s in result.suppressed)
+    if outcome.outcome == "fired" and not costs and not silenced:
+        return [], "what the rule found is below min-confidence or min-saving"
     looked = [(n, 0.0) for n in (outcome.inputs if outcome.inputs is not None else range(len(result.inputs)))]
     return largest(result, [*looked, *costs]), "no capture could be looked at"
 
