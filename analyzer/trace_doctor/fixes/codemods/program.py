@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from itertools import takewhile
+from itertools import chain, takewhile
 
 import libcst as cst
 
@@ -45,6 +45,11 @@ def allocator_setting(place: Place, params: AllocatorSetting) -> Change:
     first = _first_foreign_import(script)
     if first is None:
         raise NoEdit("unresolved", f"{script.name} imports no torch, so it is not the script that is started")
+    beside_text = (
+        first if first is script.module.body[0] and script.module.get_docstring() is not None else None
+    )
+    if (other := beside_text or _other_os(script) or _named_elsewhere(script)) is not None:
+        raise refusal(script, other, f"set {setting} before torch is imported")
     name = allocator_variable(place.torch)
     code = f"os.environ.setdefault({source_text(name)}, {source_text(setting)})  # read when torch starts"
     edits = []
@@ -128,6 +133,27 @@ def _settings(script: Script) -> list[tuple[cst.BaseExpression, cst.CSTNode]]:
             settings.append((arguments[0], call))
     elements = script.all(cst.DictElement)
     return settings + [(e.value, e) for e in elements if literal(e.key) in ALLOCATOR_VARIABLES]
+
+
+def _named_elsewhere(script: Script) -> cst.CSTNode | None:
+    """Where the script names the variable in another way than to set it: whether a default would last is not known."""
+    texts = (t for t in script.all(cst.SimpleString) if literal(t) in ALLOCATOR_VARIABLES)
+    keywords = (
+        a for a in script.all(cst.Arg) if a.keyword is not None and a.keyword.value in ALLOCATOR_VARIABLES
+    )
+    return next(chain(texts, keywords), None)
+
+
+def _other_os(script: Script) -> cst.CSTNode | None:
+    """Where `os` is, or may become, another thing than the module, outside of functions."""
+    for use in script.variables("os"):
+        parent = script.parent(use)
+        is_module = isinstance(parent, cst.ImportAlias) or (
+            isinstance(parent, cst.Attribute) and parent.value is use
+        )
+        if not is_module and not script.function_of(use):
+            return use
+    return None
 
 
 def _first_foreign_import(script: Script) -> cst.CSTNode | None:
