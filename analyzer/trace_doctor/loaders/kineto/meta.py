@@ -57,16 +57,18 @@ def _base(value: Any) -> int | None:
 
 
 def _described(value: Any) -> dict[str, Any] | None:
-    """An object with its numbers and texts."""
+    """An object with its numbers and texts, which are names: a longer text is cut."""
     if not isinstance(value, dict):
         return None
-    return {key: v for key, v in value.items() if (isinstance(v, str) if key in _TEXTS else is_count(v))}
+    kinds = {key: v[:_LONGEST_NAME] if isinstance(v, str) else v for key, v in value.items()}
+    return {key: v for key, v in kinds.items() if (isinstance(v, str) if key in _TEXTS else is_count(v))}
 
 
 def _devices(value: Any) -> list[dict[str, Any]] | None:
     return [d for d in map(_described, value) if d is not None] if isinstance(value, list) else None
 
 
+_LONGEST_NAME = 200
 _TEXTS = ("name", "backend", "nccl_version")
 _KINDS: dict[str, Callable[[Any], Any]] = {
     "baseTimeNanoseconds": _base,
