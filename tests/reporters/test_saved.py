@@ -6,6 +6,7 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,9 @@ def damaged(data: st.DataObject, saved: dict[str, Any]) -> dict[str, Any]:
         for key in path[:-1]:
             owner = owner[key]
         if data.draw(st.booleans()):
-            owner[path[-1]] = data.draw(ODD[type(owner[path[-1]])])
+            owner[path[-1]] = deepcopy(
+                data.draw(ODD[type(owner[path[-1]])])
+            )  # a later one may damage it again
         else:
             del owner[path[-1]]
     return saved
