@@ -208,6 +208,14 @@ def test_a_rule_with_a_budget_is_judged_by_it_alone() -> None:
     assert "no snapshot" in said
 
 
+def test_a_budget_of_a_rule_that_is_undecided_is_not_kept() -> None:
+    open_question = Outcome(
+        code="TD101", name="dataloader-starvation", outcome="undecided", reason="21% has no owner"
+    )
+    code, said = judged(replace(runs(100), outcomes=[open_question]), {"TD101": "1%"})
+    assert code == 3 and "21% has no owner" in said
+
+
 def test_a_budget_is_undecided_where_what_its_rule_found_is_left_out() -> None:
     fault = runs(100, cost=0.5)
     code, said = judged(replace(fault, findings=[]), {"TD101": "10%"})

@@ -92,7 +92,7 @@ def _values(result: Result, limit: Limit) -> tuple[list[float], str]:
     outcome = next((o for o in result.outcomes if o.code == limit.name), None)
     if outcome is None:
         return [], "the rule was not selected"
-    if outcome.outcome in ("skipped", "error"):
+    if outcome.outcome in ("skipped", "error", "undecided"):
         return [], outcome.reason or outcome.outcome
     costs = [(f.input, cost(f)) for f in result.findings if f.code == limit.name]
     silenced = any(s.finding.code == limit.name for s in result.suppressed)

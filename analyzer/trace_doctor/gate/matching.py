@@ -6,14 +6,13 @@ from collections.abc import Callable, Sequence
 
 from trace_doctor.gate.decision import LEVELS
 from trace_doctor.model import LOOKED, Finding, Input, Outcome, Result, Saving
+from trace_doctor.model.captures import LEAST_LAUNCHES
 from trace_doctor.model.comparison import Appeared, Fate, Followed
 
 SMALLER = 0.8
 """a fault found again is `smaller` when removing it would save at most this part of what it would have saved before"""
 ON_THE_CAPTURE = "TD0"
 """how the codes of rules begin that look at how a capture was recorded, and not at what the program does"""
-LEAST_LAUNCHES = 0.5
-"""of the GPU work: with fewer launches in the file nobody knows what the GPU waited for"""
 _EVERYTHING = "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
 _KINDS: dict[str, tuple[Callable[[Input], bool], str]] = {
     "kernels": (lambda i: i.work.kernels is not None, _EVERYTHING),

@@ -1,4 +1,5 @@
-"""What lies in an archive, as far as the first bytes of the archive tell. Nothing is ever unpacked to disk."""
+"""What lies in an archive, as far as the first bytes of the archive tell: the readers of the standard library want it whole (the
+directory of a ZIP stands at its end), and a cut or a huge one has to be told as well. Nothing is ever unpacked to disk."""
 
 from __future__ import annotations
 

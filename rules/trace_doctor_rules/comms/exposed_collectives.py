@@ -151,7 +151,7 @@ def _waiting_for_the_other(exchange: float = 20) -> tuple[RunBuilder, ...]:
     return first, second
 
 
-_TOLD = 0.05
+_WORTH_SAYING = 0.05
 """share of the time in collectives from which on a part of it is told apart"""
 
 
@@ -372,8 +372,8 @@ def _of_it(own: CollectiveExposure, ranks: _Ranks | None, most: str) -> str:
         return f": {most}; how much of it is waiting for other ranks, one rank cannot tell"
     waiting = f"; {milliseconds(ranks.wait_ns / 1e3)} of it waits for other ranks to come"
     transfer = min(own.exposed_ns, ranks.transfer_ns)
-    parts = waiting if ranks.wait_ns >= _TOLD * own.exposed_ns else ""
-    if ranks.least_ns < (1 - _TOLD) * transfer:
+    parts = waiting if ranks.wait_ns >= _WORTH_SAYING * own.exposed_ns else ""
+    if ranks.least_ns < (1 - _WORTH_SAYING) * transfer:
         return f"{parts}, and of the transfer no more than the {milliseconds(ranks.least_ns / 1e3)} of rank {ranks.least_rank} can be won: {most}"
     return f"{parts}, the transfer is {milliseconds(transfer / 1e3)}: {most}" if parts else f": {most}"
 

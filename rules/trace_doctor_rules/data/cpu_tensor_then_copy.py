@@ -15,7 +15,7 @@ from trace_doctor.evidence.idle.time_ledger import TimeLedger
 from trace_doctor.evidence.replay.what_if import Removal, Replay, ReplayOutcome
 from trace_doctor.evidence.trace.call_sites import CallSites, Site, location
 from trace_doctor.evidence.trace.gpu_timeline import GpuTimeline
-from trace_doctor.evidence.trace.recorded_operators import LEAST_LINKED, RecordedOperators
+from trace_doctor.evidence.trace.recorded_operators import LEAST_LAUNCHES, RecordedOperators
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid, without_gpu
@@ -235,7 +235,7 @@ class CpuTensorThenCopy(TimeRule):
             else:
                 doubtful = True
         orphans = int((copies.call < 0).sum())
-        if not claimed and orphans > (1 - LEAST_LINKED) * len(copies.call):
+        if not claimed and orphans > (1 - LEAST_LAUNCHES) * len(copies.call):
             raise NotCaptured(
                 f"the calls that made {orphans:,} of {len(copies.call):,} copies to the GPU are not in the trace",
                 "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]",

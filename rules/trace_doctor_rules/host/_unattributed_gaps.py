@@ -87,7 +87,7 @@ NAME_IT = advice(
     "record the same steps again: TD203 names a function",
 )
 
-ALONE = advice(
+RECORD_ALONE = advice(
     "Record again while nothing else runs",
     "# other programs on these cores: top, or nproc and the limits of the container; what swaps: free -m\n"
     "# more threads than cores: torch.set_num_threads(n), OMP_NUM_THREADS=n",

@@ -23,7 +23,7 @@ from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules import techniques
 from trace_doctor_rules._shared import TimeRule, spans_of
 from trace_doctor_rules.host._unattributed_gaps import (
-    ALONE,
+    RECORD_ALONE,
     VERIFY,
     comes_back,
     fix_of,
@@ -541,7 +541,7 @@ class SlowLaunchThread(TimeRule):
             saving=outcome.saving(),
             location=location(None, ts_us=ctx[Moments].ts_us(worst.start)),
             spans=ctx[Moments].longest(spans, "longer than its like"),
-            fixes=[ALONE],
+            fixes=[RECORD_ALONE],
             owned=spans,
             key="operators that stand still",
         )

@@ -19,8 +19,8 @@ from trace_doctor.evidence.names.event_names import is_copy_call
 from trace_doctor.evidence.replay.what_if import Removal
 from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.nesting import Nesting
-from trace_doctor.evidence.trace.recorded_operators import LEAST_LINKED
 from trace_doctor.evidence.trace.steps import Steps
+from trace_doctor.model.captures import LEAST_LAUNCHES
 from trace_doctor.run import Cat, Run
 
 _LINK_GBS = {9: 50.0, 8: 25.0}
@@ -121,7 +121,7 @@ def lost_copies(run: Run, launches: Launches, steady: I64) -> str:
     calls = run.named(is_copy_call, Cat.RUNTIME, Cat.DRIVER)
     calls = calls[covered(pairs(run.ts[calls], run.ts[calls] + 1), steady) > 0]
     unseen = int((launches.first_work(calls) < 0).sum())
-    if unseen <= (1 - LEAST_LINKED) * len(calls):
+    if unseen <= (1 - LEAST_LAUNCHES) * len(calls):
         return ""
     return f"what {unseen:,} of {len(calls):,} calls that copy did on the GPU is not in the trace"
 

@@ -99,7 +99,7 @@ def _kinds(facts: Facts, rows: I64) -> list[Hashable]:
 
 
 def _places(run: Run, steps: Steps, rows: I64) -> list[Hashable]:
-    """The name, and the how manieth of that name it is in its step. Without steps none is like another."""
+    """The name, and its number among those of that name in its step. Without steps none is like another."""
     at = steps.steady_at(run.ts[rows])
     seen: dict[tuple[int, int], int] = {}
     kinds: list[Hashable] = []

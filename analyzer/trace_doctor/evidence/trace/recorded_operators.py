@@ -8,11 +8,9 @@ from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.steps import Steps
+from trace_doctor.model.captures import LEAST_LAUNCHES as LEAST_LAUNCHES
 from trace_doctor.run import Cat
 
-LEAST_LINKED = 0.5
-"""of the GPU work in the window: with fewer known launches the host's part in idle time is a guess. Of 60 captures of GPUs
-the least has 0.73; those that lost their launches, and made-up ones, have at most 0.14"""
 _EVERYTHING = "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
 
 
@@ -40,7 +38,7 @@ class RecordedLaunches(Evidence, frozen=True):
     @classmethod
     def build(cls, facts: Facts) -> Self:
         linked, work = facts[Launches].known(*facts[Steps].window)
-        if linked < LEAST_LINKED * work:
+        if linked < LEAST_LAUNCHES * work:
             raise NotCaptured(
                 f"the launches of {work - linked:,} of {work:,} GPU events are not in the trace, so what the GPU waited for is not known",
                 _EVERYTHING,

@@ -45,10 +45,10 @@ def allocator_setting(place: Place, params: AllocatorSetting) -> Change:
     first = _first_foreign_import(script)
     if first is None:
         raise NoEdit("unresolved", f"{script.name} imports no torch, so it is not the script that is started")
-    beside_text = (
+    docstring_line = (
         first if first is script.module.body[0] and script.module.get_docstring() is not None else None
     )
-    if (other := beside_text or _other_os(script) or _named_elsewhere(script)) is not None:
+    if (other := docstring_line or _other_os(script) or _named_elsewhere(script)) is not None:
         raise refusal(script, other, f"set {setting} before torch is imported")
     name = allocator_variable(place.torch)
     code = f"os.environ.setdefault({source_text(name)}, {source_text(setting)})  # read when torch starts"

@@ -60,8 +60,8 @@ def _described(value: Any) -> dict[str, Any] | None:
     """An object with its numbers and texts, which are names: a longer text is cut."""
     if not isinstance(value, dict):
         return None
-    kinds = {key: v[:_LONGEST_NAME] if isinstance(v, str) else v for key, v in value.items()}
-    return {key: v for key, v in kinds.items() if (isinstance(v, str) if key in _TEXTS else is_count(v))}
+    cut = {key: v[:_LONGEST_NAME] if isinstance(v, str) else v for key, v in value.items()}
+    return {key: v for key, v in cut.items() if (isinstance(v, str) if key in _TEXTS else is_count(v))}
 
 
 def _devices(value: Any) -> list[dict[str, Any]] | None:
