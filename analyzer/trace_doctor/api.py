@@ -87,16 +87,62 @@ def analyze(
         usable()
     if config is None:
         config = defaults(select=list(select), ignore=list(ignore), max_memory=max_memory)
-    settings = config.settings
+    loaded = _load(
+        paths,
+        config.settings,
+        source=source,
+        rank=rank,
+        steps=steps,
+        device=device,
+        progress=progress or Progress(),
+    )
+    result, numbers = _diagnosis(loaded, config, with_source_lines=with_source_lines)
+    traces = [(n, c) for n, c in zip(numbers, loaded.captures, strict=True) if c.capture.run is not None]
+    if perfetto is not None:
+        _write_tracks(Path(perfetto), traces, result)
+    if critical_path:
+        result = _with_critical_path(result, [(n, c.run) for n, c in traces])
+    return result
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """What is diagnosed, under one configuration or several."""
+
+    read: _Read
+    captures: list[Facts]
+    script: Path | None
+    rank: int | None
+    options: Options
+    progress: Progress
+
+
+def _load(
+    paths: Sequence[str | Path],
+    settings: Settings,
+    *,
+    source: str | Path | None,
+    rank: int | None,
+    steps: tuple[int, int] | None,
+    device: int | None,
+    progress: Progress,
+) -> _Loaded:
     script = Path(source) if source else Path(settings.source) if settings.source else None
     options = _options(settings, source=script, steps=steps, device=device)
-    progress = progress or Progress()
     read = _read(paths, _load_options(settings), progress)
     captures = [Facts(capture, options) for capture in _captures(read, paths, rank)]
+    return _Loaded(read, captures, script, rank, options, progress)
+
+
+def _diagnosis(
+    loaded: _Loaded, config: Config, *, with_source_lines: bool = True
+) -> tuple[Result, list[int]]:
+    """The result, and the number of each capture in it."""
+    settings, captures, script = config.settings, loaded.captures, loaded.script
     rules = [config.rule(rule) for rule in settings.chosen()]
     sizes = Sizes.among(len(captures), sum(c.capture.run is not None for c in captures))
-    examinations = judge([examine(c, rules, sizes, progress) for c in captures], rules)
-    must_select(examinations, options)
+    examinations = judge([examine(c, rules, sizes, loaded.progress) for c in captures], rules)
+    must_select(examinations, loaded.options)
     merged = merged_findings(examinations, config)
     suppressions = Suppressions.of(settings.suppress, script)
     suppressed = suppressions.silenced(merged.findings, lambda findings: _located(findings, script))
@@ -107,28 +153,26 @@ def analyze(
         ownership(c, merged.owners(number, c.rank, c.capture.path))
         for c, number in zip(captures, numbers, strict=True)
     ]
-    result = conclude(
-        examinations, merged, retimed, owned, rules, config, suppressed=suppressed, scope=_scope(read, rank)
-    )
+    scope = _scope(loaded.read, loaded.rank)
+    result = conclude(examinations, merged, retimed, owned, rules, config, suppressed=suppressed, scope=scope)
     if script is not None:
         from trace_doctor.fixes import with_diffs
 
         result = with_diffs(
             result, script, torch_version=settings.torch_version or None, lines=with_source_lines
         )
-    narrowed = {name: value for name, value in (("steps", steps), ("device", device)) if value is not None}
+    narrowed = {
+        name: value
+        for name, value in (("steps", loaded.options.steps), ("device", loaded.options.device))
+        if value is not None
+    }
     if narrowed:  # no settings, and as much a part of how this was diagnosed
         asked = {name: {"value": value, "origin": "argument"} for name, value in narrowed.items()}
         result = msgspec.structs.replace(result, config={**result.config, **asked})
     result = msgspec.structs.replace(
         result, summary=msgspec.structs.replace(result.summary, verdict=f"{'. '.join(verdict_of(result))}.")
     )
-    traces = [(n, c) for n, c in zip(numbers, captures, strict=True) if c.capture.run is not None]
-    if perfetto is not None:
-        _write_tracks(Path(perfetto), traces, result)
-    if critical_path:
-        result = _with_critical_path(result, [(n, c.run) for n, c in traces])
-    return msgspec.structs.replace(result, limits=[*result.limits, *suppressions.said(result)])
+    return msgspec.structs.replace(result, limits=[*result.limits, *suppressions.said(result)]), numbers
 
 
 def _located(findings: Sequence[Finding], script: Path | None) -> Sequence[Finding]:
@@ -216,8 +260,8 @@ def verify(
     from trace_doctor.fixes.plan import is_selected
     from trace_doctor.gate.verify import verify as compare
 
-    old, new = (
-        _result(r, source=source, config=config, rank=rank, device=device, progress=progress)
+    (old, whole_old), (new, whole_new) = (
+        _results(r, source=source, config=config, rank=rank, device=device, progress=progress)
         for r in (before, after)
     )
     chosen = {f.id for f in old.findings if is_selected(f, select)}
@@ -226,8 +270,9 @@ def verify(
         raise UsageError(f"no finding of BEFORE is {', '.join(select)}; it has {there}")
     ranks = ranks or (config.settings.ranks if config is not None else "")
     verification = compare(
-        old, new, chosen=chosen if select else None, fail_on=fail_on, ranks=ranks, allow_partial=allow_partial
-    )
+        old, new, chosen=chosen if select else None, fail_on=fail_on, ranks=ranks, allow_partial=allow_partial,
+        whole_before=whole_old, whole_after=whole_new,
+    )  # fmt: skip
     return _with_folders(verification, before, after)
 
 
@@ -252,7 +297,16 @@ def diff(
     from trace_doctor.gate.diff import difference
 
     old, new = (
-        _result(r, source=source, config=config, rank=rank, steps=steps, device=device, progress=progress)
+        _results(
+            r,
+            source=source,
+            config=config,
+            rank=rank,
+            steps=steps,
+            device=device,
+            progress=progress,
+            whole=False,
+        )[0]
         for r in (before, after)
     )
     ranks = ranks or (config.settings.ranks if config is not None else "")
@@ -282,12 +336,36 @@ def _with_folders(comparison: C, before: str | Path | Result, after: str | Path 
     return msgspec.structs.replace(comparison, **dict(zip(("before", "after"), sides, strict=True)))
 
 
-def _result(target: str | Path | Result, **options: Any) -> Result:
-    """A result as it is, a saved one, or what `analyze` makes of the captures."""
+def _results(
+    target: str | Path | Result,
+    *,
+    source: str | Path | None,
+    config: Config | None,
+    rank: int | None,
+    device: int | None,
+    steps: tuple[int, int] | None = None,
+    progress: Progress | None = None,
+    whole: bool = True,
+) -> tuple[Result, Result | None]:
+    """A result as it is, a saved one, or what `analyze` makes of the captures. With `whole` also what it makes of captures
+    without the settings that hide findings; None where none of these is set, or it cannot be known."""
     if isinstance(target, Result):
-        return target
-    saved = _saved(Path(target))
-    return analyze(target, **options) if saved is None else saved
+        return target, None
+    if (saved := _saved(Path(target))) is not None:
+        return saved, None
+    config = config or defaults()
+    loaded = _load(
+        [target],
+        config.settings,
+        source=source,
+        rank=rank,
+        steps=steps,
+        device=device,
+        progress=progress or Progress(),
+    )
+    open_config = config.hiding_nothing() if whole else None
+    result, _ = _diagnosis(loaded, config)
+    return result, None if open_config is None else _diagnosis(loaded, open_config)[0]
 
 
 def _saved(path: Path) -> Result | None:

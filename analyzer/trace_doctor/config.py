@@ -93,6 +93,10 @@ class Settings:
         return {**self.rules.get(rule.name, {}), **self.rules.get(rule.code, {})}
 
 
+HIDING = ("select", "ignore", "min_confidence", "min_saving", "rules")
+"""settings by which a finding is not there at all; what is suppressed a result holds, and a note it shows"""
+
+
 @dataclass(frozen=True)
 class Config:
     """Settings together with the origin of each value ("default", "trace-doctor.toml", "--select" ...)."""
@@ -101,6 +105,12 @@ class Config:
     origins: Mapping[str, str]
     folders: Mapping[str, Path] = field(default_factory=dict)
     """of the values that a file holds: its folder. A file may be of a repository that somebody else wrote"""
+
+    def hiding_nothing(self) -> Config | None:
+        """The same without the settings of `HIDING`; None where none of them is set."""
+        plain = Settings()
+        settings = dataclasses.replace(self.settings, **{name: getattr(plain, name) for name in HIDING})
+        return None if settings == self.settings else dataclasses.replace(self, settings=settings)
 
     def rule(self, rule: type[Rule]) -> Rule:
         """The rule with the thresholds in force."""

@@ -76,6 +76,24 @@ def test_a_capture_that_cannot_tell_is_no_success() -> None:
     assert "? not captured  TD403-1" in done.stdout
 
 
+NARROWED = {
+    "ignore": 'ignore = ["TD101"]',
+    "select": 'select = ["TD2"]',
+    "min-saving": "min-saving = 0.9",
+    "rules": "[rules.TD101]\nmin_share = 0.99",
+    "suppressions": '[suppress]\nTD101 = "a smoke test"',
+}
+
+
+@pytest.mark.parametrize("setting", NARROWED)
+def test_what_the_configuration_hides_is_not_gone(setting: str, tmp_path: Path) -> None:
+    (tmp_path / "trace-doctor.toml").write_text(NARROWED[setting])
+    fault = SAMPLES / "dataloader_starvation/simulated/fault"
+    done = run(fault, fault, cwd=tmp_path)
+    assert done.returncode == 3
+    assert f"TD101 dataloader-starvation of BEFORE, hidden by {setting}\n" in done.stderr
+
+
 def test_saved_results_say_the_same_as_their_captures(tmp_path: Path) -> None:
     sides = [SAMPLES / "graph_break_two" / "cpu" / twin for twin in ("fault", "healthy")]
     saved = [tmp_path / "before.json", tmp_path / "after.html"]

@@ -171,6 +171,34 @@ def test_left_out_by_the_settings_is_not_gone() -> None:
     assert (fates(made), made.code) == (["smaller"], 1)
 
 
+def test_what_settings_hide_in_after_alone_is_not_gone() -> None:
+    """Of two faults of a rule one is left: above what the settings ask for; the other below, and there."""
+    lesser = fault(n=2, fingerprint="b", saving=m.Saving(time_us_per_step=39_000.0))
+    settings = {"min-saving": {"value": 0.395, "origin": "trace-doctor.toml"}}
+    shown = result(fault(n=1), config=settings)
+    both = result(fault(), lesser, config=settings)
+    assert fates(verify(both, shown)) == ["still_there", "gone"]
+    made = verify(both, shown, whole_before=result(fault(), lesser), whole_after=result(fault(), lesser))
+    assert (fates(made), made.code) == (["still_there", "still_there"], 1)
+    assert made.findings[1].reason == "AFTER's settings hide it: min-saving"
+
+
+def test_what_settings_hide_in_before_is_named() -> None:
+    settings = {"ignore": {"value": ["TD403"], "origin": "environment"}}
+    before, after = result(fault(), config=settings), result(config=settings)
+    whole = result(fault(), fault("TD403"))
+    made = verify(before, after, whole_before=whole, whole_after=result(fault("TD403")))
+    unseen = "not looked for: TD403 rule-td403 of BEFORE, hidden by ignore"
+    assert (made.code, made.warnings) == (0, [unseen])
+    assert made.verdict == f"verify passed: the finding is gone; {unseen}"
+    assert (
+        verify(before, after, whole_before=before, whole_after=after).verdict
+        == "verify passed: the finding is gone"
+    )
+    saved = verify(after, after)
+    assert saved.verdict.endswith("BEFORE has no finding; its settings may hide some: ignore")
+
+
 def test_silenced_is_not_gone() -> None:
     silenced = m.Suppressed(finding=fault(), kind="comment", where="train.py:41")
     made = verify(result(fault()), result(outcomes=[outcome(kind="fired")], suppressed=[silenced]))

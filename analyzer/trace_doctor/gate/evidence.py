@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Sequence
 from typing import Any
 
-from trace_doctor.config import CONFIDENCES, Settings
-from trace_doctor.model import LOOKED, Result
+from trace_doctor.config import CONFIDENCES, HIDING, Settings
+from trace_doctor.model import LOOKED, Finding, Result
 from trace_doctor.model.captures import NO_CAPTURE_BELOW
 
 
@@ -113,6 +114,35 @@ def hidden(before: Result, after: Result) -> list[str]:
     return (
         [f"AFTER: other settings than BEFORE, which may hide findings: {', '.join(names)}"] if names else []
     )
+
+
+def hiding(result: Result) -> list[str]:
+    """The settings under which a finding of the captures is not there at all."""
+    return [name for key in HIDING if (name := key.replace("_", "-")) in result.config]
+
+
+def hidden_findings(shown: Result, whole: Result | None) -> list[Finding]:
+    """What a side has and does not show: what is suppressed, and what `whole`, the same side without settings that hide
+    findings, has besides."""
+    here = Counter(_fault(f) for f in shown.findings)
+    besides = []
+    for finding in whole.findings if whole is not None else ():
+        if here[_fault(finding)]:
+            here[_fault(finding)] -= 1
+        else:
+            besides.append(finding)
+    return [*(s.finding for s in shown.suppressed), *besides]
+
+
+def _fault(finding: Finding) -> tuple[str, str, int]:
+    return finding.code, finding.fingerprint, finding.input
+
+
+def not_followed(before: Result, unseen: Sequence[Finding]) -> str:
+    """That findings which BEFORE hides were not looked for in AFTER, and what hides them."""
+    settings = [*hiding(before), *(["suppressions"] if before.suppressed else [])]
+    names = _listed(sorted({f"{f.code} {f.name}" for f in unseen}))
+    return f"not looked for: {names} of BEFORE, hidden by {', '.join(settings)}"
 
 
 def _setting(result: Result, name: str) -> Any:

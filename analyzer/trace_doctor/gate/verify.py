@@ -9,7 +9,15 @@ from msgspec.structs import replace
 
 from trace_doctor.gate.comparable import another_clock, comparable, side
 from trace_doctor.gate.decision import LEVELS
-from trace_doctor.gate.evidence import hidden, not_judged, not_looked_for, not_whole
+from trace_doctor.gate.evidence import (
+    hidden,
+    hidden_findings,
+    hiding,
+    not_followed,
+    not_judged,
+    not_looked_for,
+    not_whole,
+)
 from trace_doctor.gate.matching import ON_THE_CAPTURE, follow
 from trace_doctor.gate.step_times import step_times
 from trace_doctor.model import Finding, Result, Saving, Severity, WhatIf, known_together
@@ -25,6 +33,8 @@ def verify(
     fail_on: str = "warning",
     ranks: str = "",
     allow_partial: bool = False,
+    whole_before: Result | None = None,
+    whole_after: Result | None = None,
 ) -> Verification:
     """Compares two results of one job. `chosen` are ids of findings of `before` (all without it).
 
@@ -35,9 +45,15 @@ def verify(
 
     Findings below `fail_on` are notes: without `chosen` they are followed but decide only where BEFORE has nothing else,
     and what AFTER only notes is no failure.
+
+    `whole_before`, `whole_after`: the sides diagnosed without the settings that hide findings, where they can be. What is
+    gone is looked for there as well; what BEFORE hides is named, and makes it undecided where BEFORE shows nothing else.
     """
     requested = [f for f in before.findings if chosen is None or f.id in chosen]
     followed, new = follow(before, after, requested)
+    if whole_after is not None:
+        unhidden, _ = follow(before, whole_after, requested)
+        followed = [_unless_hidden(f, there, after) for f, there in zip(followed, unhidden, strict=True)]
     change = step_times(before, after)
     clock = another_clock(before, after)
     for why in clock:
@@ -55,9 +71,18 @@ def verify(
         *hidden(before, after),
     ]
     undecided += not_looked_for(before, after) if fail_on != "never" else []
+    unseen = hidden_findings(before, whole_before) if chosen is None else []
+    unseen = [f for f in unseen if _counts(f.severity, fail_on)]
+    veiled = [not_followed(before, unseen)] if unseen else []
+    if not followed:
+        undecided += veiled
     code, verdict = _decide(deciding, new, fail_on, undecided)
+    if not code and not followed and whole_before is None and (settings := hiding(before)):
+        verdict += f"; its settings may hide some: {', '.join(settings)}"
     if not code and (remaining := sum(f.fate != "gone" and f not in deciding for f in followed)):
         verdict += f"; {remaining} note{'s are' if remaining > 1 else ' is'} not"
+    if not code and veiled:
+        verdict += f"; {veiled[0]}"
     return Verification(
         tool=after.tool,
         code=code,
@@ -69,10 +94,17 @@ def verify(
         step_time=change,
         memory=memory,
         promise=promise,
-        warnings=comparable(before, after),
+        warnings=[*comparable(before, after), *(veiled if followed else [])],
         undecided=undecided,
         partial=missing if allow_partial else [],
     )
+
+
+def _unless_hidden(followed: Followed, there: Followed, after: Result) -> Followed:
+    """`there`: the same finding, looked for in AFTER without the settings that hide findings."""
+    if followed.fate != "gone" or there.fate not in ("still_there", "smaller"):
+        return followed
+    return replace(there, after_id=None, reason=f"AFTER's settings hide it: {', '.join(hiding(after))}")
 
 
 def _deciding(followed: Sequence[Followed], fail_on: str) -> Sequence[Followed]:
