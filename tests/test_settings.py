@@ -241,7 +241,7 @@ def test_an_entry_that_would_speak_of_too_much_is_refused(key: str) -> None:
         ("train.py", None, "f", False),
         ("train.py:f", "train.py", "f", True),
         ("train.py:f", "train.py", "A.f", True),
-        ("train.py:A.f", "train.py", "f", True),
+        ("train.py:A.f", "train.py", "f", False),
         ("train.py:A.f", "train.py", "B.f", False),
         ("train.py:f", "train.py", "ff", False),
         ("train.py:f", "train.py", None, False),

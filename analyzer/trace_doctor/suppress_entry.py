@@ -4,7 +4,8 @@
     "TD201 train.py:Trainer.evaluate" = "the metric is needed"
 
 Files are compared by the parts of their paths from the right, so that `train.py` means `src/train.py` and not `pretrain.py`;
-functions by their dotted parts likewise. An entry that would speak of everything is a mistake.
+functions by their dotted parts likewise, all of which have to be known: `Trainer.evaluate` is no `evaluate` of a class that nobody
+names. An entry that would speak of everything is a mistake.
 """
 
 from __future__ import annotations
@@ -53,13 +54,20 @@ class SuppressEntry:
             raise UsageError(f"suppress.{shown(key)}: the place is a file, or FILE:FUNCTION, without ..")
         return cls(key, match[1], parts, dotted(function or ""))
 
-    def covers(self, finding: Finding) -> bool:
-        """Whether the entry speaks of this finding: by rule, file and function."""
-        at = finding.location
-        return (
-            means(self.selector, finding.code, finding.name)
-            and (not self.file or _ends_with(_path(at.file or ""), self.file))
-            and (not self.function or _same_function(dotted(at.function or ""), self.function))
+    def covers(self, finding: Finding, function: str | None = None) -> bool:
+        """Whether the entry speaks of this finding: by rule, file and function. `function`: its name where more is known of it
+        than the finding says."""
+        known = dotted(function or finding.location.function or "")
+        return self._of_file(finding) and _ends_in(known, self.function)
+
+    def may_cover(self, finding: Finding) -> bool:
+        """Whether it is the rule, the file, and as much of the function as the finding says."""
+        known = dotted(finding.location.function or "")
+        return self._of_file(finding) and bool(known) and _ends_in(self.function, known)
+
+    def _of_file(self, finding: Finding) -> bool:
+        return means(self.selector, finding.code, finding.name) and (
+            not self.file or _ends_with(_path(finding.location.file or ""), self.file)
         )
 
 
@@ -99,7 +107,5 @@ def _ends_with(path: Sequence[str], end: Sequence[str]) -> bool:
     return len(path) >= len(end) and tuple(path[len(path) - len(end) :]) == tuple(end)
 
 
-def _same_function(there: Sequence[str], parts: Sequence[str]) -> bool:
-    """As far as both are known: a capture seldom names the class."""
-    count = min(len(there), len(parts))
-    return count > 0 and tuple(there[-count:]) == tuple(parts[-count:])
+def _ends_in(name: Sequence[str], parts: Sequence[str]) -> bool:
+    return tuple(name[max(len(name) - len(parts), 0) :]) == tuple(parts)

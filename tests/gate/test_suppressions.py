@@ -97,6 +97,47 @@ def test_an_entry_of_the_configuration(tmp_path: Path, key: str, means: bool) ->
         assert said == [f"suppressed: TD201-1 host-device-sync, by {key} (why)"]
 
 
+METHODS = """\
+class Trainer:
+    def fit(self):
+        pass
+
+class Evaluator:
+    def fit(self):
+        pass
+
+def evaluate():
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "function", "why"),
+    [
+        (2, "fit", None), (6, "fit", "it is Evaluator.fit"), (None, "fit", "of which class fit is, the source does not tell"),
+        (None, "Trainer.fit", None), (None, "MyTrainer.fit", ""), (2, "Trainer.fit.<locals>.inner", ""),
+    ],
+)  # fmt: skip
+def test_a_method_is_silenced_where_its_class_is_known(
+    tmp_path: Path, line: int | None, function: str, why: str | None
+) -> None:
+    """`why` it is not silenced; None where it is."""
+    (tmp_path / "train.py").write_text(METHODS)
+    given = finding("TD201", "host-device-sync", line, function)
+    made = Suppressions.of({"TD201 train.py:Trainer.fit": "wanted"}, tmp_path)
+    assert bool(made.silenced([given], lambda findings: findings)) == (why is None)
+    if why:
+        [said] = made.said(Result(findings=[given]))
+        assert said == f"suppress.'TD201 train.py:Trainer.fit' does not silence TD201-1: {why}"
+
+
+def test_without_the_source_a_method_is_not_known_by_its_short_name() -> None:
+    given = finding("TD201", "host-device-sync", 2, "fit")
+    made = Suppressions.of({"TD201 train.py:Trainer.fit": "wanted"}, None)
+    assert not made.silenced([given], lambda findings: findings)
+    assert made.said(Result(findings=[given]))[0].endswith("of which class fit is, --source may tell")
+
+
 def test_mistakes_are_told(tmp_path: Path) -> None:
     script = (
         "x = 1  # trace-doctor: ignore[TD999]\ny = 2  # trace-doctor: noqa\nz = 3  # trace-doctor: ignore[]\n"

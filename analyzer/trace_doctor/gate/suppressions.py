@@ -24,7 +24,7 @@ import msgspec
 from trace_doctor.errors import UsageError
 from trace_doctor.model import LOOKED, Finding, Location, Result, Suppressed
 from trace_doctor.program.source_tree import SourceTree
-from trace_doctor.suppress_entry import SuppressEntry, check_selector, means
+from trace_doctor.suppress_entry import SuppressEntry, check_selector, dotted, means
 
 _MARK = b"trace-doctor:"
 _COMMENT = re.compile(r"#\s*trace-doctor:\s*ignore\[([^\]]*)\]\s*(.*)")
@@ -69,14 +69,16 @@ class Suppressions:
     """with their reasons"""
     comments: Sequence[Comment] = ()
     notes: Sequence[str] = ()
+    tree: SourceTree | None = None
 
     @classmethod
     def of(cls, entries: Mapping[str, str], source: Path | None) -> Suppressions:
         """Raises UsageError for an entry of the configuration that names no rule, or every finding."""
         parsed = {SuppressEntry.parse(key, reason): reason for key, reason in entries.items()}
         notes: list[str] = []
-        comments = _comments(SourceTree(source), notes) if source is not None else []
-        return cls(parsed, comments, notes)
+        tree = SourceTree(source) if source is not None else None
+        comments = _comments(tree, notes) if tree is not None else []
+        return cls(parsed, comments, notes, tree)
 
     def silenced(self, findings: Sequence[Finding], locate: Locate) -> list[Suppressed]:
         """The findings that are silenced. They are located only where there is a comment that could mean one."""
@@ -85,7 +87,7 @@ class Suppressions:
         for finding in findings:
             placed = _at(finding, located.get(finding.id, finding.location))
             comment = next((c for c in self.comments if c.covers(placed)), None)
-            entry = next((e for e in self.entries if e.covers(placed)), None)
+            entry = next((e for e in self.entries if e.covers(placed, self._function(placed, e))), None)
             if comment is not None:
                 silenced.append(
                     Suppressed(finding=placed, kind="comment", where=comment.where, reason=comment.reason)
@@ -119,7 +121,31 @@ class Suppressions:
             if ("config", e.key) not in silencers and could([e.selector])
         ]
         unused = [f"unused suppression: {entry} silences nothing in these captures" for entry in idle]
-        return [*silent, *unused, *self.notes]
+        return [*silent, *unused, *self._of_short_names(result.findings), *self.notes]
+
+    def _function(self, finding: Finding, entry: SuppressEntry) -> str:
+        """The function of a finding as far as the entry asks for it. A capture seldom names the class, the source does."""
+        at = finding.location
+        recorded = at.function or ""
+        if self.tree is None or not at.file or not recorded or len(dotted(recorded)) >= len(entry.function):
+            return recorded
+        files = self.tree.matches(at.file, recorded, at.line)
+        script = self.tree.script(files[0]) if len(files) == 1 else None
+        names = script.functions_like(recorded, at.line) if script is not None else []
+        return names[0] if len(names) == 1 else recorded
+
+    def _of_short_names(self, findings: Sequence[Finding]) -> list[str]:
+        """Why entries do not silence findings of a function that has, as recorded, the name of theirs."""
+        lines = []
+        for entry in (e for e in self.entries if len(e.function) > 1):
+            for finding in findings:
+                if not entry.may_cover(finding) or entry.covers(finding):
+                    continue
+                recorded, known = finding.location.function or "", self._function(finding, entry)
+                where = "the source does not tell" if self.tree is not None else "--source may tell"
+                why = f"it is {known}" if known != recorded else f"of which class {known} is, {where}"
+                lines.append(f"suppress.{entry.key!r} does not silence {finding.id}: {why}")
+        return lines
 
 
 def _at(finding: Finding, location: Location) -> Finding:

@@ -127,6 +127,14 @@ class Script(TextFile, SyntaxTree):
         outer = [a.name.value for a in self.ancestors(node) if isinstance(a, cst.FunctionDef | cst.ClassDef)]
         return ".".join([*reversed(outer), node.name.value])
 
+    def functions_like(self, function: str, line: int | None = None) -> list[str]:
+        """Qualified names of the functions of this last part: of the one around the line, where it has that name."""
+        last = function.rpartition(".")[2]
+        around = self.enclosing_function(line) if line is not None else None
+        if around is not None and around.rpartition(".")[2] == last:
+            return [around]
+        return [self.function_path(node) for node in self.all(cst.FunctionDef) if node.name.value == last]
+
     def level(self, indent: str) -> str:
         """The white space that puts a line one level below a line with this indentation."""
         return "\t" if "\t" in indent else self.module.default_indent
