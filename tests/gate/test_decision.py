@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,6 +13,7 @@ from trace_doctor.gate.decision import Terms, decide
 from trace_doctor.model import (
     Finding,
     Input,
+    Location,
     Outcome,
     OutcomeKind,
     Pace,
@@ -155,3 +157,45 @@ def test_a_cost_that_one_side_does_not_know_is_no_worse(before: float | None, no
         return msgspec.structs.replace(made, findings=[finding])
 
     assert decide(costs(now), Terms(fail_on="info", baseline=Baseline.of(costs(before)))).code == 0
+
+
+ELSEWHERE = [
+    ("lib/fault.py", "src/fault.py", True), ("lib/fault.py", "lib/fault.py", False), ("fault.py", "lib/fault.py", False),
+    ("/ci/build1/src/a.py", "/ci/build2/src/a.py", False), ("/ci/1/lib/a.py", "/ci/1/src/a.py", True),
+    ("C:\\ci1\\src\\a.py", "D:/ci2/src/a.py", False), ("/ci/1/src/a.py", "src/a.py", False), ("/ci/1/src/a.py", "lib/a.py", True),
+    (None, None, False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("before", "now", "new"), ELSEWHERE)
+def test_a_file_of_the_same_name_in_another_folder_is_not_known(
+    before: str | None, now: str | None, new: bool
+) -> None:
+    known, shown = in_file(before), in_file(now)
+    gate = decide(shown, Terms(baseline=Baseline.of(known)))
+    assert (gate.code, gate.known) == ((1, []) if new else (0, ["TD401-0"]))
+
+
+def test_with_the_source_a_path_is_the_whole_one() -> None:
+    baseline = Baseline.of(in_file("a.py", scripts=["a.py"], source_root="train/"))
+    for file, root, code in (("a.py", "train/", 0), ("train/a.py", "", 0), ("a.py", "", 1)):
+        shown = in_file(file, scripts=[file], source_root=root)
+        assert decide(shown, Terms(baseline=baseline)).code == code
+
+
+def test_a_checkout_in_another_folder_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    baselines = []
+    for build in ("build1", "build2"):
+        (tmp_path / build).mkdir()
+        monkeypatch.chdir(tmp_path / build)
+        baselines.append(Baseline.of(in_file(str(tmp_path / build / "a.py"))))
+    assert decide(in_file(str(tmp_path / "build2" / "a.py")), Terms(baseline=baselines[0])).code == 0
+    assert baselines[0] == baselines[1]
+
+
+def in_file(file: str | None, **more: Any) -> Result:
+    made = result("warning")
+    finding = msgspec.structs.replace(made.findings[0], location=Location(file=file))
+    return msgspec.structs.replace(made, findings=[finding], **more)

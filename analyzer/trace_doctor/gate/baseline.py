@@ -1,13 +1,15 @@
 """The accepted state: which findings are known, and what the figures were. Written and read as JSON.
 
-A finding is known by its fingerprint (rule, file, function, call; no line, no time, no rank), so an edit elsewhere in the
-script or a slower machine does not make it new.
+A finding is known by its fingerprint (rule, file's name, function, call; no line, no time, no rank), so an edit elsewhere in the
+script or a slower machine does not make it new, and by the path of its file, so that another file of that name does.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 
 import msgspec
@@ -38,6 +40,10 @@ class Known(Struct, frozen=True, kw_only=True):
     code: str
     name: str
     place: str = ""
+    path: str = ""
+    """of its file, as far as it is known"""
+    in_project: bool = False
+    """the path is the whole one within the project"""
     severity: Severity = "info"
     count: int
     cost: float | None
@@ -65,9 +71,9 @@ class Baseline(Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, result: Result) -> Baseline:
         """What a result shows now, to be accepted. Suppressed findings are not part of it."""
-        groups: dict[str, list[Finding]] = {}
+        groups: dict[tuple[str, str], list[Finding]] = {}
         for finding in result.findings:
-            groups.setdefault(finding.fingerprint, []).append(finding)
+            groups.setdefault((finding.fingerprint, path_of(finding, result)[0]), []).append(finding)
         figures = {
             name: Figure(unit=measure.unit, values=values, spread=spread(result, name))
             for name, measure in MEASURES.items()
@@ -80,7 +86,8 @@ class Baseline(Struct, frozen=True, kw_only=True):
             ranks=len({i.rank for i in result.inputs}),
             decided=sorted(o.code for o in result.outcomes if o.outcome in LOOKED),
             findings=sorted(
-                (_entry(g) for g in groups.values()), key=lambda k: (k.code, k.place, k.fingerprint)
+                (_entry(g, result) for g in groups.values()),
+                key=lambda k: (k.code, k.place, k.fingerprint, k.path),
             ),
             figures=figures,
         )
@@ -95,18 +102,52 @@ class Baseline(Struct, frozen=True, kw_only=True):
         return msgspec.json.format(msgspec.json.encode(self, order="sorted"), indent=2).decode() + "\n"
 
 
-def _entry(group: Sequence[Finding]) -> Known:
+def _entry(group: Sequence[Finding], result: Result) -> Known:
     worst = group[0]
     costs = [c for f in group if (c := cost(f)) is not None]
+    path, in_project = path_of(worst, result)
     return Known(
         fingerprint=worst.fingerprint,
         code=worst.code,
         name=worst.name,
         place=place(worst),
+        path=path,
+        in_project=in_project,
         severity=worst.severity,
         count=max(Counter(f.input for f in group).values()),
         cost=max(costs, default=None),
     )
+
+
+def path_of(finding: Finding, result: Result) -> tuple[str, bool]:
+    """Path of its file, and whether that is the whole one within the project, as the source tells. Else it is as recorded,
+    below the working folder relative to it: what a build calls its checkout says nothing."""
+    file = finding.location.file or ""
+    if file in result.scripts:
+        return f"{result.source_root or ''}{file}", True
+    path = file.replace("\\", "/")
+    with contextlib.suppress(OSError):
+        path = path.removeprefix(Path.cwd().as_posix().rstrip("/") + "/")
+    return path, False
+
+
+def alike(known: Known, finding: Finding, result: Result) -> int:
+    """How many last parts of their paths a finding and one of the same fingerprint share; 0 where it is another file."""
+    path, in_project = path_of(finding, result)
+    if in_project and known.in_project:
+        return len(path) + 1 if path == known.path else 0
+    if not path or not known.path:
+        return 1
+    a, b = ([p for p in text.split("/") if p not in ("", ".")] for text in (path, known.path))
+    shared = len(
+        list(takewhile(lambda pair: pair[0] == pair[1], zip(reversed(a), reversed(b), strict=False)))
+    )
+    moved = shared > 1 and all(map(_is_absolute, (path, known.path)))
+    return shared if moved or shared == min(len(a), len(b)) else 0
+
+
+def _is_absolute(path: str) -> bool:
+    return path.startswith("/") or path[1:3] == ":/"
 
 
 def place(finding: Finding) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -13,7 +13,7 @@ import msgspec
 from trace_doctor.budget_table import Budgets, parse_budgets
 from trace_doctor.config import Settings
 from trace_doctor.errors import UsageError
-from trace_doctor.gate.baseline import Baseline, read_baseline
+from trace_doctor.gate.baseline import Baseline, Known, alike, read_baseline
 from trace_doctor.gate.budgets import DEFAULT_REGRESSION, defaults_against, judge
 from trace_doctor.gate.evidence import fewer_ranks, not_all, nothing_judged
 from trace_doctor.gate.runs import cost, most_noise, step_noise
@@ -82,10 +82,10 @@ def decide(result: Result, terms: Terms | None = None) -> Gate:
     at: captures not read, ranks missing, no rule that could look, a required rule or a budget without its evidence. 1
     beats 3. A rule that is merely enabled and skipped never changes it."""
     terms = terms or Terms()
-    known = _ids_of_baseline(result, terms.baseline)
+    known = _in_baseline(result, terms.baseline)
     judged = [f for f in result.findings if f.code not in terms.budgets.rules and _counts(f, terms.fail_on)]
     new = [f for f in judged if f.id not in known]
-    worse = [b for f in judged if f.id in known and (b := _worse(result, f, terms)) is not None]
+    worse = [b for f in judged if f.id in known and (b := _worse(result, f, known[f.id], terms)) is not None]
     budgets, notes = _budgets(result, terms)
     if terms.baseline is not None:
         notes = [*_stale(result, terms.baseline, known), *notes]
@@ -132,25 +132,31 @@ def _counts(finding: Finding, fail_on: str) -> bool:
     return fail_on != "never" and LEVELS.index(finding.severity) >= LEVELS.index(fail_on)
 
 
-def _ids_of_baseline(result: Result, baseline: Baseline | None) -> set[str]:
-    """Ids of findings that the baseline holds: of each capture as many of one fingerprint as it had."""
+def _in_baseline(result: Result, baseline: Baseline | None) -> dict[str, Known]:
+    """Id -> what the baseline holds of it: of each capture as many as it had, those of the most similar paths first."""
     if baseline is None:
-        return set()
-    allowed = {k.fingerprint: k.count for k in baseline.findings}
-    occurrences: Counter[tuple[str, int]] = Counter()
-    ids = set()
-    for finding in result.findings:
-        occurrences[finding.fingerprint, finding.input] += 1
-        if occurrences[finding.fingerprint, finding.input] <= allowed.get(finding.fingerprint, 0):
-            ids.add(finding.id)
-    return ids
+        return {}
+    entries: dict[str, list[tuple[int, Known]]] = {}
+    for number, known in enumerate(baseline.findings):
+        entries.setdefault(known.fingerprint, []).append((number, known))
+    pairs = [
+        (-shared, finding, number, known)
+        for finding in result.findings
+        for number, known in entries.get(finding.fingerprint, ())
+        if (shared := alike(known, finding, result))
+    ]
+    taken: Counter[tuple[int, int]] = Counter()
+    found: dict[str, Known] = {}
+    for _, finding, number, known in sorted(pairs, key=lambda pair: pair[0]):
+        if finding.id not in found and taken[number, finding.input] < known.count:
+            taken[number, finding.input] += 1
+            found[finding.id] = known
+    return found
 
 
-def _worse(result: Result, finding: Finding, terms: Terms) -> Budget | None:
+def _worse(result: Result, finding: Finding, known: Known, terms: Terms) -> Budget | None:
     """A known finding that costs clearly more than it did, as a broken budget of its own."""
-    assert terms.baseline is not None
-    before = next(k.cost for k in terms.baseline.findings if k.fingerprint == finding.fingerprint)
-    now = cost(finding)
+    before, now = known.cost, cost(finding)
     if before is None or now is None:
         return None
     noise = min(terms.budgets.noise * step_noise(result), most_noise("share", before))
@@ -163,17 +169,17 @@ def _worse(result: Result, finding: Finding, terms: Terms) -> Budget | None:
     )  # fmt: skip
 
 
-def _stale(result: Result, baseline: Baseline, known: set[str]) -> list[str]:
+def _stale(result: Result, baseline: Baseline, known: Mapping[str, Known]) -> list[str]:
     """Findings of the baseline that are gone. Where its rule could not look, nothing is known."""
-    here = {f.fingerprint for f in result.findings if f.id in known}
-    hushed = {s.finding.fingerprint for s in result.suppressed}
+    here = {id(entry) for entry in known.values()}
+    hushed = [s.finding for s in result.suppressed]
     looked = {o.code for o in result.outcomes if o.outcome in LOOKED}
     notes = []
     for entry in baseline.findings:
-        if entry.fingerprint in here:
+        if id(entry) in here:
             continue
         name = " ".join(p for p in (entry.code, entry.name, f"({entry.place})" if entry.place else "") if p)
-        if entry.fingerprint in hushed:
+        if any(f.fingerprint == entry.fingerprint and alike(entry, f, result) for f in hushed):
             notes.append(f"stale baseline entry: {name} is suppressed; --update-baseline drops it")
         elif entry.code in looked:
             notes.append(f"stale baseline entry: {name} is no longer found; --update-baseline drops it")
