@@ -66,6 +66,12 @@ def in_git(folder: Path) -> bool:
     return any((up / ".git").exists() for up in (here, *here.parents))
 
 
+def is_git_folder(folder: Path) -> bool:
+    """Whether git keeps a repository or a work tree's state in the folder, whatever its name is: what git itself asks."""
+    kept = (folder / "objects").is_dir() and (folder / "refs").is_dir()
+    return os.path.lexists(folder / "HEAD") and (kept or (folder / "commondir").is_file())
+
+
 def git(folder: Path, *arguments: str, input_bytes: bytes = b"", timeout: float = _PATIENCE) -> bytes:
     """What a git command says. Raises GitFailed."""
     program = _program()

@@ -218,6 +218,10 @@ def test_a_script_that_takes_its_recording_away_keeps_its_code(
         "pyproject.toml",
         "notes.md",
         "mine.json.gz",
+        ".git/hooks/pre-commit",
+        "hooks/pre-commit",
+        "apart/hooks/pre-commit",
+        "apart/worktrees/tree/new",
     ],
 )
 def test_a_configuration_names_no_file_of_the_user(named: str, here: Path) -> None:
@@ -227,6 +231,11 @@ def test_a_configuration_names_no_file_of_the_user(named: str, here: Path) -> No
     (here / "folder").symlink_to("..")
     (here / "notes.md").write_text("mine")
     (here / "mine.json.gz").write_bytes(gzip.compress(b"mine"))
+    for repository in (here / ".git", here / "apart"):  # one as --separate-git-dir makes it
+        for inside in ("hooks", "objects", "refs", "worktrees/tree"):
+            (repository / inside).mkdir(parents=True)
+        (repository / "HEAD").write_text("ref: refs/heads/main\n")
+    (here / "hooks").symlink_to(".git/hooks")
     place = named.format(here=here)
     (here / "pyproject.toml").write_text(
         f'[tool.trace-doctor]\noutput = ["markdown={place}"]\nbaseline = "{place}"\n'

@@ -13,6 +13,7 @@ from pathlib import Path
 from trace_doctor.cli.outputs import Sink, is_output_of_ours
 from trace_doctor.errors import TraceDoctorError, UsageError
 from trace_doctor.files import check_folders, check_link
+from trace_doctor.git import is_git_folder
 from trace_doctor.loaders import identify
 from trace_doctor.loaders.discover import sniff
 from trace_doctor.recording.options import (
@@ -95,10 +96,12 @@ def _check_place(path: Path) -> None:
 
 def _check_named_by_file(sink: Sink, path: Path, folder: Path) -> None:
     """Raises UsageError where an output that a configuration file names would be written outside of the file's folder and
-    the working one, links followed, or take the place of what is none of ours."""
+    the working one, links followed, among what git runs and reads, or take the place of what is none of ours."""
     place = Path(os.path.realpath(path))
     if not any(place.is_relative_to(os.path.realpath(f)) for f in (folder, Path.cwd())):
         why = "outside of its folder"
+    elif any(up.name.lower() == ".git" or is_git_folder(up) for up in place.parents):
+        why = "where git keeps its own"
     elif os.path.lexists(path) and not is_output_of_ours(path):
         why = "which is no output of ours"
     else:
