@@ -170,6 +170,16 @@ def test_the_shell_completes_rules_and_formats() -> None:
     assert format_words("js") == ["json"]
 
 
+def test_a_shell_that_asks_for_words_of_nothing_is_told(tmp_path: Path) -> None:
+    for more in ({}, {"COMP_WORDS": "trace-doctor", "COMP_CWORD": "x"}):
+        done = run(cwd=tmp_path, _TRACE_DOCTOR_COMPLETE="complete_bash", **more)
+        assert done.returncode == 2
+        assert (
+            done.stderr
+            == "trace-doctor: _TRACE_DOCTOR_COMPLETE is for the shell, which sets more with it that is not there: unset it\n"
+        )
+
+
 def test_an_empty_folder_says_what_was_looked_for_and_how_to_record(tmp_path: Path) -> None:
     done = run("analyze", ".", cwd=tmp_path)
     assert done.returncode == 2

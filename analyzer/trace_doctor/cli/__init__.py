@@ -9,6 +9,9 @@ import sys
 
 from trace_doctor.cli.process import interrupted, leave_stdout, prepare, tell
 
+_COMPLETION = "_TRACE_DOCTOR_COMPLETE"
+"""variable by which a shell asks for words, in typer"""
+
 
 def main() -> None:
     """Entry point of `trace-doctor`: `run` as a process of its own, which ends at once when that is done. Taking the
@@ -55,6 +58,9 @@ def run() -> None:
         _if_told_to_end(error)
         if _wants_traceback():
             raise
+        if os.environ.get(_COMPLETION) and isinstance(error, KeyError | ValueError):
+            tell(f"{_COMPLETION} is for the shell, which sets more with it that is not there: unset it")
+            sys.exit(2)
         cause = f"{type(error).__name__}: {one_line(str(error))}"
         tell(f"internal error: {cause} (run with -vv for the traceback)")
     sys.exit(2)
