@@ -178,13 +178,15 @@ def read(folder: Path) -> Recording | None:
 
 
 def listed(folder: Path) -> tuple[list[int], list[str]]:
-    """Ranks that the manifests of a recording name, sorted, and the names of manifests that hold no object, or ranks that
-    are none: what those would name is not known."""
+    """Ranks that the manifests of a recording name, sorted, and the names of manifests that hold no object, ranks that are
+    none, or no rank beside files of one: what those would name is not known."""
     manifests = dict(_rank_manifests(folder))
     names = [RECORDING_FILE, *(path.name for path in manifests.values())]
     unreadable = [n for n in names if os.path.lexists(folder / n) and not _object(folder / n)]
-    ranks = _ranks(_object(folder / RECORDING_FILE).get("ranks", []))
-    if ranks is None:
+    joined = _object(folder / RECORDING_FILE)
+    ranks = _ranks(joined.get("ranks", []))
+    none_named = "ranks" in joined and not ranks
+    if ranks is None or (none_named and any(role_of(path.name) for path in folder.iterdir())):
         unreadable.append(RECORDING_FILE)
     return sorted({*manifests, *(ranks or ())}), unreadable
 
