@@ -3,7 +3,8 @@ for is checked; what they claim is not believed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -68,6 +69,15 @@ def check_pictures(lanes: Iterable[Lane], series: Iterable[MemorySeries]) -> Non
         lengths = {len(one.at), len(one.reserved), *map(len, one.live_by_category.values())}
         if len(lengths) > 1 or one.peak_index >= max(1, len(one.at)):
             raise UnusableResult("the points of a memory series do not fit each other")
+
+
+def check_rows(rules: Sequence[str], findings: Iterable[Finding], inputs: int) -> None:
+    """Raises UnusableResult where a rule has two outcomes, or a finding is of a capture that is not there. `inputs`: how many
+    there are; none where nobody kept them."""
+    if twice := [code for code, count in Counter(rules).items() if count > 1]:
+        raise UnusableResult(f"it lists the rule {_short(twice[0])} twice")
+    if lost := [f.id for f in findings if inputs and f.input >= inputs]:
+        raise UnusableResult(f"{_short(lost[0])} is of a capture that it does not list")
 
 
 def checked(findings: Iterable[Finding]) -> list[Finding]:

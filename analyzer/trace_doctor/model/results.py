@@ -25,7 +25,15 @@ from trace_doctor.model.pictures import (
     WhatIf,
 )
 from trace_doctor.model.quantities import Amount, Bytes, Count, Share, Us
-from trace_doctor.model.reading import LONGEST, check_figures, check_pictures, checked, count_long, shortened
+from trace_doctor.model.reading import (
+    LONGEST,
+    check_figures,
+    check_pictures,
+    check_rows,
+    checked,
+    count_long,
+    shortened,
+)
 
 SCHEMA_VERSION = 1
 
@@ -152,6 +160,7 @@ class Result(Document, frozen=True, kw_only=True):
         ]
         check_figures(decoded)
         check_pictures(result.timeline, result.memory_timeline)
+        check_rows([o.code for o in result.outcomes], findings, len(result.inputs))
         return msgspec.structs.replace(result, findings=findings, suppressed=suppressed)
 
     def __repr__(self) -> str:
