@@ -156,18 +156,6 @@ def test_a_codemod_of_a_newer_version_is_named_and_its_fix_shown(job: Path, appl
     assert ("zero_grad(" in done.stdout) is not bool(apply)
 
 
-def test_a_line_that_only_the_result_names_makes_no_safe_edit(job: Path) -> None:
-    """Of a loss the script tells that nothing needs its graph; of anything else the capture would have to."""
-    text = "total = 0\nfor x in data:\n    seen = model(x)\n    kept.append(seen)\n    loss = f(x)\n    loss.backward()\n    total += loss\n"
-    (job / "source" / "train.py").write_text(text)
-    for line, safety in ((4, "unsafe"), (7, "safe")):
-        (job / "r.json").write_bytes(
-            result(patch("detach-accumulation"), location=Location(file="train.py", line=line)).to_json()
-        )
-        done = run("fix", "r.json", "--source", "source", cwd=job)
-        assert f"[{safety}]  train.py:{line}" in done.stderr
-
-
 @pytest.mark.parametrize(
     "path", ["../outside.py", "{job}/outside.py", "link.py", "folder/outside.py", "source/../../outside.py"]
 )

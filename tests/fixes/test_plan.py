@@ -59,10 +59,10 @@ def result(*findings: Finding) -> Result:
 
 
 WORKERS = fix("dataloader-args", num_workers=4, persistent_workers=True)
-PIN = fix("dataloader-args", "safe", pin_memory=True)
+PIN = fix("dataloader-args", pin_memory=True)
 ZERO = fix("zero-grad", mode="add")
 ALLOCATOR = fix("allocator-setting", "safe", key="expandable_segments", value="True")
-DETACH = fix("detach-accumulation", "safe")
+DETACH = fix("detach-accumulation")
 
 
 @pytest.fixture
@@ -198,8 +198,8 @@ def test_second_fix_of_a_finding_is_an_alternative_where_they_contradict(tmp_pat
 
 def test_unsafe_fixes_are_held_back_and_safe_ones_are_not(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(LOOP)
-    made = plan(result(finding(1, WORKERS), finding(2, PIN), finding(3, ALLOCATOR)), tmp_path, unsafe=False)
-    assert [i.status for i in made.items] == ["held", "ready", "ready"]
+    made = plan(result(finding(1, WORKERS), finding(2, ALLOCATOR)), tmp_path, unsafe=False)
+    assert [i.status for i in made.items] == ["held", "ready"]
 
 
 def test_a_rule_cannot_call_an_unsafe_codemod_safe(tmp_path: Path) -> None:

@@ -62,7 +62,8 @@ def make_fix(codemod: str | None, safety: Safety = "unsafe", **params: Any) -> F
 
 
 WORKERS = make_fix("dataloader-args", num_workers=2)
-PIN = make_fix("dataloader-args", "safe", pin_memory=True)
+PIN = make_fix("dataloader-args", pin_memory=True)
+ALLOCATOR = make_fix("allocator-setting", "safe", key="expandable_segments", value=True)
 FOREACH = make_fix("optimizer-args", foreach=True)
 ZERO = make_fix("set-call-args", callee="zero_grad", args={}, remove=["set_to_none"])
 ENV = Fix(title="set it", kind="env", safety="safe", text="SETTING=on:1 python train.py")
@@ -210,7 +211,7 @@ def test_the_reason_names_what_is_slower(treated: Run) -> None:
     ("unsafe", 1.001, "kept"), ("unsafe", 1.2, "rejected"), ("safe", 1.0, "kept"), ("safe", 1.0 + 1e-15, "rejected"),
 ])  # fmt: skip
 def test_losses_must_agree(treated: Run, safety: Safety, factor: float, fate: str) -> None:
-    finding = make_finding("TD102", 0.5, make_fix("dataloader-args", safety, pin_memory=True))
+    finding = make_finding("TD102", 0.5, ALLOCATOR if safety == "safe" else PIN)
     loop, runner = treated(Pretender({"TD102-1": 0.5}, losses={"TD102-1": factor}), finding)
     assert fates(loop) == {"TD102-1": fate}
     if fate == "rejected":

@@ -14,7 +14,7 @@ from trace_doctor.model.findings import Finding, Fix
 from trace_doctor.model.parameters import PARAMETERS, misfit, parameters
 from trace_doctor.model.pictures import Lane, MemorySeries
 
-MAY_BE_SAFE = frozenset({"allocator-setting", "dataloader-args", "detach-accumulation", "pinned-copies"})
+MAY_BE_SAFE = frozenset({"allocator-setting"})
 """codemods that leave the losses as they are, in some scripts: which, they say themselves"""
 
 

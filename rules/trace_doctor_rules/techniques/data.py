@@ -94,15 +94,15 @@ def work_ahead(late: str, verify: str) -> Fix:
 
 
 def pinned_copies(verify: str, target: Target | None = None) -> Fix:
-    """An edit of loader and copies together, `safe`: either alone still waits."""
+    """An edit of loader and copies together: either alone still waits."""
     return patch(
         "Copy batches from pinned memory without waiting",
         "pinned-copies",
         "loader = DataLoader(..., pin_memory=True)\nx = x.to(device, non_blocking=True)\n"
         "# Accelerate: DataLoaderConfiguration(non_blocking=True); Lightning: pin_memory=True of the loader is enough",
-        "pinned memory cannot be swapped; never do the same on the way back without a synchronise",
+        "what changes a batch in place while it is copied changes what arrives; pinned memory cannot be swapped; never do the "
+        "same on the way back without a synchronise",
         verify,
-        safety="safe",
         target=target,
     )
 

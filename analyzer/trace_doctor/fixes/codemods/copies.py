@@ -8,7 +8,7 @@ import libcst as cst
 
 from trace_doctor.fixes.codemods import codemod
 from trace_doctor.model.parameters import Parameters
-from trace_doctor.program.dataflow import DATALOADERS, dataflow_of
+from trace_doctor.program.dataflow import dataflow_of
 from trace_doctor.program.edits import Change, add_arguments, insert_after, insert_before, set_argument
 from trace_doctor.program.place import Place, already, on_line, only, refusal
 from trace_doctor.program.queries.dataloaders import refuse_batches_on_gpu
@@ -31,8 +31,8 @@ _INSTEAD = {
 def pinned_copies(place: Place, params: Parameters) -> Change:
     """Copies batches from pinned memory without blocking: pin_memory=True of the loader with non_blocking=True.
 
-    Safe where torch itself makes the batches, nothing in the program has a `to` of its own, and no name of what is
-    being copied is left with which it could be changed meanwhile.
+    Never safe: while a copy runs, whatever else holds the batch (a view, a callback, the dataset that keeps one buffer)
+    must not change it, and a script does not show that.
     """
     refuse_done(place.scripts, _INSTEAD)
     loops = [(s, loop) for s in place.scripts for loop in s.all(cst.For) if _copies(s, loop)]
@@ -59,8 +59,7 @@ def pinned_copies(place: Place, params: Parameters) -> Change:
     for copy in copies:
         if _written_later(script, loop, copy):
             raise refusal(script, copy, "what is copied is changed in place afterwards")
-    plain = _of_torch(place, script, loader) and not _host_names_used(script, loop, copies)
-    return Change(script, tuple(edits), script.line(copies[0]), "safe" if plain else "unsafe")
+    return Change(script, tuple(edits), script.line(copies[0]))
 
 
 def _non_blocking(copy: cst.Call) -> cst.Arg | None:
@@ -69,15 +68,6 @@ def _non_blocking(copy: cst.Call) -> cst.Arg | None:
     if method_name(copy) == "cuda" or (second is not None and isinstance(literal(second.value), bool)):
         return second
     return argument(copy, "non_blocking", 2)
-
-
-def _of_torch(place: Place, script: Script, loader: cst.Call) -> bool:
-    """Whether batches are tensors that torch collates: no function or class of the program makes them or has its own `to`."""
-    collate = argument(loader, "collate_fn", 6)
-    if script.callee(loader) not in DATALOADERS or (collate and literal(collate.value) is not None):
-        return False
-    scripts = place.program.scripts_with("def to", "def cuda")
-    return not any(f.name.value in ("to", "cuda") for s in scripts for f in s.all(cst.FunctionDef))
 
 
 def _loader(script: Script, loop: cst.For) -> cst.Call | None:
@@ -130,117 +120,6 @@ def _written_later(script: Script, loop: cst.For, copy: cst.Call) -> bool:
         return False
     calls = script.all(cst.Call, within=loop.body)
     return any(changes_in_place(c, source) for c in calls if script.span(c)[0] > script.span(copy)[1])
-
-
-Pair = tuple[cst.BaseExpression, cst.BaseExpression]
-"""what is bound, and to what"""
-_COMPREHENSIONS = (cst.ListComp, cst.SetComp, cst.DictComp, cst.GeneratorExp)
-_ENDS = (cst.CompFor, cst.Lambda, cst.NamedExpr, cst.BaseSmallStatement, cst.BaseCompoundStatement)
-_PARTS = ("items", "keys", "values", "pop", "get")
-"""methods that take a batch apart"""
-_LOOKS = ("shape", "ndim", "dtype", "size", "dim", "numel", "len", "isinstance", "torch.is_tensor")
-"""what a tensor is asked without a change of it or a further name for it"""
-
-
-def _host_names_used(script: Script, loop: cst.For, copies: list[cst.Call]) -> bool:
-    """Whether what the copies read is not plainly the loader's, or has a name that is used for more than to take it
-    apart or to look at it, unless that name holds the copy by then."""
-    pairs = [
-        p
-        for a in script.all(cst.Assign, loop.body)
-        for t in a.targets
-        for p in _one_by_one(t.target, a.value)
-    ]
-    pairs += [(f.target, f.iter) for f in script.all(cst.For, loop.body)]
-    pairs += [(f.target, f.iter) for f in script.all(cst.CompFor, loop.body)]
-    to_copies = [(t, v) for t, v in pairs if v in copies or _copies_each(script, v, copies)]
-    flows = [(names_in(script, t), _kept_names(script, v, to_copies, copies)) for t, v in pairs]
-    batch = names_in(script, loop.target)
-    roots = {n.split(".")[0] for c in copies if (source := receiver(c)) for n in names_in(script, source)}
-    aliases = set(roots)
-    for _ in range(4):
-        for targets, sources in flows:
-            batch |= targets if sources & batch else set()
-            aliases |= targets if sources & aliases else sources if targets & aliases else set()
-    others = [
-        b for p, (b, sources) in zip(pairs, flows, strict=True) if p not in to_copies and not sources & batch
-    ]
-    if not roots <= batch or any(targets & roots for targets in others):
-        return True
-    names = [n for name in aliases & batch for n in script.variables(name, loop.body)]
-    return any(not _harmless(script, n, to_copies, copies) for n in names)
-
-
-def _one_by_one(target: cst.BaseExpression, value: cst.BaseExpression) -> list[Pair]:
-    """`x, y = a, b` as two assignments."""
-    if isinstance(target, cst.Tuple) and isinstance(value, cst.Tuple):
-        return [(t.value, v.value) for t, v in zip(target.elements, value.elements, strict=False)]
-    return [(target, value)]
-
-
-def _copies_each(script: Script, value: cst.BaseExpression, copies: list[cst.Call]) -> bool:
-    if script.callee(value) in ("tuple", "list", "dict") and isinstance(value, cst.Call) and value.args:
-        value = value.args[0].value
-    return isinstance(value, _COMPREHENSIONS) and any(script.within(c, value) for c in copies)
-
-
-def _kept_names(
-    script: Script, value: cst.BaseExpression, to_copies: list[Pair], copies: list[cst.Call]
-) -> set[str]:
-    """Names through whose value what is bound to an expression may be changed: not those that are only copied or asked."""
-    uses = [u for name in names_in(script, value) for u in script.variables(name, value)]
-    return {
-        u.value for u in uses if not _holds(script, u, to_copies) and _reaches(script, u, copies) is not None
-    }
-
-
-def _reaches(script: Script, name: cst.Name, copies: list[cst.Call]) -> cst.CSTNode | None:
-    """The statement, or the loop of a comprehension, that a use of a name leads out to as the value or a part of it.
-
-    None where the use ends within: in a copy, or in a question. A call that it is given to is returned as it is.
-    """
-    node: cst.CSTNode = name
-    for up in script.ancestors(name):
-        if isinstance(up, cst.Attribute) and up.value is node and up.attr.value in _LOOKS:
-            return None
-        if isinstance(up, cst.Index) or up in copies:
-            return None
-        if isinstance(up, cst.Call):
-            if up.func is not node and script.callee(up) in _LOOKS:
-                return None
-            if up.func is not node or method_name(up) not in _PARTS:
-                return up
-        if isinstance(up, _ENDS):
-            return up
-        node = up
-    return None
-
-
-def _harmless(script: Script, name: cst.Name, to_copies: list[Pair], copies: list[cst.Call]) -> bool:
-    """Whether a use of a name of the batch binds it, takes it apart, looks at it, copies it, or finds the copy there."""
-    holds, copies_it = _holds(script, name, to_copies), any(script.within(name, c) for c in copies)
-    if holds or copies_it:
-        return not (holds and copies_it)
-    statement = _reaches(script, name, copies)
-    if isinstance(statement, cst.Assign):
-        targets = [part for t in statement.targets for part in _parts(t.target)]
-        return all(isinstance(t, cst.Name) or any(t is h for h, _ in to_copies) for t in targets)
-    return statement is None or isinstance(statement, cst.CompFor | cst.For | cst.If | cst.Del)
-
-
-def _holds(script: Script, name: cst.Name, to_copies: list[Pair]) -> bool:
-    """Whether a name, or what is taken out of it there, was bound to a copy before."""
-    path: cst.CSTNode = name
-    codes = {name.value}
-    while isinstance(up := script.parent(path), cst.Attribute | cst.Subscript) and up.value is path:
-        path = up
-        codes.add(script.code(path))
-    before = [t for t, v in to_copies if script.span(v)[1] < script.span(name)[0]]
-    return any(script.code(part) in codes for t in before for part in _parts(t))
-
-
-def _parts(target: cst.BaseExpression) -> list[cst.BaseExpression]:
-    return [e.value for e in target.elements] if isinstance(target, cst.Tuple | cst.List) else [target]
 
 
 # ---------------------------------------------------------------------- channels last

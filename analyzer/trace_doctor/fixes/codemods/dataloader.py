@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import libcst as cst
@@ -99,8 +98,7 @@ class _Loader:
             self.edits.notes.append(_SPAWN)
         file, edits = self.edits.files.get(script.name) or next(iter(self.edits.files.values()))
         line = script.line(self.call) if file.name == script.name else file.line_of(edits[0].start)
-        change = self.edits.change(file, line, None)
-        return replace(change, safety="safe" if names == {"pin_memory"} else "unsafe")
+        return self.edits.change(file, line, None)
 
     def _refuse_hidden(self, settings: dict[str, Any]) -> None:
         script, call, hidden = self.script, self.call, self.arguments.hidden

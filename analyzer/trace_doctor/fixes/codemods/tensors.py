@@ -25,7 +25,6 @@ from trace_doctor.program.script import (
     argument,
     assigned_names,
     dotted,
-    literal,
     method_name,
     receiver,
 )
@@ -56,9 +55,7 @@ _FILLS = (
 def detach_accumulation(place: Place, params: Parameters) -> Change:
     """Adds detach() where a loss is kept in a running sum or list, which would keep its graph.
 
-    The line of the place is the one that keeps it, or the one that computed it: a snapshot knows only the latter. Safe
-    where the script alone shows that it is a tensor, and that what keeps it stays in the function and is only read as a
-    number.
+    The line of the place is the one that keeps it, or the one that computed it: a snapshot knows only the latter.
     """
     line_known = place.line is not None
     sums = [
@@ -72,109 +69,7 @@ def detach_accumulation(place: Place, params: Parameters) -> Change:
     if isinstance(value, cst.BinaryOperation) and not value.lpar:
         start = script.outer_span(value)[0]
         edits = [Edit(start, start, "("), Edit(end, end, ").detach()")]
-    targets = [t for t, v in _sums(script) if v is value]
-    plain = any(
-        _keeps_graph(script, t, value, line_known=False) and _only_read(place, script, t, value)
-        for t in targets
-    )
-    safe = plain and _is_tensor(script, value)
-    return Change(script, tuple(edits), script.line(value), "safe" if safe else "unsafe")
-
-
-def _only_read(place: Place, script: Script, target: cst.BaseExpression, value: cst.BaseExpression) -> bool:
-    """Whether a collection is a local that never leaves its function (or a script's global that no other file names),
-    and each use of it, of what is taken from it and of what is made from it needs no graph."""
-    home, text = script.function_of(value), script.code(target)
-    if not isinstance(target, cst.Name) or not _is_local(script, home, target):
-        return False
-    if home is None and any(other is not script for other in place.program.scripts_with(text)):
-        return False
-    names = _names_from(script, home, text)
-    if any("." in name for name in names):
-        return False  # others hold it as well
-    uses = [n for n in script.all(cst.Name, within=home) if n.value in names]
-    return all(_needs_no_graph(script, use, names) for use in uses)
-
-
-def _is_local(script: Script, home: cst.CSTNode | None, name: cst.Name) -> bool:
-    """Whether all that a variable of a function is bound to there is new, or made from the variable itself."""
-    declarations: list[cst.Global | cst.Nonlocal]
-    declarations = [*script.all(cst.Global, within=home), *script.all(cst.Nonlocal, within=home)]
-    outer = {n.name.value for d in declarations for n in d.names}
-    bindings = dataflow_of(script).bindings_of(name)
-    if not bindings or (home is not None and name.value in outer):
-        return False
-    for binding in bindings:
-        value = binding.value
-        if isinstance(value, cst.Tuple) and binding.item is not None:
-            value = value.elements[binding.item].value
-        own = name.value in names_in(script, value) and isinstance(value, cst.BinaryOperation)
-        library = (script.callee(value) or "").split(".")[0] in ("torch", "collections", "list")
-        if binding.loop or script.function_of(value) is not home:
-            return False
-        if not own and not library and literal(value) is ...:
-            return False
-    several = [a for a in script.all(cst.Assign, within=home) if len(a.targets) > 1]
-    chains = [a for a in several if name.value in [dotted(t.target) for t in a.targets]]
-    return all(name.value in names_in(script, a.value) for a in chains)
-
-
-def _is_tensor(script: Script, value: cst.BaseExpression) -> bool:
-    """Whether a loss is plainly a tensor: torch made it, or it is differentiated under its only name."""
-    if isinstance(value, cst.BinaryOperation):
-        return any(_is_tensor(script, side) for side in (value.left, value.right))
-    bindings, home = dataflow_of(script).bindings_of(value), script.function_of(value)
-    losses = {n for v in backward_values(script, home) for n in names_in(script, v)}
-    if dotted(value) in losses and len(bindings) <= 1:
-        return True
-    return bool(bindings) and all(
-        b.item is None and not b.loop and _of_torch(script, b.value) for b in bindings
-    )
-
-
-def _of_torch(script: Script, value: cst.BaseExpression) -> bool:
-    """`F.mse_loss(a, b)`, `criterion(a, b)` where that is a module of torch's."""
-    if not isinstance(value, cst.Call):
-        return False
-    if (script.callee(value) or "").startswith("torch.nn.functional."):
-        return True
-    return dataflow_of(script).all_are(value.func, lambda o: (script.callee(o) or "").startswith("torch.nn."))
-
-
-def _needs_no_graph(script: Script, use: cst.CSTNode, names: set[str]) -> bool:
-    """Follows an expression outwards, to the call that reads it or the statement that binds it to one of the names."""
-    node: cst.CSTNode = use
-    while (parent := script.parent(node)) is not None:
-        if isinstance(parent, cst.Call):
-            method = (
-                parent.func.attr.value if isinstance(parent.func, cst.Attribute) else script.callee(parent)
-            )
-            if method in (*_OUT_OF_GRAPH, *_READS) or _LOG_CALLS.fullmatch(dotted(parent.func) or ""):
-                return True
-            if method not in _COMPUTES and not (method in _CHANGES and node is parent.func):
-                return False
-        elif isinstance(parent, cst.Assign):
-            return set(assigned_names(parent)) <= names
-        elif isinstance(parent, cst.AssignTarget) and (node is use or isinstance(node, cst.Tuple)):
-            return True
-        elif isinstance(parent, cst.AugAssign):
-            return dotted(parent.target) in names
-        elif isinstance(parent, cst.AnnAssign):
-            return node is parent.target
-        elif isinstance(parent, cst.Expr | cst.Del | cst.Global | cst.If | cst.While):
-            return True
-        elif isinstance(
-            parent,
-            cst.CompFor
-            | cst.Lambda
-            | cst.NamedExpr
-            | cst.Yield
-            | cst.BaseSmallStatement
-            | cst.BaseCompoundStatement,
-        ):
-            return False
-        node = parent
-    return False
+    return Change(script, tuple(edits), script.line(value))
 
 
 def _made_or_kept_at(script: Script, value: cst.BaseExpression, line: int) -> bool:
@@ -231,11 +126,6 @@ def _loss_root(value: cst.BaseExpression) -> str | None:
     return dotted(value)
 
 
-_READS = ("print", "len", "str", "repr", "format", "float", "int", "round", "isfinite", "isnan", "plot")
-"""calls that want a number, or the length"""
-_COMPUTES = ("stack", "cat", "sum", "mean", "tensor", "min", "max", "sqrt", "cpu")
-"""calls whose value is looked at in its turn"""
-_CHANGES = ("append", "extend", "clear")
 _OUT_OF_GRAPH = ("item", "tolist", "numpy", "detach")
 
 
