@@ -189,7 +189,6 @@ def saved(tmp_path: Path, fix: Fix) -> Fix:
         ("gradient-accumulation", "unsafe", "display"),
         ("zero-grad", "display", "display"),
         ("pinned-copies", "safe", "unsafe"),
-        ("allocator-setting", "unsafe", "unsafe"),
         ("not-yet", "safe", "display"),
         (None, "safe", "display"),
     ],

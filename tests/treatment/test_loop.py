@@ -225,7 +225,7 @@ def test_where_no_loss_is_seen_an_unsafe_fix_is_kept_only_if_that_was_asked_for(
     time = Pretender.time
     monkeypatch.setattr(Pretender, "time", lambda self, setup: replace(time(self, setup), losses={}))
     runner = {"TD101-1": 0.5, "TD102-1": 0.5}
-    loop, _ = treated(Pretender(runner), *THREE[:2])
+    loop, _ = treated(Pretender(runner), THREE[0], make_finding("TD102", 0.3, ALLOCATOR))
     assert fates(loop) == {"TD101-1": "rejected", "TD102-1": "kept"}
     assert "--without-losses" in loop.attempts[0].reason
     loop, _ = treated(Pretender(runner), *THREE[:2], rules=replace(RULES, without_losses=True))
