@@ -67,6 +67,16 @@ class Project:
             return [s for s in self._scripts if any(w in s.text for w in words)]
         return self._tree.scripts_with(*words, among=self._names)
 
+    def sources(self) -> dict[str, bytes]:
+        """The bytes of every Python file of the program, by its name."""
+        if self._tree is None:
+            return {s.name: s.data for s in self._scripts}
+        return {name: self._tree.data(name) for name in self._names}
+
+    def is_imported(self, script: Script) -> bool:
+        """Whether another file of the source folder imports a script."""
+        return self._tree is not None and bool(self._tree.imports.importers.get(script.name))
+
     def files(self, *suffixes: str) -> list[TextFile]:
         """Launch scripts and configuration files of the source folder with one of these suffixes."""
         if self._tree is None:
