@@ -124,9 +124,9 @@ class PageableCopies(TimeRule):
     to the host without a synchronise.
 
     Fix safety
-    Safe where torch itself collates the batches, no class of the program has a `to` of its own, and the script keeps no
-    use of what is being copied: the same bytes arrive, in the order of the stream. Otherwise unsafe, for a batch that is
-    changed while it is copied may arrive changed; where a method plainly changes it in place, the edit is refused.
+    Unsafe: the same bytes arrive, in the order of the stream, unless something changes the batch while it is copied. What
+    else holds it (a view, a callback, a dataset with one buffer) no script shows; where a method plainly changes it in
+    place, the edit is refused.
 
     When to ignore
     When the machine has little memory (pinned memory cannot be swapped), or with unified memory.

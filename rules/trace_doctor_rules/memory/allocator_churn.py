@@ -143,7 +143,9 @@ class AllocatorChurn(Rule):
     Drop `torch.cuda.empty_cache()` from the loop.
 
     Fix safety
-    Safe: where memory lies does not change results. Removing empty_cache() may raise what other processes see as used.
+    Safe where it is proven: where memory lies does not change results, and the program plainly does nothing that it could
+    be at odds with (the environment, other processes, an allocator of its own); else unsafe, and the fix says why.
+    Removing empty_cache() may raise what other processes see as used.
 
     When to ignore
     When another process needs the memory in between, which is what empty_cache() is for.

@@ -103,7 +103,8 @@ class Fragmentation(Rule):
     cannot be used (Windows, memory shared between processes): `max_split_size_mb`, or the largest batch first.
 
     Fix safety
-    Safe: where memory lies does not change results.
+    Safe where it is proven: where memory lies does not change results, and the program plainly does nothing that it could
+    be at odds with (the environment, other processes, an allocator of its own); else unsafe, and the fix says why.
 
     When to ignore
     When the memory is not needed: reserved bytes that nobody else asks for cost nothing.

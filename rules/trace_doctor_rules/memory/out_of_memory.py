@@ -81,8 +81,8 @@ class OutOfMemoryRule(Rule):
     asked: a loss in chunks, scaled_dot_product_attention.
 
     Fix safety
-    The allocator setting is safe. Checkpointing, a loss in chunks and scaled_dot_product_attention are unsafe: results differ
-    in the last bits. Smaller batches with accumulation and another optimizer are shown only: which one is wanted is a choice.
+    The allocator setting is safe where the program plainly does nothing that it could be at odds with. Checkpointing, a loss
+    in chunks and scaled_dot_product_attention are unsafe: results differ in the last bits. Smaller batches with accumulation and another optimizer are shown only: which one is wanted is a choice.
 
     When to ignore
     When the script catches the error on purpose, to find the largest batch.
