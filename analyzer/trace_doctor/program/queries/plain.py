@@ -91,7 +91,7 @@ def _unknown(tree: ast.Module, own: set[str]) -> Iterator[tuple[int, str]]:
                 name = alias.asname or (alias.name if isinstance(node, ast.ImportFrom) else root)
                 imported.setdefault(name, set()).add(full if alias.asname or name != root else root)
         elif isinstance(node, ast.keyword) and node.arg == "multiprocessing_context":
-            yield node.value.lineno, node.arg
+            yield node.value.lineno, "multiprocessing_context"
     called = {id(n.func) for n in ast.walk(tree) if isinstance(n, ast.Call)}
     inner = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
     for node in ast.walk(tree):
