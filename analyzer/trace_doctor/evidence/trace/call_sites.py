@@ -47,9 +47,8 @@ class Site(Struct, frozen=True):
     exact: bool = False
 
     def __str__(self) -> str:
-        if self.exact:
-            return f"{self.file}:{self.line} in {self.function}"
-        return f"function {self.function} of {self.file}"
+        name = self.function if self.function.endswith((")", ">")) else f"{self.function}()"
+        return f"{name} ({self.file}:{self.line})" if self.exact else f"{name} ({self.file})"
 
     @property
     def target(self) -> Target:
