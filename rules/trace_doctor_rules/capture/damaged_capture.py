@@ -64,7 +64,7 @@ class DamagedCapture(Rule):
 
     code = "TD002"
     name = "damaged-capture"
-    title = "The capture is damaged"
+    title = "Trace file is damaged"
     needs = (CaptureHealth,)
 
     max_clamped: float = threshold(
@@ -79,7 +79,7 @@ class DamagedCapture(Rule):
         Valid("next to none without a duration", lambda: _Spoilt("negative"), thresholds={"max_clamped": 0.9}),
     ]  # fmt: skip
     INVALID = [
-        Invalid("cut off", lambda: _Spoilt("truncated"), severity="warning", message="ends early"),
+        Invalid("cut off", lambda: _Spoilt("truncated"), severity="warning", message="truncated"),
         Invalid("lone backslashes", lambda: _Spoilt("escapes"), severity="info", message="repair"),
         Invalid("durations of -1", lambda: _Spoilt("negative"), severity="warning", message="duration"),
     ]
@@ -89,50 +89,50 @@ class DamagedCapture(Rule):
         damage = health.damage
         clamped = damage.clamped if damage.clamped > self.max_clamped * max(health.events, 1) else 0
         kinds = [
-            ("the file ends early", int(damage.truncated and not damage.given_up)),
-            (f"reading was given up at {damage.given_up:,} unreadable places", damage.given_up),
-            (f"{_events(damage.lost)} could not be read", damage.lost),
-            (f"{_events(clamped)} without a possible duration", clamped),
-            (f"{_events(damage.repaired)} read only after a repair", damage.repaired),
+            ("truncated", int(damage.truncated and not damage.given_up)),
+            (f"reading stopped after {damage.given_up:,} unreadable places", damage.given_up),
+            (f"{_events(damage.lost)} unreadable", damage.lost),
+            (f"{_events(clamped)} without a valid duration", clamped),
+            (f"{_events(damage.repaired)} repaired", damage.repaired),
         ]
         parts = [text for text, count in kinds if count]
         if not parts:
             return
         tables = [
             Table.with_units(
-                "What was read",
+                "Events",
                 {"what": "text", "count": "count"},
                 [
-                    ["events read", health.events],
-                    ["events that could not be read", damage.lost],
-                    ["events read after a repair", damage.repaired],
-                    ["events without a possible duration", damage.clamped],
+                    ["read", health.events],
+                    ["unreadable", damage.lost],
+                    ["repaired", damage.repaired],
+                    ["without a valid duration", damage.clamped],
                 ],
             )
         ]
         if health.may_be_off:
             tables.append(
                 Table.with_units(
-                    "What it does to the time ledger",
+                    "Effect on the step time breakdown",
                     {"what": "text", "of the window": "share"},
-                    [["may be off by about", health.may_be_off]],
+                    [["possible error", health.may_be_off]],
                 )
             )
         if damage.notes:
             tables.append(
-                Table.with_units("Notes of the reader", {"note": "text"}, [[note] for note in damage.notes])
+                Table.with_units("Reader notes", {"note": "text"}, [[note] for note in damage.notes])
             )
         yield Claim(
-            message=f"The capture is damaged: {'; '.join(parts)}. {_events(health.events).capitalize()} are left.",
+            message=f"The trace file is damaged: {', '.join(parts)}. {_events(health.events).capitalize()} were read.",
             confidence="high",
             severity="warning" if damage.truncated or damage.lost or clamped else "info",
             evidence=tables,
             fixes=[
                 advice(
-                    "Record it again and let the profiler finish",
+                    "Record again and let the profiler finish",
                     "with torch.profiler.profile(...) as prof:\n    ...  # leave this block before the process ends",
                     "",
-                    "TD002 is gone on the new capture",
+                    "TD002 is gone in the new recording",
                 )
             ],
             key="damage",

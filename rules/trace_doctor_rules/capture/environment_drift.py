@@ -61,7 +61,7 @@ class EnvironmentDrift(Rule):
 
     code = "TD005"
     name = "environment-drift"
-    title = "The ranks run in different environments"
+    title = "Ranks run in different environments"
     needs = (Environments,)
 
     VALID = [
@@ -75,7 +75,7 @@ class EnvironmentDrift(Rule):
             shown="1 | NVIDIA H100 80GB HBM3 | not recorded | 12.4",
         ),
         Invalid(
-            "another GPU of two", lambda: _job(gpu="NVIDIA A100-SXM4-80GB")[:2], message="The 2 ranks differ"
+            "another GPU of two", lambda: _job(gpu="NVIDIA A100-SXM4-80GB")[:2], message="2 ranks differ"
         ),
         Invalid("another GPU", lambda: _job(gpu="NVIDIA A100-SXM4-80GB"), message="GPU", severity="warning"),
         Invalid(
@@ -97,12 +97,12 @@ class EnvironmentDrift(Rule):
             for what in environments.differing
         ]
         yield Claim(
-            message=f"The {len(environments.ranks)} ranks differ in {listed(differences)}.",
+            message=f"{len(environments.ranks)} ranks differ in {listed(differences)}.",
             confidence="high",
             severity="warning" if serious else "info",
             evidence=[
                 Table(
-                    title="What each rank ran on",
+                    title="Environment of each rank",
                     columns=[Column("rank", "count"), *(Column(what) for what in environments.values)],
                     rows=[
                         [rank, *(of[i] or "not recorded" for of in environments.values.values())]
@@ -113,7 +113,7 @@ class EnvironmentDrift(Rule):
             fixes=[
                 techniques.one_image(
                     environments.dockerfile(),
-                    "record all ranks again: TD005 is gone",
+                    "Record all ranks again: TD005 is gone",
                     torch=environments.usual("PyTorch"),
                     cuda=environments.usual("CUDA runtime"),
                 )

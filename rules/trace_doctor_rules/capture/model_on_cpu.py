@@ -69,7 +69,7 @@ class ModelOnCpu(Rule):
             "products, and no launch in a profile of the GPU",
             _training,
             severity="warning",
-            message="names NVIDIA H100 80GB HBM3, and nothing was launched on it",
+            message="lists NVIDIA H100 80GB HBM3, but no kernel",
             fixes=("Move the model",),
         ),
         Invalid("operators of a CPU library", lambda: _training(op="aten::mkldnn_convolution", wait=False), severity="warning"),
@@ -81,7 +81,7 @@ class ModelOnCpu(Rule):
             return
         names = ", ".join(dict.fromkeys(name or "an unnamed GPU" for name in health.devices))
         yield Claim(
-            message=f"The capture names {names}, and nothing was launched on it: products or convolutions ran on the CPU.",
+            message=f"The capture lists {names}, but no kernel was launched. Matmuls or convolutions ran on the CPU.",
             confidence="high",
             severity="warning",
             fixes=[
@@ -90,7 +90,7 @@ class ModelOnCpu(Rule):
                     'device = torch.device("cuda")\nmodel = model.to(device)   # before the optimizer is made\n'
                     "batch = batch.to(device, non_blocking=True)   # in the loop",
                     "",
-                    "record again: the capture holds kernels, and TD006 is gone",
+                    "Record again: the trace holds kernels and TD006 is gone",
                 )
             ],
             key="cpu",

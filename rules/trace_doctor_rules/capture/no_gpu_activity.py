@@ -83,7 +83,7 @@ class NoGpuActivity(Rule):
 
     code = "TD004"
     name = "no-gpu-activity"
-    title = "The GPU was not recorded"
+    title = "GPU activity was not recorded"
     needs = (CaptureHealth,)
 
     VALID = [
@@ -95,14 +95,14 @@ class NoGpuActivity(Rule):
             "CPU activity only",
             lambda: _work(gpu=True, kernels=False),
             severity="warning",
-            message="names NVIDIA H100 80GB HBM3 but shows no GPU work in the window: the profile's activities",
-            fixes=("Record the GPU",),
+            message="lists NVIDIA H100 80GB HBM3 but has no GPU activity in the analyzed window: ProfilerActivity.CUDA",
+            fixes=("Enable ProfilerActivity",),
         ),
-        Invalid("eight GPUs", lambda: _work(gpu=True, kernels=False, devices=8), message="names 8 × NVIDIA H100"),
-        Invalid("nothing but a call of the runtime", _only_a_wait, severity="warning", message="of its runtime", fixes=("Warm the profiler",)),
-        Invalid("kernels lost", _launched_but_lost, severity="warning", message="3 calls launched", fixes=("Warm the profiler",)),
-        Invalid("kernels lost of a GPU without a name", _nothing_named, severity="warning", message="names no GPU and"),
-        Invalid("kernels before the first step", _outside_the_window, severity="warning", message="outside", fixes=("Record the GPU",)),
+        Invalid("eight GPUs", lambda: _work(gpu=True, kernels=False, devices=8), message="lists 8 × NVIDIA H100"),
+        Invalid("nothing but a call of the runtime", _only_a_wait, severity="warning", message="runtime calls", fixes=("Add warm-up",)),
+        Invalid("kernels lost", _launched_but_lost, severity="warning", message="3 calls launched", fixes=("Add warm-up",)),
+        Invalid("kernels lost of a GPU without a name", _nothing_named, severity="warning", message="lists no GPU and has"),
+        Invalid("kernels before the first step", _outside_the_window, severity="warning", message="outside", fixes=("Enable ProfilerActivity",)),
     ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
@@ -113,7 +113,7 @@ class NoGpuActivity(Rule):
             return
         lost = health.runtime and not health.gpu_events
         yield Claim(
-            message=f"The capture {_names(health.devices)} shows no GPU work in the window: {_why(health)}.",
+            message=f"The capture {_names(health.devices)} no GPU activity in the analyzed window: {_why(health)}.",
             confidence="high",
             severity="warning",
             fixes=[_LOSE_NOTHING if lost else _ASK_FOR_THE_GPU],
@@ -122,17 +122,17 @@ class NoGpuActivity(Rule):
 
 
 _SCHEDULE = "schedule=schedule(wait=1, warmup=1, active=5, repeat=1)"
-_VERIFY = "the new capture holds kernels, and TD004 is gone"
+_VERIFY = "Record again: the trace holds kernels and TD004 is gone"
 
 
 _ASK_FOR_THE_GPU = advice(
-    "Record the GPU as well",
+    "Enable ProfilerActivity.CUDA",
     f"profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], {_SCHEDULE})",
     "",
     _VERIFY,
 )
 _LOSE_NOTHING = advice(
-    "Warm the profiler up, and record more than one launch",
+    "Add warm-up steps to the profiler schedule",
     f"profile(..., {_SCHEDULE})   # the GPU's side starts late: the first launches are lost\n"
     "torch.cuda.synchronize()   # before the profile ends\n"
     "# no other profiler at the same time, and permission to read performance counters",
@@ -144,9 +144,9 @@ _LOSE_NOTHING = advice(
 def _names(devices: tuple[str, ...]) -> str:
     """Those that the file names; torch before 1.9 and some builds for ROCm name none."""
     if not devices:
-        return "names no GPU and"
+        return "lists no GPU and has"
     counted = Counter(name or "an unnamed GPU" for name in devices)
-    return f"names {', '.join(name if n == 1 else f'{n} × {name}' for name, n in counted.items())} but"
+    return f"lists {', '.join(name if n == 1 else f'{n} × {name}' for name, n in counted.items())} but has"
 
 
 def _why(health: CaptureHealth) -> str:
@@ -154,7 +154,7 @@ def _why(health: CaptureHealth) -> str:
         return f"its {health.gpu_events:,} GPU events lie outside the steps"
     if health.launch_calls:
         calls = f"{health.launch_calls:,} call{'' if health.launch_calls == 1 else 's'}"
-        return f"{calls} launched work that the profiler lost"
+        return f"{calls} launched kernels that the profiler lost"
     if health.runtime:
-        return "calls of its runtime were recorded, and nothing that they launched"
-    return "the profile's activities left the GPU out, or nothing ran on it"
+        return "CUDA runtime calls were recorded, but no kernels"
+    return "ProfilerActivity.CUDA was off, or nothing ran on the GPU"

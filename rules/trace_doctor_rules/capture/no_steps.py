@@ -81,14 +81,14 @@ class NoSteps(Rule):
 
     code = "TD001"
     name = "no-steps"
-    title = "The capture shows no steps"
+    title = "No step markers in the capture"
     needs = (Steps,)
 
     VALID = [
         Valid("profiler steps", _marked),
         Valid("optimizer steps", _optimizer_only),
     ]
-    INVALID = [Invalid("no mark at all", _unmarked, severity="info", message="whole window")]
+    INVALID = [Invalid("no mark at all", _unmarked, severity="info", message="analyzed as one step")]
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         steps = ctx[Steps]
@@ -96,12 +96,12 @@ class NoSteps(Rule):
             return
         start, end = steps.window
         yield Claim(
-            message=f"The capture shows no steps: the whole window of {milliseconds((end - start) / 1e3)} counts as one.",
+            message=f"The capture has no step markers: the {milliseconds((end - start) / 1e3)} window is analyzed as one step.",
             confidence="high",
             severity="info",
             fixes=[
                 advice(
-                    "Record a few marked steps", _SCHEDULE, "", "the new capture holds ProfilerStep# marks"
+                    "Call prof.step() after each step", _SCHEDULE, "", "The new trace holds ProfilerStep# markers"
                 )
             ],
             key="steps",

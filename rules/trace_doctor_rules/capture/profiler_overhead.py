@@ -68,7 +68,7 @@ class ProfilerOverhead(Rule):
 
     code = "TD003"
     name = "profiler-overhead"
-    title = "Recording slows the run down"
+    title = "Profiler overhead inflates step times"
     costs_host_time = True
     about = ("profiler",)
     needs = (ProfilerCost, Steps)
@@ -110,7 +110,7 @@ class ProfilerOverhead(Rule):
     ]  # fmt: skip
     INVALID = [
         Invalid("a flush in each step", lambda: _profiled(flush_us=100), message="Buffer Flush", severity="info", confidence="high"),
-        Invalid("steps half as long without it", lambda: _profiled(flush_us=500, plain=(1.0, 1.01, 1.0, 1.02)), message="more): host"),
+        Invalid("steps half as long without it", lambda: _profiled(flush_us=500, plain=(1.0, 1.01, 1.0, 1.02)), message="). Host times"),
         Invalid("stacks of many short calls", lambda: _profiled(frames=1500), message="with_stack", confidence="medium", severity="info"),
     ]  # fmt: skip
 
@@ -123,10 +123,10 @@ class ProfilerOverhead(Rule):
         marked, stacks = cost.marked_ns / length, cost.frames_ns / length
         parts = []
         if marked >= self.min_share:
-            parts.append(f"{marked:.0%} of the steps is the profiler's own work ({cost.marked[0][0]})")
+            parts.append(f"the profiler ({cost.marked[0][0]}) takes {marked:.0%} of step time")
         if stacks >= self.min_stack_share:
             parts.append(
-                f"recording {cost.frames / steps.count:,.0f} Python calls a step (with_stack=True) takes about {stacks:.0%} of it"
+                f"recording {cost.frames / steps.count:,.0f} Python calls per step (with_stack=True) takes about {stacks:.0%} of step time"
             )
         if not parts:
             return
@@ -135,13 +135,13 @@ class ProfilerOverhead(Rule):
         if cost.frames:
             work.append(("Python calls (estimated)", cost.frames, cost.frames_ns))
         yield Claim(
-            message=f"{text[0].upper()}{text[1:]}: host times of this capture are longer than without it.",
+            message=f"{text[0].upper()}{text[1:]}. Host times in this capture are longer than without it.",
             confidence="high" if marked >= self.min_share else "medium",
             severity="info",
             evidence=[
                 Table.with_units(
-                    "The profiler's own work in the steady steps",
-                    {"what": "text", "number": "count", "together": "us"},
+                    "Profiler overhead in steady steps",
+                    {"what": "text", "count": "count", "total": "us"},
                     [[name, number, ns / 1e3] for name, number, ns in work],
                 )
             ],
@@ -155,14 +155,14 @@ class ProfilerOverhead(Rule):
             return
         yield Claim(
             message=(
-                f"A step takes {milliseconds(plain.median_ns / 1e3)}, and {milliseconds(cost.median_ns / 1e3)} under the "
-                f"profiler ({longer / plain.median_ns:.0%} more): host times of this capture are longer than without it."
+                f"Steps take {milliseconds(cost.median_ns / 1e3)} with and {milliseconds(plain.median_ns / 1e3)} without the "
+                f"profiler (+{longer / plain.median_ns:.0%}). Host times in this capture are longer than without it."
             ),
             confidence="high",
             severity="info",
             evidence=[
                 Table.with_units(
-                    "Steps in the phases of the recording",
+                    "Step times by recording phase",
                     {"phase": "text", "steps": "count", "median": "us"},
                     [[phase, steps, ns / 1e3] for phase, steps, ns in cost.phases],
                 )
@@ -172,10 +172,10 @@ class ProfilerOverhead(Rule):
 
 
 _RECORD_LESS = advice(
-    "Record less",
+    "Disable stacks, shapes and memory",
     "profile(with_stack=False, profile_memory=False, record_shapes=False, "
     "schedule=schedule(wait=1, warmup=2, active=3, repeat=1))\n"
     "Take stacks in a second, short capture, for the lines; compare step times without the profiler.",
     "without stacks findings name no lines",
-    "record again without it: the same steps are shorter",
+    "Record again: the same steps are shorter",
 )

@@ -37,7 +37,7 @@ def more_workers(data_waits: DataWaits, verify: str) -> Fix:
     """For a loader whose workers are late."""
     rest = (data_waits.length - data_waits.exposed) / data_waits.count
     late = (
-        f"The workers are late by {milliseconds(data_waits.per_step / 1e3)} a step, so they need about "
+        f"The workers are late by {milliseconds(data_waits.per_step / 1e3)} per step: they need about "
         f"{ceil((data_waits.per_step + rest) / max(rest, 1) * 10) / 10:g} times the throughput."
     )
     return techniques.more_workers(late, verify, pin=data_waits.device is not None)
@@ -46,5 +46,5 @@ def more_workers(data_waits: DataWaits, verify: str) -> Fix:
 def work_ahead(data_waits: DataWaits, verify: str) -> Fix:
     """For loaders of other kinds."""
     return techniques.work_ahead(
-        f"The loop waits {milliseconds(data_waits.per_step / 1e3)} a step for this loader.", verify
+        f"The loop waits {milliseconds(data_waits.per_step / 1e3)} per step for this loader.", verify
     )

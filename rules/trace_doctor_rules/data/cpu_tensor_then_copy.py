@@ -148,7 +148,7 @@ class CpuTensorThenCopy(TimeRule):
 
     code = "TD104"
     name = "cpu-tensor-then-copy"
-    title = "A tensor is made on the host and then copied"
+    title = "Tensor created on CPU, then copied"
     needs = (Steps, Replay, Moments)
     wants = (CallSites, TimeLedger, GpuTimeline, DeviceCopies, UnseenCopies)
     to_pass = (RecordedOperators, IdleCauses)
@@ -187,7 +187,7 @@ class CpuTensorThenCopy(TimeRule):
         Invalid(
             "a mask in every step",
             _training,
-            message="aten::zeros in function train of train.py makes a tensor on the host once a step",
+            message="aten::zeros in train() (train.py) creates a CPU tensor once per step",
             confidence="high",
             shown="aten::zeros | 1.0 | 66.0 | 162.16666666666666 | 90.0",
             file="train.py",
@@ -242,7 +242,7 @@ class CpuTensorThenCopy(TimeRule):
             )
         if doubtful and not claimed:
             raise NotCaptured(
-                "tensors made on the host and copied, but no steps that would show whether they come back",
+                "CPU tensors are copied to the GPU, but no step markers show whether this repeats",
                 "call prof.step() after each training step",
             )
 
@@ -270,13 +270,13 @@ class CpuTensorThenCopy(TimeRule):
         confidence = "low" if isinstance(copies, UnseenCopies) else self._confidence(ctx, outcome, site)
         target = site.target if site else None
         return Claim(
-            message=_message(name, site, len(members) / count, outcome, copies),
+            message=_message(name, site, len(members) / count, copies),
             confidence=confidence,
             severity="info" if confidence == "low" else None,
             saving=outcome.saving(),
             location=location(site, ts_us=moments.ts_us(longest[0])),
-            evidence=[_table(copies, members, name, count), outcome.table(_WHAT_IF, "made on the device")],
-            spans=moments.longest(spans, "made on the host and copied"),
+            evidence=[_table(copies, members, name, count), outcome.table(_WHAT_IF, "created on the GPU")],
+            spans=moments.longest(spans, "created on CPU and copied"),
             fixes=[techniques.create_on_device(_VERIFY, target), techniques.make_once(_VERIFY, target)],
             removal=removal,
             owned=spans,
@@ -297,8 +297,8 @@ def _copies(ctx: Context) -> Copies:
     return ctx[DeviceCopies]
 
 
-_VERIFY = "record the same steps again: the copy to the device is gone from this line"
-_WHAT_IF = "What if it were made on the device"
+_VERIFY = "Record the same steps again: this line no longer copies to the device"
+_WHAT_IF = "Simulated: created on the GPU"
 
 
 def _removal(copies: Copies, members: list[int]) -> Removal:
@@ -312,14 +312,12 @@ def _removal(copies: Copies, members: list[int]) -> Removal:
     )
 
 
-def _message(name: str, site: Site | None, times: float, outcome: ReplayOutcome, copies: Copies) -> str:
+def _message(name: str, site: Site | None, times: float, copies: Copies) -> str:
     where = f" in {site}" if site else ""
     unseen = isinstance(copies, UnseenCopies)
     often = "once" if round(times, 1) == 1 else f"{times:.1f}".removesuffix(".0") + " times"
-    return (
-        f"{name}{where} makes a tensor on the host {often} a step, which is copied to the GPU at once: made there, "
-        f"{outcome.promise}{'; what the GPU did meanwhile was not recorded' if unseen else ''}."
-    )
+    doubt = " Low confidence: GPU activity was not recorded." if unseen else ""
+    return f"{name}{where} creates a CPU tensor {often} per step, which is then copied to the GPU.{doubt}"
 
 
 def _table(copies: Copies, members: list[int], name: str, count: int) -> Table:
@@ -327,13 +325,13 @@ def _table(copies: Copies, members: list[int], name: str, count: int) -> Table:
     seen = not isinstance(copies, UnseenCopies)
     on_device = float(run.dur[copies.row[members]].sum()) / count / 1e3 if seen else None
     return Table.with_units(
-        "Made on the host, then copied (per steady step)",
+        "Created on CPU, then copied, per steady step",
         {
             "operator": "code",
             "times": "count",
-            "making it": "us",
-            "the host copies": "us",
-            "the device copies": "us",
+            "creation": "us",
+            "copy on the host": "us",
+            "copy on the GPU": "us",
         },
         [
             [

@@ -139,7 +139,7 @@ class DataLoaderStarvation(TimeRule):
 
     code = "TD101"
     name = "dataloader-starvation"
-    title = "The loop waits for data"
+    title = "Training stalls on data loading"
     costs_host_time = True
     about = ("data_loading",)
     needs = (Steps, DataLoading, DataWaits, Replay, Moments)
@@ -216,8 +216,8 @@ class DataLoaderStarvation(TimeRule):
             "400 us a step in the training process",
             lambda: _training(400),
             saving_us=220,
-            message="waits for data",
-            fixes=("num_workers=2", "Hugging Face", "Lightning", "IterableDataset"),
+            message="per step for the next batch",
+            fixes=("num_workers=2", "TrainingArguments", "DataModule", "IterableDataset"),
             confidence="high",
             codemod="dataloader-args",
             before=_SCRIPT,
@@ -226,19 +226,19 @@ class DataLoaderStarvation(TimeRule):
         Invalid(
             "workers that do not keep up",
             lambda: _training(6000, workers=2),
-            message="its workers do not keep up",
+            message="the workers are too slow",
             confidence="high",
-            fixes=("Use more workers",),
+            fixes=("Add workers",),
         ),
         Invalid(
             "short steps, and workers that do not keep up",
             lambda: _training(600, workers=2, steps=8),
-            message="handing over",
+            message="handover",
             confidence="medium",
         ),
-        Invalid("more loading than eight workers do", lambda: _training(4000), fixes=("in 8 worker", "", "", "")),
-        Invalid("on three cores", lambda: _training(4000), fixes=("in 3 worker", "", "", ""), options={"extra": {"cpu_count": 3}}),
-        Invalid("a queue that stands still", lambda: _training(400, stall=700), severity="info", message="does not explain"),
+        Invalid("more loading than eight workers do", lambda: _training(4000), fixes=("num_workers=8", "", "", "")),
+        Invalid("on three cores", lambda: _training(4000), fixes=("num_workers=3", "", "", ""), options={"extra": {"cpu_count": 3}}),
+        Invalid("a queue that stands still", lambda: _training(400, stall=700), severity="info", message="does not reproduce"),
         Invalid("for a moment", lambda: _training(400, steps=30, stall=150), confidence="medium", thresholds={"max_unattributed": 1e-4}),
         Invalid("two batches", lambda: _training(500, steps=2), confidence="high"),
         Invalid("one batch only", lambda: _training(500, steps=1), confidence="low", severity="info"),
@@ -251,8 +251,8 @@ class DataLoaderStarvation(TimeRule):
             severity="info",
         ),
         Invalid("workers of a CPU that do not keep up", lambda: _training(12_000, gpu_us=28_000, workers=2, gpu=False), confidence="medium"),
-        Invalid("a loader named in the settings", _named_loader, options={"loader_annotations": ("dali_next",)}, fixes=("work ahead",)),
-        Invalid("CPU-only", lambda: _training(400, gpu=False), saving_us=400, message="main thread", confidence="medium"),
+        Invalid("a loader named in the settings", _named_loader, options={"loader_annotations": ("dali_next",)}, fixes=("Prefetch batches",)),
+        Invalid("CPU-only", lambda: _training(400, gpu=False), saving_us=400, message="The main thread", confidence="medium"),
     ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
@@ -274,7 +274,7 @@ class DataLoaderStarvation(TimeRule):
         moments = ctx[Moments]
         longest = max(data_waits.waits, key=lambda w: w[1] - w[0])
         yield Claim(
-            message=_message(data_waits, outcome, site, why),
+            message=_message(data_waits, site, why),
             confidence=confidence,
             severity="info" if confidence == "low" else None,
             saving=outcome.saving(),
@@ -304,30 +304,30 @@ class DataLoaderStarvation(TimeRule):
     def _confidence(
         self, ctx: Context, data_waits: DataWaits, outcome: ReplayOutcome
     ) -> tuple[Confidence, str]:
-        """How sure, and what to say where it is less than sure."""
+        """How sure, and a sentence where it is less than sure."""
         if data_waits.device is not None and outcome.basis != "replay":
-            return "low", "the replay does not explain this capture well"
+            return "low", "Low confidence: the simulation does not reproduce this capture well."
         if len(data_waits.waits) < 2:
-            return "low", "seen in one batch only"
+            return "low", "Low confidence: only one batch observed."
         if ctx[Steps].source == "none":
-            return "low", "the capture shows no steps"
+            return "low", "Low confidence: the capture has no step markers."
         if self.much_unattributed(ctx):
-            return "medium", "much of the idle time has no known cause"
+            return "medium", "Much of the idle time has no known cause."
         if (
             data_waits.kind == "workers"
             and data_waits.device is None
             and data_waits.exposed < self.min_worker_share * data_waits.length
         ):
-            return "low", "training takes the workers' cores"
+            return "low", "Low confidence: training runs on the cores of the workers."
         if data_waits.kind == "workers" and data_waits.exposed < self.min_worker_wait_us * 1e3 * len(
             data_waits.waits
         ):
-            return "medium", "part of it may be handing over, which larger batches make rarer"
+            return "medium", "Part of it may be the handover of batches, which larger batches make rarer."
         if len(data_waits.slow) * 2 < len(data_waits.steps):
-            doubt = f"{len(data_waits.slow)} of {len(data_waits.steps)} steps wait that long"
+            doubt = f"Only {len(data_waits.slow)} of {len(data_waits.steps)} steps wait that long"
             if self._held_up(data_waits):
-                return "low", f"{doubt}: others may have held it up"
-            return "medium", doubt
+                return "low", f"{doubt}: other processes may have preempted it."
+            return "medium", f"{doubt}."
         return ("high" if data_waits.device is not None else "medium"), ""
 
     def _held_up(self, data_waits: DataWaits) -> bool:
@@ -349,7 +349,7 @@ class DataLoaderStarvation(TimeRule):
         return load_in_workers(data_waits, workers, _VERIFY, site.target if site else None, indexed=indexed)
 
 
-_VERIFY = "record the same steps again: TD101 should no longer fire, and the step should be shorter"
+_VERIFY = "Record the same steps again: TD101 is gone and the step is shorter"
 
 
 def _site(ctx: Context) -> Site | None:
@@ -358,44 +358,42 @@ def _site(ctx: Context) -> Site | None:
 
 
 _WHO: dict[LoaderKind, str] = {
-    "in_process": "the training process loads every batch itself (num_workers=0)",
-    "workers": "its workers do not keep up",
-    "pipe": "the DataPipe does not keep up",
-    "other": "the loader does not keep up",
+    "in_process": "num_workers=0, so the training process loads every batch itself",
+    "workers": "the workers are too slow",
+    "pipe": "the DataPipe is too slow",
+    "other": "the loader is too slow",
 }
 
 
-def _message(data_waits: DataWaits, outcome: ReplayOutcome, site: Site | None, doubt: str) -> str:
-    """One sentence: what waits, how long, why, and what a step could take."""
+def _message(data_waits: DataWaits, site: Site | None, doubt: str) -> str:
+    """What waits, how long, where and why."""
     who = "The GPU" if data_waits.device is not None else "The main thread"
     where = f" in {site}" if site else ""
-    text = (
-        f"{who} waits for data for {milliseconds(data_waits.per_step / 1e3)} of a step{where}, because "
-        f"{_WHO[data_waits.kind]}: {outcome.promise}"
-    )
-    return f"{text}; {doubt}." if doubt else f"{text}."
+    waits = milliseconds(data_waits.per_step / 1e3)
+    text = f"{who} waits {waits} per step for the next batch{where}: {_WHO[data_waits.kind]}."
+    return f"{text} {doubt}" if doubt else text
 
 
 def _tables(ctx: Context, data_waits: DataWaits, outcome: ReplayOutcome) -> list[Table]:
-    resource = "GPU idle" if data_waits.device is not None else "main thread waits"
+    resource = "GPU" if data_waits.device is not None else "main thread"
     tables = [
         Table.with_units(
-            "Data loading in each steady step, longest wait first",
-            {"step": "count", "takes": "us", "inside the loader": "us", f"of it {resource}": "us"},
+            "Data loading per steady step, longest wait first",
+            {"step": "count", "takes": "us", "in the loader": "us", f"{resource} waits": "us"},
             [
                 [s.step, s.takes / 1e3, s.inside / 1e3, s.exposed / 1e3]
                 for s in sorted(data_waits.steps, key=lambda s: (-s.exposed, s.step))
             ],
         ),
-        outcome.table("What if the next batch were always ready", "without waiting for data"),
+        outcome.table("Simulated: the next batch is always ready", "without data waits"),
     ]
     parts = ctx[DataLoading].parts(ctx[Steps].spans("steady"))
     if parts:
         ranked = sorted(parts.items(), key=lambda part: -part[1])
         tables.append(
             Table.with_units(
-                "What the loader's time goes to (from the stacks)",
-                {"part": "text", "per step": "us", "of the loader": "share"},
+                "Time in the loader (from Python stacks)",
+                {"part": "text", "time per step": "us", "of loader time": "share"},
                 [[part, ns / data_waits.count / 1e3, ns / max(data_waits.loading, 1)] for part, ns in ranked],
             )
         )

@@ -138,7 +138,7 @@ class PageableCopies(TimeRule):
 
     code = "TD102"
     name = "pageable-copies"
-    title = "Copies to the GPU come from memory that is not pinned"
+    title = "Host-to-device copies are not overlapped"
     about = ("exposed_copy",)
     needs = (Steps, GpuTimeline, DeviceCopies, Replay, Moments)
     wants = (CallSites, TimeLedger)
@@ -176,7 +176,7 @@ class PageableCopies(TimeRule):
         Invalid(
             "4 MB a step",
             _training,
-            message="6 copies to the GPU from pageable memory, beside",
+            message="1 pageable host-to-device copy per step",
             confidence="high",
             shown="aten::to | 1.0 | 400.0",
             codemod="pinned-copies",
@@ -184,8 +184,8 @@ class PageableCopies(TimeRule):
             after=_PATCHED,
         ),
         Invalid("after an operator that cannot have filled as much", lambda: _made_on_the_host(2), confidence="high"),
-        Invalid("the host runs ahead", lambda: _training(waits=False), message="6 copies", shown="aten::to | 1.0 | 400.0"),
-        Invalid("one step", lambda: _training(steps=1), confidence="medium", message="1 copy to"),
+        Invalid("the host runs ahead", lambda: _training(waits=False), message="1 pageable", shown="aten::to | 1.0 | 400.0"),
+        Invalid("one step", lambda: _training(steps=1), confidence="medium", message="1 pageable host-to-device copy"),
         Invalid("two steps", lambda: _training(steps=2), confidence="high"),
         Invalid("without marks of steps", lambda: _training(marked=False), severity="info", confidence="low"),
         Invalid("a queue that stands still", lambda: _training(stall=4000), severity="info", confidence="low"),
@@ -194,7 +194,7 @@ class PageableCopies(TimeRule):
         Invalid(
             "pinned memory, and the host waits",
             lambda: _training(_PINNED, gpu_us=900, waits=True),
-            message="from pinned memory, for which the host waits, beside",
+            message="1 pinned host-to-device copy per step blocks the host",
         ),
     ]  # fmt: skip
 
@@ -220,7 +220,7 @@ class PageableCopies(TimeRule):
         confidence = self._confidence(ctx, outcome)
         doubtful = copies.stacks and replay.beside(removal, HALF) < self.min_lasting
         yield Claim(
-            message=_message(copies, chosen, bare / steps.count, outcome),
+            message=_message(copies, chosen, bare / steps.count, steps.count),
             confidence=confidence,
             severity="info" if confidence == "low" or doubtful else None,
             saving=outcome.saving(),
@@ -248,18 +248,19 @@ class PageableCopies(TimeRule):
         return "medium" if self.much_unattributed(ctx) or steps.count < 2 else "high"
 
 
-_VERIFY = "record the same steps again: the copies should be called Pinned, and the step should be shorter"
+_VERIFY = "Record the same steps again: the copies are named Pinned and the step is shorter"
 
 
-def _message(copies: DeviceCopies, chosen: npt.NDArray[np.bool_], bare: float, outcome: ReplayOutcome) -> str:
-    number = int(chosen.sum())
-    pinned = int((chosen & copies.pinned).sum())
+def _message(copies: DeviceCopies, chosen: npt.NDArray[np.bool_], bare_ns: float, steps: int) -> str:
+    """`bare_ns`: time per step in which nothing else runs on the GPU."""
+    number, pinned = int(chosen.sum()), int((chosen & copies.pinned).sum())
     memory = "pinned" if pinned == number else "pinned and pageable" if pinned else "pageable"
-    waits = ", for which the host waits," if pinned else ","
-    better = "without waiting" if pinned == number else "from pinned memory, without waiting"
+    often = f"{number / steps:.1f}".removesuffix(".0")
+    copies_, s = ("copy", "s") if often == "1" else ("copies", "")
+    blocks = f" block{s} the host and" if pinned else ""
     return (
-        f"{number} cop{'y' if number == 1 else 'ies'} to the GPU from {memory} memory{waits} beside which it does nothing "
-        f"else for {two_figures(bare / 1e3)} of a step: {better}, {outcome.promise}."
+        f"{often} {memory} host-to-device {copies_} per step{blocks} leave{s} the GPU otherwise idle for "
+        f"{two_figures(bare_ns / 1e3)}."
     )
 
 
@@ -270,16 +271,16 @@ def _tables(
     rows: dict[str, list[int]] = {}
     for i in np.flatnonzero(chosen).tolist():
         op = int(copies.op[i])
-        rows.setdefault(run.text(op) if op >= 0 else "not captured", []).append(i)
+        rows.setdefault(run.text(op) if op >= 0 else "not recorded", []).append(i)
     return [
         Table.with_units(
-            "Copies from pageable memory (per steady step)",
+            "Host-to-device copies per steady step",
             {
                 "operator": "code",
                 "copies": "count",
-                "they take": "us",
-                "with nothing beside": "us",
-                "less from pinned memory": "us",
+                "takes": "us",
+                "GPU otherwise idle": "us",
+                "saved by pinning": "us",
             },
             [
                 [
@@ -292,5 +293,5 @@ def _tables(
                 for name, own_rows in rows.items()
             ],
         ),
-        outcome.table("What if copies came from pinned memory and did not wait", "pinned"),
+        outcome.table("Simulated: pinned copies that do not block", "pinned"),
     ]

@@ -101,7 +101,7 @@ class WorkerRestart(Rule):
 
     code = "TD103"
     name = "worker-restart"
-    title = "Worker processes are started for every epoch"
+    title = "DataLoader workers restart every epoch"
     costs_host_time = True
     about = ("data_loading",)
     needs = (Steps, DataLoading, WorkerRestarts, Replay, Moments)
@@ -189,13 +189,13 @@ class WorkerRestart(Rule):
         spans = [(r.start, r.end) for r in restarts]
         confidence = self._confidence(ctx, restarts, outcome)
         yield Claim(
-            message=_message(restarts, usual, count, outcome),
+            message=_message(restarts, usual, count),
             confidence=confidence,
             severity="info" if confidence == "low" or len(restarts) < 2 else None,
             saving=outcome.saving(),
             location=location(None, ts_us=moments.ts_us(spans[0][0])),
-            evidence=[_table(ctx, restarts, usual), outcome.table(_WHAT_IF, "workers that persist")],
-            spans=moments.longest(spans, "workers end and start"),
+            evidence=[_table(ctx, restarts, usual), outcome.table(_WHAT_IF, "persistent workers")],
+            spans=moments.longest(spans, "workers restart"),
             fixes=[techniques.persistent_workers(_VERIFY)],
             removal=removal,
             owned=spans,
@@ -222,25 +222,25 @@ class WorkerRestart(Rule):
 
 
 _VERIFY = (
-    "record the same steps again: TD103 should be gone, and the first step of an epoch as long as the others"
+    "Record the same steps again: TD103 is gone and the first step of an epoch is as short as the others"
 )
-_WHAT_IF = "What if workers lived on from epoch to epoch"
+_WHAT_IF = "Simulated: workers persist"
 
 
-def _message(restarts: Sequence[Border], usual: int, count: int, outcome: ReplayOutcome) -> str:
+def _message(restarts: Sequence[Border], usual: int, count: int) -> str:
     each = two_figures(sum(r.length for r in restarts) / len(restarts) / 1e3)
     often = f"{len(restarts)} times in {count} steps" if len(restarts) > 1 else "once in the capture"
     return (
-        f"The loader's worker processes are started again for every epoch, {often}: {each} pass until the next batch, "
-        f"instead of {two_figures(usual / 1e3)}; {outcome.promise}, at this length of an epoch."
+        f"DataLoader workers restart {often}, once per epoch. The first batch of an epoch takes {each}, others "
+        f"{two_figures(usual / 1e3)}."
     )
 
 
 def _table(ctx: Context, restarts: Sequence[Border], usual: int) -> Table:
     spans = [(s.index, s.start, s.end) for s in ctx[Steps].steady]
     return Table.with_units(
-        "Borders between epochs",
-        {"step": "count", "ending": "us", "starting": "us", "first batch": "us", "median wait": "us"},
+        "Epoch boundaries",
+        {"step": "count", "shutdown": "us", "startup": "us", "first batch": "us", "median wait": "us"},
         [
             [
                 next((i for i, start, end in spans if start <= r.start < end), None),

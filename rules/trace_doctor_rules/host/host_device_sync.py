@@ -215,7 +215,7 @@ class HostDeviceSync(TimeRule):
 
     code = "TD201"
     name = "host-device-sync"
-    title = "The host waits for the GPU again and again"
+    title = "Frequent host–device synchronization"
     about = ("sync",)
     needs = (Steps, GpuTimeline, SyncSites, Replay, Moments)
     wants = (TimeLedger,)
@@ -280,7 +280,7 @@ class HostDeviceSync(TimeRule):
         Invalid(
             "several times a step, without stacks",
             lambda: _training(per_step=3),
-            message="3 times a step",
+            message="3 times per step",
             confidence="medium",
             thresholds={"min_times": 18},
         ),
@@ -293,18 +293,18 @@ class HostDeviceSync(TimeRule):
         ),
         Invalid("for longer than the replay explains", lambda: _training(stacks=True, stall=300, steps=40), severity="info"),
         Invalid("in all steps but one", lambda: _training(missing=3), message="5 times in 6 steps"),
-        Invalid("one after the other", lambda: _training(sync="one after the other"), message="and 1 more place block the host"),
-        Invalid("one alone, and two that hide each other", _alone_and_together, message="and 2 more places block the host"),
-        Invalid("three in a row", lambda: _training(sync="three"), message="and 2 more places block the host"),
+        Invalid("one after the other", lambda: _training(sync="one after the other"), message="and 1 more call site block the host"),
+        Invalid("one alone, and two that hide each other", _alone_and_together, message="and 2 more call sites block the host"),
+        Invalid("three in a row", lambda: _training(sync="three"), message="and 2 more call sites block the host"),
         Invalid(
             "copies to the device wait as well",
             lambda: _training(sync="both", gpu_us=600),
-            message="once copies to it do not wait either",
+            message="asynchronous host-to-device copies as well",
             fixes=("", "", "pinned"),
         ),
-        Invalid("between copies to the host and to the device", _between_copies, claims=2, message="(up to 38% less)"),
+        Invalid("between copies to the host and to the device", _between_copies, claims=2, message="blocks the host"),
         Invalid("nonzero", lambda: _training(sync="nonzero"), message="aten::nonzero"),
-        Invalid(".cpu()", lambda: _training(sync="cpu"), message="aten::to → aten::copy_ blocks the host once a step"),
+        Invalid(".cpu()", lambda: _training(sync="cpu"), message="aten::to → aten::copy_ blocks the host once per step"),
         Invalid("torch.cuda.synchronize()", lambda: _training(sync="synchronize"), message="cudaDeviceSynchronize", codemod="remove-call"),
     ]  # fmt: skip
 
@@ -366,7 +366,7 @@ class HostDeviceSync(TimeRule):
         longest = max(idle, key=lambda w: w[1] - w[0])
         confidence = self._confidence(ctx, sites, outcome)
         return Claim(
-            message=_message(sites, outcome, count, copies is not None),
+            message=_message(sites, count, copies is not None),
             confidence=confidence,
             severity="info" if confidence == "low" else None,
             saving=outcome.saving(),
@@ -402,17 +402,15 @@ def _one_of_each_kind(sites: Sequence[SyncSite]) -> list[SyncSite]:
 # -- words -----------------------------------------------------------------------------------------------------
 
 
-def _message(sites: Sequence[SyncSite], outcome: ReplayOutcome, count: int, with_copies: bool) -> str:
-    """One sentence: what blocks, where, how often, and what a step could take."""
+def _message(sites: Sequence[SyncSite], count: int, with_copies: bool) -> str:
+    """What blocks, where and how often."""
     first = sites[0]
     what = first.name + (f" in {first.site}" if first.site else "")
     if len(sites) > 1:
-        what += f" and {len(sites) - 1} more place{'s' if len(sites) > 2 else ''}"
-    block, keep = ("blocks", "keeps") if len(sites) == 1 else ("block", "keep")
-    return (
-        f"{what} {block} the host {_often(sum(s.times for s in sites), count)}, and {keep} it from running ahead "
-        f"of the GPU: {outcome.promise}{', once copies to it do not wait either' if with_copies else ''}."
-    )
+        what += f" and {len(sites) - 1} more call site{'s' if len(sites) > 2 else ''}"
+    often = _often(sum(s.times for s in sites), count)
+    also = " The saving needs asynchronous host-to-device copies as well." if with_copies else ""
+    return f"{what} block{'s' if len(sites) == 1 else ''} the host {often}, so it can't run ahead of the GPU.{also}"
 
 
 def _often(times: int, count: int) -> str:
@@ -420,20 +418,20 @@ def _often(times: int, count: int) -> str:
         return f"{times} times in {count} steps"
     per_step = times / count
     number = f"{per_step:.0f}" if per_step >= 2 else f"{per_step:.1f}".removesuffix(".0")
-    return "once a step" if number == "1" else f"{number} times a step"
+    return "once per step" if number == "1" else f"{number} times per step"
 
 
 def _tables(ctx: Context, sites: Sequence[SyncSite], outcome: ReplayOutcome) -> list[Table]:
     count, replay = ctx[Steps].count, ctx[Replay]
     return [
         Table.with_units(
-            "Where the host waits (per steady step)",
+            "Synchronizing calls per steady step",
             {
                 "operator": "text",
-                "line": "location",
-                "waits": "count",
-                "held while the GPU was busy": "us",
-                "idle charged to it": "us",
+                "call site": "location",
+                "calls": "count",
+                "blocked, GPU busy": "us",
+                "GPU idle caused": "us",
                 "saves alone": "us",
             },
             [
@@ -448,12 +446,12 @@ def _tables(ctx: Context, sites: Sequence[SyncSite], outcome: ReplayOutcome) -> 
                 for s in sites
             ],
         ),
-        outcome.table("What if these calls did not wait", "asynchronous"),
+        outcome.table("Simulated: these calls do not block", "asynchronous"),
     ]
 
 
 _VERIFY = (
-    "record the same steps again: TD201 should no longer name this place, and the step should be shorter"
+    "Record the same steps again: TD201 no longer names this call site and the step is shorter"
 )
 
 

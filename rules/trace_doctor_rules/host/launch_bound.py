@@ -132,7 +132,7 @@ class LaunchBound(TimeRule):
 
     code = "TD202"
     name = "launch-bound"
-    title = "The GPU waits for launches"
+    title = "GPU is launch-bound"
     costs_host_time = True
     about = ("dispatch", "python", "optimizer", "launch")
     needs = (Steps, HostBound, Moments, Replay)
@@ -205,11 +205,11 @@ class LaunchBound(TimeRule):
         Invalid(
             "20 us of host work for kernels of 5 us",
             _training,
-            message="360 kernels",
+            message="60 launches per step",
             confidence="high",
             saving_us=730,
             thresholds={"min_kernels": 360, "min_saving": 0.5, "min_share_with_stacks": 1.0},
-            fixes=("Compile", "CUDA graph", "larger batch"),
+            fixes=("torch.compile", "CUDA graph", "batch"),
             codemod="compile-model",
             before=_SCRIPT,
             after=_PATCHED,
@@ -218,15 +218,15 @@ class LaunchBound(TimeRule):
         Invalid("without marks of steps", lambda: _training(count=120, steps=1, marked=False), severity="info"),
         Invalid("a queue that stands still for a while", lambda: _training(stall=250), confidence="medium", thresholds={"max_unattributed": 1e-3}),
         Invalid("a queue that stands still for long", lambda: _training(stall=2000), confidence="low"),
-        Invalid("much of it in the optimizer", lambda: _training(optimizer=300), fixes=("Compile", "fused", "CUDA graph", "larger")),
+        Invalid("much of it in the optimizer", lambda: _training(optimizer=300), fixes=("torch.compile", "fused", "CUDA graph", "batch")),
         Invalid("a slow host", lambda: _training(kernel_us=25, host_us=60), confidence="high"),
         Invalid(
             "with stacks, which may be what makes it slow",
             lambda: _training(kernel_us=16.5, host_us=30, stacks=True),
-            message="stacks were recorded",
+            message="without Python stacks",
             severity="info",
         ),
-        Invalid("views by the hundred", lambda: _splitting("aten::as_strided"), message="120 kernels"),
+        Invalid("views by the hundred", lambda: _splitting("aten::as_strided"), message=" launches per step"),
         Invalid(
             "launches return when their kernel has ended",
             _blocking,
@@ -237,7 +237,7 @@ class LaunchBound(TimeRule):
             fixes=("Unset CUDA_LAUNCH_BLOCKING",),
         ),
         Invalid("the same without marks of steps", lambda: _blocking(marked=False), confidence="medium", message="LAUNCH_BLOCKING"),
-        Invalid("kernels so short that they end within their call", lambda: _blocking(kernel_us=6), message="waits for the host to launch"),
+        Invalid("kernels so short that they end within their call", lambda: _blocking(kernel_us=6), message="launches per step"),
         Invalid("two steps", lambda: _training(steps=2), confidence="high"),
         Invalid("one step", lambda: _training(count=120, steps=1), confidence="medium"),
     ]  # fmt: skip
@@ -262,7 +262,7 @@ class LaunchBound(TimeRule):
         owned = spans_of(host_bound.owned)
         confidence = self._confidence(ctx, host_bound)
         yield Claim(
-            message=_message(host_bound, lasts=self._lasts(host_bound)),
+            message=_message(host_bound, ctx[Steps].count, lasts=self._lasts(host_bound)),
             confidence=confidence,
             severity="info" if confidence == "low" else None,
             saving=outcome.saving_between(
@@ -288,13 +288,13 @@ class LaunchBound(TimeRule):
         yield Claim(
             message=(
                 f"{host_bound.held_launches:,} of {host_bound.launched:,} launch calls return only when their kernel has ended, as with "
-                f"CUDA_LAUNCH_BLOCKING=1: nothing is queued, and the GPU idles {total(host_bound.owned) / max(host_bound.length, 1):.0%} "
-                f"of the step until the next one comes. If they returned at once, {outcome.promise}."
+                f"CUDA_LAUNCH_BLOCKING=1. Nothing is queued, so the GPU idles {total(host_bound.owned) / max(host_bound.length, 1):.0%} "
+                "of the step between launches."
             ),
             confidence="high" if sure else "medium",
             saving=outcome.saving(),
             location=location(None, device=host_bound.device, ts_us=moments.ts_us(owned[0][0])),
-            evidence=[outcome.table("What if launches returned at once", "launches that do not wait")],
+            evidence=[outcome.table("Simulated: launches return immediately", "asynchronous launches")],
             spans=moments.longest(owned, "waiting for a launch", device=host_bound.device),
             fixes=[techniques.launches_do_not_wait(_VERIFY)],
             removal=host_bound.returning,
@@ -318,19 +318,19 @@ class LaunchBound(TimeRule):
         return ("high", "medium", "low")[min(doubts, 2)]
 
 
-def _message(host_bound: HostBound, *, lasts: bool) -> str:
-    doubt = "" if lasts else "; Python stacks were recorded, and without them the host may be fast enough"
+def _message(host_bound: HostBound, steps: int, *, lasts: bool) -> str:
+    doubt = "" if lasts else " Low confidence: without Python stacks the host may be fast enough."
     return (
-        f"The GPU waits for the host to launch {host_bound.kernels:,} kernels (median {host_bound.median_kernel_us:.1f} µs): it idles "
-        f"{host_bound.own_share:.0%} of the step meanwhile. With half the host work {host_bound.halved.estimate}{doubt}."
+        f"The GPU idles {host_bound.own_share:.0%} of the step waiting for {host_bound.kernels / steps:,.0f} launches per step "
+        f"(median kernel {host_bound.median_kernel_us:.1f} µs). The saving is simulated with half the host work.{doubt}"
     )
 
 
 _NO_HOST = Removal(host_share=0.0)
 _CAUSES = {
-    "dispatch": "inside operators and launch calls",
-    "python": "in Python, or nothing recorded",
-    "optimizer": "in the optimizer",
+    "dispatch": "operators and launch calls",
+    "python": "Python or unrecorded",
+    "optimizer": "optimizer",
 }
 
 
@@ -338,7 +338,7 @@ def _tables(ctx: Context, host_bound: HostBound) -> list[Table]:
     count = ctx[Steps].count
     return [
         Table.with_units(
-            "What the host does while the GPU waits (per steady step)",
+            "Host activity while the GPU idles, per steady step",
             {"host": "text", "GPU idle": "us", "of the step": "share"},
             [
                 [_CAUSES[cause], ns / count / 1e3, ns / max(host_bound.length, 1)]
@@ -347,7 +347,7 @@ def _tables(ctx: Context, host_bound: HostBound) -> list[Table]:
         ),
         Table.with_units(
             "Launches",
-            {"kernels a step": "count", "median kernel": "us", "step per kernel": "us"},
+            {"kernels per step": "count", "median kernel": "us", "step per kernel": "us"},
             [
                 [
                     round(host_bound.kernels / count, 1),
@@ -356,11 +356,11 @@ def _tables(ctx: Context, host_bound: HostBound) -> list[Table]:
                 ]
             ],
         ),
-        host_bound.halved.table("What if the host did its work in half the time", "half the host work"),
+        host_bound.halved.table("Simulated: half the host work", "half the host work"),
     ]
 
 
-_VERIFY = "record the same steps again: TD202 should be gone, and the step should be shorter"
+_VERIFY = "Record the same steps again: TD202 is gone and the step is shorter"
 
 
 def _fixes(*, fused: bool) -> list[Fix]:

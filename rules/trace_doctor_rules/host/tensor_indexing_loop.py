@@ -111,7 +111,7 @@ class TensorIndexingLoop(Rule):
 
     code = "TD204"
     name = "tensor-indexing-loop"
-    title = "A Python loop over the elements of a tensor"
+    title = "Python loop over tensor elements"
     needs = (Steps, OperatorLoops, Replay, Moments)
     to_pass = (RecordedOperators, IdleCauses)
     yields_to = ("TD201", "TD309")
@@ -136,7 +136,7 @@ class TensorIndexingLoop(Rule):
         Valid("layers with a rotation", lambda: _layers(stacks=True)),
     ]
     INVALID = [
-        Invalid("32 rows", _training, message="Function pairwise of train.py", confidence="medium", severity="info", file="train.py"),
+        Invalid("32 rows", _training, message="pairwise() (train.py)", confidence="medium", severity="info", file="train.py"),
         Invalid("on the CPU", lambda: _training(gpu=False), message="32 times", saving_us=532, tolerance=0.1),
         Invalid("the same backward", lambda: _training(gpu=False, backward=("MulBackward0", "SelectBackward0")), saving_us=532 + 2 * 31 * 20, tolerance=0.02),
         Invalid("as many parameters and layers as rows", lambda: _training(gpu=False, backward=("AddmmBackward0", "torch::autograd::AccumulateGrad")), saving_us=532, tolerance=0.1),
@@ -146,7 +146,7 @@ class TensorIndexingLoop(Rule):
         Invalid("the body is a function", lambda: _training(calls="body"), message="aten::select"),
         Invalid("a function for each element", lambda: _training(each=True), message="aten::select", file="train.py"),
         Invalid("over the parts of a tensor", lambda: _training(indexing=False, unbound=True), message="aten::mul"),
-        Invalid("no stacks", lambda: _training(stacks=False), message="Something", confidence="low", severity="info"),
+        Invalid("no stacks", lambda: _training(stacks=False), message="Code without a recorded name", confidence="low", severity="info"),
     ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
@@ -175,7 +175,7 @@ class TensorIndexingLoop(Rule):
         moments, count = ctx[Moments], ctx[Steps].count
         saving = outcome.saving()
         return Claim(
-            message=_message(loop, count, outcome),
+            message=_message(loop, count),
             confidence="medium" if loop.site else "low",
             severity="info",
             saving=replace(
@@ -190,25 +190,25 @@ class TensorIndexingLoop(Rule):
         )
 
 
-_VERIFY = "record the same steps again: the operators of the loop are gone, and the step should be shorter"
+_VERIFY = "Record the same steps again: the operators of the loop are gone and the step is shorter"
 
 
-def _message(loop: OperatorLoop, count: int, outcome: ReplayOutcome) -> str:
+def _message(loop: OperatorLoop, count: int) -> str:
     often = sum(loop.repeats) / count
     group = ", ".join(loop.group[:4]) + (" …" if len(loop.group) > 4 else "")
-    who = f"{str(loop.site)[0].upper()}{str(loop.site)[1:]}" if loop.site else "Something in the loop"
-    return f"{who} repeats {group} {often:,.0f} times a step: done at once, {outcome.estimate}."
+    who = str(loop.site) if loop.site else "Code without a recorded name"
+    return f"{who} repeats {group} {often:,.0f} times per step, once per element instead of once per tensor."
 
 
 def _table(loop: OperatorLoop, count: int) -> Table:
     return Table.with_units(
-        "The loop (per steady step)",
+        "The loop, per steady step",
         {
             "operators": "code",
             "executions": "count",
             "repetitions": "count",
-            "one takes": "us",
-            "all take": "us",
+            "time each": "us",
+            "time per step": "us",
         },
         [
             [

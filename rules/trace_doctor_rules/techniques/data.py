@@ -16,7 +16,7 @@ _WORKERS_RISK = (
 def start_workers(workers: int, verify: str, *, pin: bool, prefetch: int, target: Target | None) -> Fix:
     """`pin`: batches go to a GPU."""
     return patch(
-        f"Load batches in {workers} worker processes",
+        f"Set num_workers={workers}",
         "dataloader-args",
         "DataLoader(\n    dataset,\n    ...,\n    " + ",\n    ".join(_shown(workers, pin, prefetch)) + ",\n)",
         _WORKERS_RISK,
@@ -30,7 +30,7 @@ def start_workers_in_trainer(workers: int, verify: str, *, pin: bool, prefetch: 
     """Shown beside `start_workers`: the same arguments as the Trainer calls them."""
     arguments = ",\n    ".join(f"dataloader_{argument}" for argument in _shown(workers, pin, prefetch))
     return Fix(
-        title="The same for the Hugging Face Trainer",
+        title="Set dataloader_num_workers in TrainingArguments",
         kind="config",
         safety="display",
         framework="transformers",
@@ -44,7 +44,7 @@ def start_workers_in_lightning(workers: int, verify: str, *, pin: bool, prefetch
     """Shown beside `start_workers`: the same arguments, in the DataModule."""
     arguments = ",\n        ".join(_shown(workers, pin, prefetch))
     return Fix(
-        title="The same for Lightning: in the loaders that the DataModule returns",
+        title="Set num_workers in the loaders of the DataModule",
         kind="config",
         safety="display",
         framework="lightning",
@@ -73,10 +73,10 @@ def _shown(workers: int, pin: bool, prefetch: int) -> list[str]:
 def more_workers(late: str, verify: str, *, pin: bool) -> Fix:
     """`late`: a sentence that says by how much."""
     return advice(
-        "Use more workers, prefetch more, or make a sample cheaper",
+        "Add workers, or make samples cheaper",
         f"{late}\nDataLoader(..., num_workers=<more, up to the cores of the machine>, prefetch_factor=4, "
         f"persistent_workers=True{', pin_memory=True' if pin else ''})\n"
-        "If all cores are busy already: decode smaller images, cache what is decoded, move augmentation to the GPU.",
+        "If all cores are busy: decode smaller images, cache decoded samples, or move augmentation to the GPU.",
         "workers beyond the cores slow each other down; prefetching costs host memory",
         verify,
     )
@@ -85,9 +85,9 @@ def more_workers(late: str, verify: str, *, pin: bool) -> Fix:
 def work_ahead(late: str, verify: str) -> Fix:
     """`late`: a sentence that says by how much."""
     return advice(
-        "Let the loader work ahead of the training loop",
+        "Prefetch batches ahead of the training loop",
         f"{late} Give it more threads or a deeper prefetch queue (DALI: num_threads, prefetch_queue_depth; WebDataset: "
-        "WebLoader with num_workers; a generator: fill a queue.Queue from a thread), or cache what is decoded.",
+        "WebLoader with num_workers; a generator: fill a queue.Queue from a thread), or cache decoded samples.",
         "prefetching costs host memory",
         verify,
     )
@@ -96,7 +96,7 @@ def work_ahead(late: str, verify: str) -> Fix:
 def pinned_copies(verify: str, target: Target | None = None) -> Fix:
     """An edit of loader and copies together: either alone still waits."""
     return patch(
-        "Copy batches from pinned memory without waiting",
+        "Use pin_memory=True and non_blocking=True",
         "pinned-copies",
         "loader = DataLoader(..., pin_memory=True)\nx = x.to(device, non_blocking=True)\n"
         "# Accelerate: DataLoaderConfiguration(non_blocking=True); Lightning: pin_memory=True of the loader is enough",
@@ -110,7 +110,7 @@ def pinned_copies(verify: str, target: Target | None = None) -> Fix:
 def persistent_workers(verify: str, workers: int | None = None, target: Target | None = None) -> Fix:
     """`workers`: how many there are, where the capture says so."""
     return patch(
-        "Keep the worker processes from epoch to epoch",
+        "Set persistent_workers=True",
         "dataloader-args",
         "DataLoader(..., num_workers=4, persistent_workers=True)   # HF: dataloader_persistent_workers=True",
         "the dataset object of a worker lives on: what it changes in itself lasts from epoch to epoch",
@@ -123,7 +123,7 @@ def persistent_workers(verify: str, workers: int | None = None, target: Target |
 def shard_iterable(verify: str) -> Fix:
     """Shown only: reads every sample in every worker, and delivers a share of them."""
     return patch(
-        "With an IterableDataset: let each worker take its share first",
+        "Shard the IterableDataset across workers",
         "shard-iterable",
         "def __iter__(self):\n    samples = self.read()\n    info = torch.utils.data.get_worker_info()\n"
         "    if info is not None:\n"

@@ -9,7 +9,7 @@ from trace_doctor_rules._shared import LAST_BITS, advice, patch
 def create_on_device(verify: str, target: Target | None = None) -> Fix:
     """An edit: fills on the device instead of filling, copying and freeing on the host."""
     return patch(
-        "Create the tensor where it is used",
+        "Create the tensor on the GPU",
         "tensor-device",
         "mask = torch.zeros(n, device=x.device)   # instead of torch.zeros(n).to(device)",
         "random numbers of the device differ from those of the CPU",
@@ -21,7 +21,7 @@ def create_on_device(verify: str, target: Target | None = None) -> Fix:
 def make_once(verify: str, target: Target | None = None) -> Fix:
     """Advice for a tensor that is the same in every step."""
     return advice(
-        "Or make it once, before the loop",
+        "Create the tensor once, before the loop",
         'self.register_buffer("mask", torch.ones(n).tril(), persistent=False)   # moves with the module\n'
         "weights = torch.tensor(class_weights, device=device)                  # above the loop, not in it",
         "only for values that are the same in every step",
@@ -50,7 +50,7 @@ def off_the_step(verify: str, what: str = "other", target: Target | None = None)
 
 _OFF_THE_STEP = {
     "checkpoint": (
-        "Write checkpoints beside the training",
+        "Checkpoint asynchronously",
         "future = torch.distributed.checkpoint.async_save(state, checkpoint_id=path)   # 2.4 and later\n"
         "# or copy to pinned memory and let a thread write; or write less often",
         "the state must be copied before the next optimizer step changes it; what is not written yet is lost on a crash",
@@ -61,26 +61,26 @@ _OFF_THE_STEP = {
         "the best step is seen later",
     ),
     "log": (
-        "Log every N steps, from a thread",
+        "Log every N steps, from another thread",
         "if step % 50 == 0:\n    writer.add_scalar(...)   # HF: logging_steps=50; Lightning: log_every_n_steps=50\n"
         "# logging.handlers.QueueHandler writes files from another thread",
         "curves have fewer points",
     ),
     "data": (
-        "Prepare data in the loader's workers",
+        "Preprocess data in DataLoader workers",
         "DataLoader(dataset, collate_fn=prepare, num_workers=4)   # tokenize, decode and augment there\n"
         "# or once, before the training: datasets.Dataset.map(tokenize, batched=True)",
         "workers have random states of their own",
     ),
     "garbage": (
-        "Collect garbage when it suits",
+        "Schedule garbage collection",
         "gc.disable()                # before the loop\nif step % 500 == 0:\n    gc.collect()\n# or gc.freeze() after the first step",
         "reference cycles hold memory until then",
     ),
     "other": (
-        "Do it less often, or beside the step",
+        "Run it less often, or in another thread",
         "if step % 100 == 0:\n    ...\n# or: executor = ThreadPoolExecutor(1); executor.submit(work, copies)",
-        "a thread shares Python's lock: only work that releases it (files, NumPy, sockets) runs beside the loop",
+        "a thread shares the GIL: only work that releases it (files, NumPy, sockets) runs alongside the loop",
     ),
 }  # fmt: skip
 
@@ -88,7 +88,7 @@ _OFF_THE_STEP = {
 def vectorise(verify: str, target: Target | None = None) -> Fix:
     """Advice: one operator on the whole tensor for a loop over its elements."""
     return advice(
-        "Do for the whole tensor what the loop does for its elements",
+        "Vectorize the loop",
         "y = (x * w).sum(-1)                       # for i in range(n): y[i] = (x[i] * w[i]).sum()\n"
         "y = x[index]; y.index_add_(0, index, v)   # gather and scatter instead of x[i] in a loop\n"
         "f = torch.vmap(function)                  # where the body is a function of one element",
@@ -101,10 +101,10 @@ def vectorise(verify: str, target: Target | None = None) -> Fix:
 def cuda_graphs(verify: str) -> Fix:
     """Advice for steps of fixed shapes: all launches of a step become one."""
     return advice(
-        "Or record the step as a CUDA graph by hand",
+        "Capture a CUDA graph",
         "step = torch.cuda.make_graphed_callables(model, (sample,))   # forward and backward\n"
         "# or capture all of it: with torch.cuda.graph(g): ...; then g.replay() with the batch copied into fixed tensors",
-        "shapes and control flow must be the same in every step; no waits for the device inside; inputs keep their place",
+        "shapes and control flow must be the same in every step; no synchronization inside; inputs keep their addresses",
         verify,
     )
 
@@ -112,7 +112,7 @@ def cuda_graphs(verify: str) -> Fix:
 def fill_the_gpu(verify: str) -> Fix:
     """Advice: the same launches for more samples; the learning rate has to follow."""
     return advice(
-        "Or give each launch more to do: a larger batch",
+        "Increase the batch size",
         "DataLoader(..., batch_size=<twice as many, as long as memory lasts>)   # HF: per_device_train_batch_size",
         "fewer and larger steps: the learning rate and its schedule have to follow",
         verify,

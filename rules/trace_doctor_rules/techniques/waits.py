@@ -11,7 +11,7 @@ _LATER = "code that acts on the value in every step (early stopping, NaN checks)
 def read_seldom(verify: str, target: Target | None) -> Fix:
     """An edit: one wait in 50 steps."""
     return patch(
-        "Read the value only every 50 steps",
+        "Read the value every 50 steps",
         "every-n-guard",
         "if step % 50 == 0:\n    print(step, loss.item())",
         _LATER,
@@ -24,7 +24,7 @@ def read_seldom(verify: str, target: Target | None) -> Fix:
 def sum_on_device(verify: str, target: Target | None) -> Fix:
     """An edit: a running sum stays a tensor, with one wait where it is read."""
     return patch(
-        "Keep running sums on the device",
+        "Accumulate on the GPU",
         "sum-on-device",
         "total = 0.0\nfor step, batch in enumerate(loader):\n    ...\n"
         "    total += loss.detach()          # no wait\nprint(float(total) / len(loader))   # one wait for all",
@@ -37,7 +37,7 @@ def sum_on_device(verify: str, target: Target | None) -> Fix:
 def fixed_sizes(verify: str, operator: str, target: Target | None) -> Fix:
     """`operator`: the one whose result has as many elements as the data says."""
     return advice(
-        "Keep the size of the result independent of the data",
+        "Avoid data-dependent shapes",
         f"{operator} must know how many elements it returns, so the host waits. Multiply by the mask or use\n"
         "torch.where(mask, x, 0) instead of x[mask]; torch.nonzero_static(mask, size=n) where a bound is known;\n"
         "topk or sort instead of a data-dependent selection.",
@@ -50,10 +50,10 @@ def fixed_sizes(verify: str, operator: str, target: Target | None) -> Fix:
 def copy_seldom(verify: str, target: Target | None) -> Fix:
     """Advice: one copy for N steps; the results stay on the device until then."""
     return advice(
-        "Copy results to the host less often, all at once",
+        "Batch copies to the host",
         "Collect on the device and copy once after N steps:\n"
-        "kept.append(output.detach())                      # no wait\n"
-        "results = torch.stack(kept).cpu()                 # one wait for all",
+        "outputs.append(output.detach())                      # no wait\n"
+        "results = torch.stack(outputs).cpu()                 # one wait for all",
         "what is collected stays in GPU memory until it is copied",
         verify,
         target=target,
@@ -63,7 +63,7 @@ def copy_seldom(verify: str, target: Target | None) -> Fix:
 def copy_behind(verify: str, target: Target | None) -> Fix:
     """Advice: a copy to pinned memory with an event, read one step later."""
     return advice(
-        "Or copy to pinned memory and read it a step later",
+        "Copy asynchronously to pinned memory",
         "buffer = torch.empty(output.shape, dtype=output.dtype, pin_memory=True)\n"
         "buffer.copy_(output, non_blocking=True)\n"
         "done = torch.cuda.Event(); done.record()\n"
@@ -78,12 +78,12 @@ def copy_behind(verify: str, target: Target | None) -> Fix:
 def no_synchronize(verify: str, target: Target | None, *, device_wide: bool) -> Fix:
     """`device_wide`: whether it is `torch.cuda.synchronize()`, which an edit can take out."""
     text = (
-        "Delete the synchronise. To measure time, record torch.cuda.Event(enable_timing=True) around the work and\n"
+        "Delete the synchronization. To measure time, record torch.cuda.Event(enable_timing=True) around the work and\n"
         "read elapsed_time() after the loop."
     )
     risk = "timers around asynchronous work then measure its launch only"
     if not device_wide:
-        return advice("Take the synchronise out of the loop", text, risk, verify, target=target)
+        return advice("Remove the synchronization from the loop", text, risk, verify, target=target)
     return patch(
         "Remove torch.cuda.synchronize() from the loop",
         "remove-call",

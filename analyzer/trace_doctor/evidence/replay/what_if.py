@@ -138,7 +138,7 @@ class ReplayOutcome(Struct, frozen=True):
         """The step as captured and with the change, for a finding's evidence."""
         return Table(
             title=title,
-            columns=[Column("replay"), Column("step", "us"), Column("saved", "share")],
+            columns=[Column("step"), Column("takes", "us"), Column("saved", "share")],
             rows=[["as captured", self.before_us, 0.0], [change, self.step_us, self.share_of_step]],
         )
 
