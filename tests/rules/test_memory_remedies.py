@@ -67,13 +67,13 @@ def advised(*stacks: list[Frame], twins: dict[int, int] | None = None) -> list[s
     ("frames", "part"),
     [
         (ADAM, "Adam"),
-        (LION, "in place, a few at a time"),
-        (BY_HAND, "in place, a few at a time"),
-        (LOSS, "Compute the loss in chunks"),
+        (LION, "Update parameters in place"),
+        (BY_HAND, "Update parameters in place"),
+        (LOSS, "Chunk or fuse the loss"),
         (SDPA, "flash kernel"),
         (NAMED_LIKE_SDPA, "Use scaled_dot_product_attention"),
-        (SLICES, "split or unbind"),
-        (WORKSPACE, "workspaces"),
+        (SLICES, "split() or unbind()"),
+        (WORKSPACE, "Disable cudnn.benchmark"),
         (CONVOLUTION, "over parts of the batch"),
         (within("gelu", ("/home/me/mlp.py", 8, "forward")), "over parts of the batch"),
         (
@@ -103,8 +103,8 @@ def test_a_general_advice_is_left_out_beside_others_and_what_is_alike_is_said_on
 
 def test_a_backward_that_says_nothing_is_treated_as_the_forward_that_it_most_likely_belongs_to() -> None:
     (fix,) = advised(BACKWARD, LOSS, twins={0: 1})
-    assert "Compute the loss in chunks" in fix
+    assert "Chunk or fuse the loss" in fix
     (fix,) = advised(BACKWARD, LOSS, FORWARD, twins={0: 1})
-    assert "Compute the loss in chunks" in fix
+    assert "Chunk or fuse the loss" in fix
     (fix,) = advised(SLICES, LOSS, twins={0: 1})
-    assert "split or unbind" in fix
+    assert "split() or unbind()" in fix

@@ -12,7 +12,7 @@ from trace_doctor.model import TorchVersion
 from trace_doctor.rule import Context
 from trace_doctor_rules.kernels.single_tensor_optimizer import SingleTensorOptimizer
 
-OLD, FOREACH, FUSED = "Take PyTorch 2", "Update all parameters at once", "Use the fused optimizer"
+OLD, FOREACH, FUSED = "Upgrade to PyTorch 2", "Set foreach=True", "Set fused=True"
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def cost_of(ctx: Context, calls: DriverCalls | None) -> Cost:
         time_us_per_step=outcome.saved_us_per_step,
         share_of_step=outcome.share_of_step,
         basis=outcome.basis,
-        how=f"{len(steady)} driver calls, {per_step:,.0f} us a step, left out; {outcome.how}",
+        how=f"without {len(steady)} driver calls ({per_step:,.0f} µs per step); {outcome.how}",
     )
     longest = np.argsort(-took, kind="stable")[:20]
     return Cost(

@@ -41,7 +41,7 @@ SLICES = "slices"
 WORKSPACE = "workspace"
 OTHER = "other"
 
-GENERAL = "Compute it in parts"
+GENERAL = "Compute in smaller parts"
 """title of the advice for what nothing is known of"""
 
 
@@ -127,7 +127,7 @@ def _fix(kind: str, stacks: MemoryStacks, stack: int, target: Target | None) -> 
         return _optimizer(stacks, stack, verify, target)
     if kind == SLICES:
         return Fix(
-            title="Take tensors apart with split or unbind instead of slices",
+            title="Use split() or unbind() instead of slices",
             kind="advice",
             safety="display",
             target=target,
@@ -137,7 +137,7 @@ def _fix(kind: str, stacks: MemoryStacks, stack: int, target: Target | None) -> 
         )
     if kind == WORKSPACE:
         return Fix(
-            title="Keep convolution algorithms with large workspaces out",
+            title="Disable cudnn.benchmark",
             kind="advice",
             safety="display",
             target=target,

@@ -1,4 +1,4 @@
-"""What the memory rules have in common: sizes for people, places, and the allocator setting as a fix."""
+"""What the memory rules have in common: sizes for people, tables, and the allocator setting as a fix."""
 
 from __future__ import annotations
 
@@ -24,24 +24,36 @@ def size(count: float) -> str:
     return f"{int(count)} B"
 
 
+def mib(count: int) -> str:
+    """One unit for numbers that are to be compared down to the last MiB: `1,024 MiB`."""
+    return f"{count / MiB:,.0f} MiB"
+
+
+def in_one_unit(count: int, of: int) -> str:
+    """A part and its whole, to be compared: `0.879 GiB of 2.34 GiB`."""
+    unit, name = next(((u, n) for u, n in ((GiB, "GiB"), (MiB, "MiB"), (KiB, "KiB")) if of >= u), (1, "B"))
+    part, whole = (f"{v:,.0f}" if v >= 100 else f"{v:.3g}" for v in (count / unit, of / unit))
+    return f"{part} {name} of {whole} {name}"
+
+
 def times(count: int) -> str:
     """How often, in words: `once`, `twice`, `3 times`."""
     return "once" if count == 1 else "twice" if count == 2 else f"{count} times"
 
 
 def peak_saving(before: int, after: int, change: str) -> Saving:
-    """What a change to the record takes off its highest live bytes, `before` and `after` it: a bound."""
+    """What a change to the record takes off its peak allocated bytes, `before` and `after` it: a bound."""
     return Saving(
         bytes=before - after,
         share_of_peak=(before - after) / before,
         basis="bound",
-        how=f"highest live bytes {size(before)}, {size(after)} {change}",
+        how=f"peak allocated memory {size(before)}, {size(after)} {change}",
     )
 
 
 def already(settings: Mapping[str, Any]) -> str:
-    """The end of a sentence about memory that `expandable_segments` should have saved."""
-    return ", although expandable_segments is on" if settings.get("expandable_segments") else ""
+    """A sentence about memory that `expandable_segments` should have saved."""
+    return " expandable_segments is already enabled." if settings.get("expandable_segments") else ""
 
 
 def expandable_segments(settings: Mapping[str, Any]) -> list[Fix]:
@@ -54,7 +66,7 @@ def expandable_segments(settings: Mapping[str, Any]) -> list[Fix]:
     risk = "Linux only; memory shared between processes and pluggable allocators do not work with it"
     return [
         Fix(
-            title="Let segments grow in place",
+            title="Enable expandable_segments",
             kind="patch",
             safety="safe",
             codemod="allocator-setting",
@@ -64,7 +76,7 @@ def expandable_segments(settings: Mapping[str, Any]) -> list[Fix]:
             risk=risk,
         ),
         Fix(
-            title="The same in the launcher",
+            title="Set PYTORCH_CUDA_ALLOC_CONF at launch",
             kind="env",
             safety="safe",
             text="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True python train.py",
@@ -76,26 +88,24 @@ def expandable_segments(settings: Mapping[str, Any]) -> list[Fix]:
 
 def where_tightest(memory: DeviceMemory, device: DeviceBlocks) -> str:
     """The moment that `DeviceMemory.moment` names, in words."""
-    return "when an allocation failed" if device.device in memory.failures else "at the peak"
+    return "at the failed allocation" if device.device in memory.failures else "at the peak"
 
 
 def how_full(memory: DeviceMemory, device: DeviceBlocks) -> str:
-    """The end of a sentence about a device's memory: how large it is, or that nothing says so."""
+    """A sentence about a device: how large it is, or that nothing says so."""
     total = memory.sizes.get(device.device)
     if device.device in memory.failures:
         return ""
-    return (
-        "; how large the device is was not recorded" if total is None else f"; the device has {size(total)}"
-    )
+    return " The device size was not recorded." if total is None else f" The device has {size(total)}."
 
 
-def make_up(blocks: DeviceBlocks, moment: int, title: str) -> Table:
-    """Live bytes by category at a moment, largest first."""
+def breakdown(blocks: DeviceBlocks, moment: int, where: str = "at the peak") -> Table:
+    """Allocated bytes by category at a moment, largest first."""
     total = int(blocks.history.live[moment])
     rows = sorted(((v, k) for k, v in blocks.at(moment).items() if v), reverse=True)
     return table(
-        title,
-        {"category": "text", "live": "bytes", "share": "share"},
+        f"Memory breakdown {where}",
+        {"category": "text", "allocated": "bytes", "share": "share"},
         [[name.replace("_", " "), bytes_, bytes_ / total] for bytes_, name in rows],
     )
 

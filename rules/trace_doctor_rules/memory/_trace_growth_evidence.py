@@ -52,7 +52,7 @@ class TraceGrowth(Evidence, frozen=True):
     def build(cls, facts: Facts) -> Self:
         events, ends = facts.run.memory, [s.end for s in facts[Steps].steps]
         if not (events.addr > 0).any():
-            raise NotCaptured("no allocations were recorded", ADVICE)
+            raise NotCaptured("allocations not recorded", ADVICE)
         growths = []
         for device in np.unique(events.device).tolist():
             rows = np.flatnonzero(events.device == device)

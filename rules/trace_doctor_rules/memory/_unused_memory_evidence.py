@@ -56,9 +56,9 @@ class Headroom(Evidence, frozen=True):
             {r.device: r.max_reserved_bytes for r in memory.rows if r.max_reserved_bytes} if memory else {}
         )
         if not reserved:
-            raise NotCaptured("reserved memory was not recorded", "profile_memory=True, or a memory snapshot")
+            raise NotCaptured("reserved memory not recorded", "profile_memory=True, or a memory snapshot")
         if not sizes:
-            raise NotCaptured("how large the device is was not recorded", ADVICE)
+            raise NotCaptured("device size not recorded", ADVICE)
         rooms = []
         for device, most in reserved.items():
             row = ledger.row(device, "steady")
@@ -69,7 +69,7 @@ class Headroom(Evidence, frozen=True):
             rooms.append(Room(device, sizes[device], most, grows.get(device), busy, waits))
         if not rooms:
             raise NotCaptured(
-                "no work was recorded on the devices whose memory was", "activities=[CPU, CUDA]"
+                "no GPU work recorded on the devices with memory data", "activities=[CPU, CUDA]"
             )
         trains = run.is_named(is_backward).any() or run.is_named(is_optimizer_step).any()
         return cls(tuple(rooms), bool(trains))

@@ -23,8 +23,9 @@ from trace_doctor_rules._shared import table, target
 from trace_doctor_rules.memory._activation_bound_evidence import Repeats, peak_when_recomputed, repeats
 from trace_doctor_rules.memory._shared import (
     NEARLY_FULL,
+    breakdown,
     how_full,
-    make_up,
+    in_one_unit,
     peak_saving,
     size,
     where_tightest,
@@ -125,39 +126,37 @@ def _compiled(*, gradients: bool) -> SnapshotBuilder:
 
 
 class ActivationBound(Rule):
-    """Most of the memory is kept for the backward pass.
+    """Most memory is saved for the backward pass.
 
     What it does
-    Looks at what the live bytes are where memory was tightest: at a failed allocation, else at the peak. Where activations
-    are at least half of them, it finds the repeated layers that left them, by the stacks that occur once in every layer.
+    Checks what is allocated where memory is tightest: at a failed allocation, else at the peak. Where activations are at least
+    half of it, the rule finds the repeated layers that saved them, by the stacks that occur once in every layer.
 
     Why is this bad
-    It is the usual state of training, and a fault only where memory runs out: then the batch, the sequence or the model
-    cannot grow, although all but one layer's activations could be computed again in backward.
+    This is normal in training, and a problem only where memory runs out. The batch, the sequence or the model then cannot
+    grow, although backward could recompute the activations of all layers but one.
 
     Evidence
-    A snapshot's history: blocks born in the forward that live into backward. Activations grow with the batch, parameters and
-    optimizer state do not. How large the device is comes from a failed allocation, a trace of the run, or the settings; where
-    nothing says it, this is a note. A forward without gradients keeps nothing, and is none of this; one with gradients whose
-    blocks all go at once, without a backward, kept them for nothing. What the forward before has left is TD411's and not
-    counted. Where the record ends with a forward, repeated layers
-    or compiled code that autograd called tell.
+    A snapshot's history: blocks allocated in the forward that live into backward. Activations grow with the batch, parameters
+    and optimizer state do not. The device size comes from a failed allocation, a trace of the run, or the settings. If it is
+    unknown, this is an info finding. A forward without gradients saves nothing and is not counted. A forward with gradients
+    whose blocks are all freed together, without a backward, saved them for nothing. What the previous forward left is TD411's
+    and not counted. Where the record ends with a forward, repeated layers or compiled code called by autograd decide.
 
     How the saving is estimated
-    The fall of the highest live bytes when every layer keeps only the last block it makes, from which the next layer starts,
-    and the rest is gone from the end of the layer until backward comes to it. Up to: recomputation has temporaries of its
-    own.
+    The reduction of peak allocated bytes when every layer saves only its last block, the input of the next layer. The rest is
+    freed from the end of the layer until its backward. An upper bound: recomputation has temporaries of its own.
 
     Fix
     `torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)` for each repeated block (HF `gradient_checkpointing`), or
-    smaller batches and gradient accumulation. Where no backward follows `with torch.inference_mode():` around the forward.
+    smaller batches and gradient accumulation. Without a backward: `with torch.inference_mode():` around the forward.
 
     Fix safety
-    Unsafe: checkpointing runs the forward twice, and random numbers are drawn again in the same order. Accumulation is shown
+    Unsafe: checkpointing runs the forward twice, and draws random numbers again in the same order. Accumulation is shown
     only: batch norm sees smaller batches.
 
     When to ignore
-    When the batch is as large as it is meant to be and the job fits.
+    When the batch is as large as you want it and the job fits.
 
     References
     https://docs.pytorch.org/docs/stable/checkpoint.html
@@ -166,7 +165,7 @@ class ActivationBound(Rule):
 
     code = "TD406"
     name = "activation-bound"
-    title = "Activations fill the memory"
+    title = "Activations dominate GPU memory"
     needs = (MemoryBlocks, DeviceMemory)
 
     min_share: float = threshold(
@@ -205,39 +204,37 @@ class ActivationBound(Rule):
         Invalid(
             "an allocation failed",
             lambda: _layers(oom=500),
-            message="live when an allocation failed (92%); 12 layers keep 1.41 GiB for backward.",
+            message="at the failed allocation (92%). 12 layers save 1.41 GiB for backward.",
             severity="warning",
             confidence="high",
             codemod="checkpoint-blocks",
             file="/home/me/model.py",
             line=30,
             saving_bytes=1120 * MIB,
-            shown="model.py:31 in forward | mm | 1 | 41943040 | 12",
+            shown="forward() (/home/me/model.py:31) | mm | 1 | 41943040 | 12",
         ),
         Invalid("the device is nearly full", _layers, options={"device_bytes": 1700 * MIB}, severity="warning"),
-        Invalid("room enough", _layers, options={"device_bytes": 80 * GIB}, severity="info", message="live at the peak"),
+        Invalid("room enough", _layers, options={"device_bytes": 80 * GIB}, severity="info", message="at the peak (92%)"),
         Invalid("nothing says how large the device is", _layers, severity="info", message="was not recorded"),
         Invalid(
             "evaluation with gradients",
             lambda: _evaluation((60, 40, 20, 20, 10)),
-            message="never comes",
+            message="No backward uses them",
             severity="info",
             file="/home/me/train.py",
             saving_bytes=1540 * MIB,
         ),
-        Invalid("each result held until the next is there", lambda: _evaluation((60, 40, 20, 20, 10), late=True), message="1.76 GiB of the 1.88 GiB live at the peak without the forward before (94%); 12 layers keep 1.76 GiB"),
+        Invalid("each result held until the next is there", lambda: _evaluation((60, 40, 20, 20, 10), late=True), message="1.76 GiB of 1.88 GiB at the peak (94%), excluding the previous forward. 12 layers save 1.76 GiB"),
         Invalid("a compiled forward, cut before its backward", lambda: _compiled(gradients=True)),
-        Invalid("every other layer makes one more", lambda: _layers(every_other=10), message="; 12 layers keep"),
-        Invalid("no equal layers", _two_layers, message="(88%); how large", fixes=("Recompute", "smaller batches")),
+        Invalid("every other layer makes one more", lambda: _layers(every_other=10), message=". 12 layers save"),
+        Invalid("no equal layers", _two_layers, message="(88%). The device size", fixes=("checkpoint(", "accumulation")),
         Invalid("Python frames only", lambda: _layers(stacks="python"), confidence="medium"),
     ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         evidence, memory = ctx[MemoryBlocks], ctx[DeviceMemory]
         if evidence.frames_kind in ("none", "cpp"):
-            raise NotCaptured(
-                "no Python frames were recorded, so activations cannot be told apart", CAPTURE_ADVICE
-            )
+            raise NotCaptured("no Python frames recorded", CAPTURE_ADVICE)
         for device in memory.tightest(evidence.devices, self.nearly_full):
             moment, stale = memory.moment(device), stale_graphs(device)
             activations = device.classes.where(ACTIVATIONS) & device.history.alive(moment)
@@ -266,18 +263,18 @@ class ActivationBound(Rule):
         unused = _let_go(device, activations)
         saving = None if found is None else _saving(device, found, stale, unused=unused)
         site = None if found is None else self._site(device, int(found.stacks[0]), unused=unused)
-        layers = f"; {found.count} layers keep {size(found.bytes)} for backward" if found is not None else ""
-        layers += ", which never comes: their graph is let go unused" if unused else ""
+        layers = f" {found.count} layers save {size(found.bytes)} for backward." if found is not None else ""
+        layers += " No backward uses them: the graph is freed unused." if unused else ""
         activation_bytes = int(history.size[activations].sum())
         live = int(history.live_without(stale.blocks, stale.until)[moment])
         where = where_tightest(memory, device)
-        where += " without the forward before" if live < history.live[moment] else ""
-        evidence = [make_up(device, moment, f"Live {where_tightest(memory, device)}")]
+        without = ", excluding the previous forward" if live < history.live[moment] else ""
+        evidence = [breakdown(device, moment, where)]
         if found is not None:
             evidence.append(_table(device, found))
         return Claim(
-            message=f"Activations hold {size(activation_bytes)} of the {size(live)} live {where} ({activation_bytes / live:.0%}){layers}"
-            f"{how_full(memory, device)}.",
+            message=f"Activations hold {in_one_unit(activation_bytes, live)} {where} ({activation_bytes / live:.0%}){without}."
+            f"{layers}{how_full(memory, device)}",
             confidence="high" if sure else "medium",
             severity="warning" if memory.pressed(device, self.nearly_full) else "info",
             saving=saving,
@@ -328,8 +325,8 @@ def _saving(device: DeviceBlocks, repeats: Repeats, stale: StaleGraphs, *, unuse
     without = min(peak_when_recomputed(device, repeats, stale), before)
     if without == before:
         return None
-    until_then = "the graph goes" if unused else "backward comes to it"
-    change = f"when each of {repeats.count} layers keeps only the last block it makes until {until_then}"
+    until_then = "the graph is freed" if unused else "its backward"
+    change = f"with only the last tensor of each of {repeats.count} layers saved until {until_then}"
     return peak_saving(before, without, change)
 
 
@@ -346,13 +343,13 @@ def _table(device: DeviceBlocks, repeats: Repeats) -> Table:
         for s, n in zip(repeats.stacks.tolist(), repeats.per_layer.tolist(), strict=True)
     ]
     return table(
-        f"What each of {repeats.count} layers keeps for backward",
+        f"Saved for backward by each of {repeats.count} layers",
         {
             "allocated at": "location",
             "operator": "code",
-            "blocks a layer": "count",
+            "blocks/layer": "count",
             "largest": "bytes",
-            "blocks in all": "count",
+            "total blocks": "count",
         },
         rows,
         12,

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 import numpy as np
 
 from trace_doctor import Claim, Context, Fix, NotCaptured, Rule, Table, threshold
+from trace_doctor.evidence.distributed.ranks import listed
 from trace_doctor.evidence.idle.gaps import IdleLedger
 from trace_doctor.evidence.memory.allocator import (
     AllocatorActivity,
@@ -28,12 +29,12 @@ from trace_doctor_rules.memory._driver_time import cost_of
 from trace_doctor_rules.memory._shared import already, expandable_segments, size, times
 
 WHY = {
-    "pressure": "the device has no memory left for a segment, so malloc gives cached ones back first",
-    "empty_cache": "torch.cuda.empty_cache() is called",
-    "gc_threshold": "garbage_collection_threshold is set",
-    "unknown": "the file does not say who gave it back",
+    "pressure": "The device has no memory left for a new segment, so malloc frees cached ones first.",
+    "empty_cache": "The script calls torch.cuda.empty_cache().",
+    "gc_threshold": "garbage_collection_threshold is set.",
+    "unknown": "What freed the memory was not recorded.",
 }
-_VERIFY = "no segment_free with emptyCache frames between steps"
+_VERIFY = "a new snapshot has no segment_free with emptyCache frames between steps"
 
 
 def _pressure(rounds: int, *, grow: bool = False, annotate: bool = True) -> SnapshotBuilder:
@@ -117,35 +118,35 @@ def _settled() -> SnapshotBuilder:
 
 
 class AllocatorChurn(Rule):
-    """Device memory is given back to the driver and taken again, over and over.
+    """The caching allocator repeatedly returns device memory to the driver and requests it again.
 
     What it does
-    Follows the memory that the caching allocator holds and counts the episodes in which it gave segments back and then
-    took memory again below an earlier maximum. In a trace without totals it looks for steps that both take and free.
+    Follows reserved memory and counts cycles: segments are freed, then memory is allocated again below an earlier maximum.
+    In a trace without totals it counts the steps that both allocate and free through the driver.
 
     Why is this bad
-    `cudaMalloc` and `cudaFree` are slow, and `cudaFree` waits until the device is idle: every episode stalls the host and
-    drains the queue of the GPU. An allocator that has settled calls neither.
+    `cudaMalloc` and `cudaFree` are slow, and `cudaFree` waits until the device is idle. Every cycle blocks the host and
+    drains the GPU's queue. A settled allocator calls neither.
 
     Evidence
     Segment events of a snapshot (`segment_alloc`, `segment_free`, `segment_map`, `segment_unmap`), or Total Reserved of a
-    trace's `[memory]` events, or the driver calls. First growth, however long, one empty_cache, the retries before an
-    out-of-memory error, and the first step are not churn. The frames of the segments given back say why: `emptyCache`, or
-    `malloc` itself under memory pressure.
+    trace's `[memory]` events, or the driver calls. Not counted: first growth, however long, a single empty_cache(), the
+    retries before an out-of-memory error, and the first step. The frames of the freed segments give the cause: `emptyCache`,
+    or `malloc` itself under memory pressure.
 
     How the saving is estimated
-    With a trace: the steady steps re-timed without the allocation calls (up to; they may be needed once). A snapshot has
-    no durations: the bytes taken again are given, and no time is claimed.
+    With a trace: the steady steps are simulated without the allocation calls. An upper bound, because some may be needed
+    once. A snapshot has no durations: the reallocated bytes are given, and no time is claimed.
 
     Fix
-    `expandable_segments:True` lets a segment grow in place, so that blocks of every size come from the same memory; it is
-    set in the launcher or before torch is imported. Variable shapes: pad or bucket them, or run the largest shape first.
-    Drop `torch.cuda.empty_cache()` from the loop.
+    `expandable_segments:True` lets a segment grow in place, so that blocks of every size share the same memory. Set it in the
+    environment or before torch is imported. Variable shapes: pad or bucket them, or run the largest shape first. Remove
+    `torch.cuda.empty_cache()` from the loop.
 
     Fix safety
-    Safe where it is proven: where memory lies does not change results, and the program plainly does nothing that it could
-    be at odds with (the environment, other processes, an allocator of its own); else unsafe, and the fix says why.
-    Removing empty_cache() may raise what other processes see as used.
+    Safe where it is proven: where memory lies does not change results, and the program plainly does nothing that could
+    conflict with it (environment variables, other processes, an allocator of its own). Else unsafe, and the fix says why.
+    Without empty_cache() other processes may see more memory as used.
 
     When to ignore
     When another process needs the memory in between, which is what empty_cache() is for.
@@ -157,7 +158,7 @@ class AllocatorChurn(Rule):
 
     code = "TD401"
     name = "allocator-churn"
-    title = "Device memory is given back and taken again"
+    title = "Allocator repeatedly frees and reallocates memory"
     about = ("allocator",)
     needs = (AllocatorActivity,)
     wants = (MemoryBlocks, Steps, Replay, IdleLedger, Moments, CallSites)
@@ -195,7 +196,7 @@ class AllocatorChurn(Rule):
         Valid("cudaMalloc without cudaFree", lambda: _calls(6, only_growth=True, marked=False)),
         Valid("driver calls in two steps", lambda: _calls(2)),
         Valid("taken in one step and freed in another", lambda: _calls(8, in_turn=True)),
-        Valid("driver calls without steps", lambda: _calls(6, marked=False), skipped="no steps tell"),
+        Valid("driver calls without steps", lambda: _calls(6, marked=False), skipped="no step markers"),
         Valid("a small part", lambda: _pressure(8), thresholds={"min_share": 99.0}),
         Valid("no history", SnapshotBuilder, skipped="no allocation history"),
     ]
@@ -204,7 +205,7 @@ class AllocatorChurn(Rule):
             "malloc under memory pressure",
             lambda: _pressure(8),
             message="no memory left",
-            shown="model.py:40 in forward | ",
+            shown="forward() (/home/me/model.py:40) | ",
             confidence="high",
             severity="warning",
             codemod="allocator-setting",
@@ -216,12 +217,12 @@ class AllocatorChurn(Rule):
         Invalid(
             "driver calls in every step",
             lambda: _calls(6),
-            message="6 of 6 steps",
+            message="cudaFree and cudaMalloc in 6 of 6 steps",
             confidence="medium",
             shown="cudaMalloc | 6 | 900.0",
             thresholds={"min_steps": 6},
         ),
-        Invalid("reserved totals of a trace", lambda: _calls(6, totals=True), message="given back", confidence="high"),
+        Invalid("reserved totals of a trace", lambda: _calls(6, totals=True), message="frees and reallocates", confidence="high"),
     ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
@@ -256,13 +257,13 @@ class AllocatorChurn(Rule):
         causes = [e.cause for e in episodes]
         cause = max(sorted(set(causes)), key=causes.count)
         site = _site(blocks, episodes, cause)
-        why = f": {WHY[cause]}" if device.source == "snapshot" else ""
+        why = f" {WHY[cause]}" if device.source == "snapshot" else ""
         evidence = [_summary(device, episodes, again)]
         if blocks is not None:
             evidence.append(_askers(blocks, episodes))
         claim = Claim(
-            message=f"Device memory is given back and taken again {times(len(episodes))}, {size(again)} in all "
-            f"({again / device.max_reserved:.1f}x the most ever reserved){why}{already(activity.settings)}.",
+            message=f"The allocator frees and reallocates device memory {times(len(episodes))}, {size(again)} in total "
+            f"({again / device.max_reserved:.1f}× peak reserved).{why}{already(activity.settings)}",
             confidence="high",
             location=location(site, device=device.device),
             evidence=evidence,
@@ -281,7 +282,7 @@ class AllocatorChurn(Rule):
         steps = ctx.get(Steps)
         if steps is None or not steps.steps:
             raise NotCaptured(
-                "segments are taken and freed, but no steps tell churn from warm-up",
+                "no step markers to tell repeated reallocation from warm-up",
                 "prof.step() after every step, or profile_memory=True",
             )
         within = [calls.within(*span) for span in steps.spans("steady")]
@@ -290,7 +291,7 @@ class AllocatorChurn(Rule):
             return
         site = site_of(ctx, int(both[0].row[both[0].takes][0]))
         claim = Claim(
-            message=f"Segments are taken from the driver and freed in {len(both)} of {steps.count} steps.",
+            message=f"The allocator calls {listed(sorted(set(calls.name)))} in {len(both)} of {steps.count} steps.",
             confidence="medium",
             location=location(site),
             evidence=[_call_table(calls)],
@@ -325,13 +326,13 @@ def _askers(blocks: DeviceBlocks, episodes: Sequence[Episode]) -> Table:
         for s in order
     ]
     return table(
-        "Allocations for which memory was taken again",
+        "Allocations that caused reallocation",
         {
             "allocated at": "location",
-            "times": "count",
+            "reallocations": "count",
             "smallest": "bytes",
             "largest": "bytes",
-            "different sizes": "count",
+            "distinct sizes": "count",
         },
         rows,
         10,
@@ -340,14 +341,14 @@ def _askers(blocks: DeviceBlocks, episodes: Sequence[Episode]) -> Table:
 
 def _summary(device: DeviceActivity, episodes: Sequence[Episode], again: int) -> Table:
     return table(
-        f"Segments of device {device.device}, from the {device.source}",
-        {"what": "text", "count": "count", "bytes": "bytes"},
+        f"Allocator segments, device {device.device} ({device.source})",
+        {"metric": "text", "count": "count", "bytes": "bytes"},
         [
-            ["largest reserved", None, device.max_reserved],
-            ["segments taken", device.takes, None],
-            ["segments given back", device.gives, None],
-            ["episodes of giving back and taking again", len(episodes), again],
-            ["the largest episode", 1, max(e.bytes for e in episodes)],
+            ["peak reserved", None, device.max_reserved],
+            ["segments allocated", device.takes, None],
+            ["segments freed", device.gives, None],
+            ["free and reallocate cycles", len(episodes), again],
+            ["largest cycle", 1, max(e.bytes for e in episodes)],
         ],
     )
 
@@ -358,10 +359,10 @@ def _call_table(calls: DriverCalls) -> Table:
     for name in sorted(set(calls.name)):
         own = np.array([n == name for n in calls.name])
         rows.append((name, int(own.sum()), float(took[own].sum())))
-    return table("Driver calls of the capture", {"call": "text", "calls": "count", "time": "us"}, rows)
+    return table("Driver calls in the capture", {"call": "text", "calls": "count", "time": "us"}, rows)
 
 
 def _fixes(cause: str, site: Site | None, settings: Mapping[str, object]) -> list[Fix]:
     fixes = [techniques.keep_the_cache(_VERIFY, target(site))] if cause == "empty_cache" else []
-    shapes = techniques.steady_shapes("segments are taken in the first step only")
+    shapes = techniques.steady_shapes("segments are allocated in the first step only")
     return [*fixes, *expandable_segments(settings), shapes]

@@ -22,7 +22,7 @@ from trace_doctor_rules.memory._driver_time import cost_of
 from trace_doctor_rules.memory._empty_cache_in_loop_evidence import Burst, CacheEmptying
 from trace_doctor_rules.memory._shared import size, times
 
-_VERIFY = "no segment is given back between steps"
+_VERIFY = "no segment is freed between steps"
 
 
 def _loop(
@@ -101,32 +101,32 @@ _AFTER = _BEFORE.replace("        torch.cuda.empty_cache()\n", "")
 
 
 class EmptyCacheInLoop(Rule):
-    """torch.cuda.empty_cache() runs again and again.
+    """torch.cuda.empty_cache() runs repeatedly.
 
     What it does
-    Counts how often empty_cache() really gives segments back to the driver, with allocations in between, from one line of
-    the script.
+    Counts how often empty_cache(), called from one line of the script, really returns segments to the driver, with
+    allocations in between.
 
     Why is this bad
-    The allocator keeps freed memory because asking the driver is slow: `cudaFree` waits until the device is idle, and
-    `cudaMalloc` takes hundreds of microseconds. Emptied in a loop, the cache is built up anew every time. It frees no memory
-    that the job itself could not have used: a request that finds no room empties the cache by itself.
+    The allocator caches freed memory because the driver is slow: `cudaFree` waits until the device is idle, and `cudaMalloc`
+    takes hundreds of microseconds. Emptied in a loop, the cache is rebuilt every time. This frees no memory that the job itself
+    could not use: a request that finds no room empties the cache by itself.
 
     Evidence
-    A snapshot's freed segments with frames of empty_cache(). In a trace: calls of `cudaFree` (`cuMemUnmap`, hip twins) inside a
-    Python frame of empty_cache(); without Python frames, calls outside of every operator, for under memory pressure malloc
-    makes them inside the operator that asks. One call before the loop is no fault, neither is one that finds nothing to give
-    back, nor those that `torch.cuda.graph` makes before each capture.
+    A snapshot's freed segments with frames of empty_cache(). In a trace: calls of `cudaFree` (`cuMemUnmap`, hip equivalents)
+    inside a Python frame of empty_cache(). Without Python frames: calls outside all operators, because under memory pressure
+    malloc makes them inside the requesting operator. Not counted: one call before the loop, a call that finds nothing to
+    free, and the calls of `torch.cuda.graph` before each capture.
 
     How the saving is estimated
-    With a trace: the steady steps re-timed without the driver's calls, those that take the memory again included. A snapshot
-    has no durations: the bytes given back are named, and no time is claimed.
+    With a trace: the steady steps are simulated without the driver calls, including those that reallocate the memory. A
+    snapshot has no durations: the freed bytes are given, and no time is claimed.
 
     Fix
     Remove the call. HF Trainer: leave `torch_empty_cache_steps` unset.
 
     Fix safety
-    Unsafe: the process keeps the memory, so that another process on the device sees less of it.
+    Unsafe: the process keeps the memory, so that other processes on the device see less of it.
 
     When to ignore
     When another process needs the memory in between.
@@ -138,7 +138,7 @@ class EmptyCacheInLoop(Rule):
 
     code = "TD409"
     name = "empty-cache-in-loop"
-    title = "The allocator's cache is emptied again and again"
+    title = "empty_cache() called in the loop"
     about = ("allocator",)
     needs = (CacheEmptying, AllocatorActivity)
     wants = (MemoryStacks, Steps, Replay, IdleLedger, Moments, CallSites)
@@ -167,16 +167,16 @@ class EmptyCacheInLoop(Rule):
         Valid("every capture of a CUDA graph empties it", lambda: _steps(stacks=True, within="torch/cuda/graphs.py")),
         Valid("neither frames nor steps", lambda: _steps(stacks=False, marked=False), skipped="neither frames nor steps"),
         Valid("two steps", lambda: _steps(stacks=True, steps=2)),
-        Valid("given back again and again without frames", lambda: _loop(6, stacks=None), skipped="who did"),
+        Valid("given back again and again without frames", lambda: _loop(6, stacks=None), skipped="no frames recorded"),
         Valid("given back twice without frames", lambda: _loop(2, stacks=None)),
         Valid("no history", SnapshotBuilder, skipped="no allocation history"),
     ]  # fmt: skip
     INVALID = [
-        Invalid("in a trace without steps", lambda: _steps(stacks=True, marked=False), message="back to the driver, 6 times;"),
+        Invalid("in a trace without steps", lambda: _steps(stacks=True, marked=False), message="frees 12 segments in 6 calls. The"),
         Invalid(
             "a snapshot",
             lambda: _loop(6),
-            message="6 times in the record, 2.93 GiB in all, which is taken again 5 times.",
+            message="torch.cuda.empty_cache() in main() (/home/me/train.py:21) frees 2.93 GiB in 6 calls. The memory is reallocated 5 times.",
             shown="1 | 1 | 524288000",
             thresholds={"min_bursts": 6},
             severity="warning",
@@ -190,21 +190,21 @@ class EmptyCacheInLoop(Rule):
         Invalid(
             "a trace with stacks",
             lambda: _steps(stacks=True),
-            message="12 segments back to the driver, 6 times in 6 steps",
+            message="frees 12 segments in 6 calls over 6 steps.",
             shown="1 | 2 | 4",
             thresholds={"min_bursts": 6},
             confidence="high",
             file="train.py",
             saving_us=274.5,
         ),
-        Invalid("a trace without stacks", lambda: _steps(stacks=False), confidence="medium", message="6 times"),
+        Invalid("a trace without stacks", lambda: _steps(stacks=False), confidence="medium", message="likely torch.cuda.empty_cache(), frees 12 segments in 6 calls over 6 steps."),
     ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         emptying = ctx[CacheEmptying]
         if not any(emptying.by_device.values()) and emptying.unnamed >= self.min_bursts:
             raise NotCaptured(
-                f"segments were given back {times(emptying.unnamed)}, and the frames of who did were not recorded",
+                "no frames recorded where segments are freed repeatedly",
                 "torch.cuda.memory._record_memory_history(context='all')",
             )
         for device, bursts in emptying.by_device.items():
@@ -232,7 +232,7 @@ class EmptyCacheInLoop(Rule):
         if steps is None or not steps.steps:
             if not named and len(bursts) >= self.min_bursts:
                 raise NotCaptured(
-                    f"memory was given back {times(len(bursts))}, and neither frames nor steps tell whether it is a loop's",
+                    "neither frames nor steps recorded where segments are freed repeatedly",
                     "call prof.step() after each training step",
                 )
             return list(bursts)
@@ -251,8 +251,8 @@ class EmptyCacheInLoop(Rule):
             if e.cause == "empty_cache"
         ]
         claim = Claim(
-            message=f"torch.cuda.empty_cache() gives memory back {times(len(bursts))} in the record, {size(freed_bytes)} in all"
-            + (f", which is taken again {times(len(episodes))}." if episodes else "."),
+            message=f"torch.cuda.empty_cache(){f' in {site}' if site else ''} frees {size(freed_bytes)} in {len(bursts)} calls."
+            + (f" The memory is reallocated {times(len(episodes))}." if episodes else ""),
             confidence="high",
             location=location(site, device=device),
             evidence=[_table(bursts)],
@@ -266,15 +266,15 @@ class EmptyCacheInLoop(Rule):
         steps, sites = ctx.get(Steps), ctx.get(CallSites)
         called = Counter(s for b in bursts if sites is not None and (s := sites.site(b.row)) is not None)
         site: Site | None = next(iter(called.most_common(1)), (None, 0))[0]
-        of = f" in {steps.count} steps" if steps is not None and steps.steps else ""
+        of = f" over {steps.count} steps" if steps is not None and steps.steps else ""
         who = (
-            "torch.cuda.empty_cache() gives"
+            f"torch.cuda.empty_cache(){f' in {site}' if site else ''}"
             if named
-            else "Outside of every operator, as empty_cache() does it, the script gives"
+            else "A call outside all operators, likely torch.cuda.empty_cache(),"
         )
         segments = sum(b.segments for b in bursts)
         claim = Claim(
-            message=f"{who} {segments} segments back to the driver, {times(len(bursts))}{of}; the next operators take them again.",
+            message=f"{who} frees {segments} segments in {len(bursts)} calls{of}. The next operators reallocate them.",
             confidence="high" if named else "medium",
             location=location(site),
             evidence=[_table(bursts)],
@@ -289,7 +289,5 @@ def _table(bursts: Sequence[Burst]) -> Table:
     rows = [
         (i, b.segments, (b.end - b.start) / 1e3 if of_trace else b.bytes) for i, b in enumerate(bursts, 1)
     ]
-    last: dict[str, Unit] = {"took": "us"} if of_trace else {"bytes": "bytes"}
-    return table(
-        "Memory given back by empty_cache()", {"call": "count", "segments": "count", **last}, rows, 20
-    )
+    last: dict[str, Unit] = {"duration": "us"} if of_trace else {"bytes": "bytes"}
+    return table("Memory freed by empty_cache()", {"call": "count", "segments": "count", **last}, rows, 20)

@@ -17,9 +17,9 @@ from trace_doctor.evidence.trace.call_sites import location
 from trace_doctor.testing import MIB, Invalid, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
 from trace_doctor_rules._shared import table
-from trace_doctor_rules.memory._shared import MiB, already, expandable_segments, size
+from trace_doctor_rules.memory._shared import MiB, already, expandable_segments, in_one_unit, mib, size
 
-_VERIFY = "largest reserved and largest live bytes of a new snapshot are closer together"
+_VERIFY = "peak reserved and peak allocated bytes of a new snapshot are closer together"
 Bytes = npt.NDArray[np.int64]
 
 
@@ -79,27 +79,27 @@ def _peak_passes() -> SnapshotBuilder:
 
 
 class Fragmentation(Rule):
-    """Reserved memory lies in pieces that no request fits.
+    """Reserved memory is split into blocks that no request fits.
 
     What it does
-    Compares the most bytes that the allocator ever held with the most that were ever in use. For a failed allocation it asks
-    whether the free bytes, on the device and between the blocks of the cache, would have been enough in one piece.
+    Compares peak reserved with peak allocated memory. For a failed allocation it checks whether the free bytes, on the device
+    and in the cache, would have been enough in one piece.
 
     Why is this bad
-    Memory that is reserved and not in use helps nobody: the job needs a larger device than its tensors do, or ends with an
-    out-of-memory error although there is room.
+    Reserved memory that is not allocated is of no use. The job needs a larger device than its tensors do, or runs out of memory
+    although enough is free.
 
     Evidence
-    A snapshot's history: segment events and the replayed blocks. The largest reserved bytes have to be reached within the
-    record: what was live before it is not known. Free bytes at the end of a record are no evidence, for the peak has only
-    passed; cached segments that are wholly free but of the wrong size are. A failure while the device has enough left is one
-    of a limit of the process, and no fragmentation.
+    A snapshot's history: segment events and the replayed blocks. The reserved peak must be reached within the record, because
+    what was allocated before it is unknown. Free bytes at the end of a record prove nothing: the peak may be over. Cached
+    segments that are entirely free but of the wrong size count. A failure while the device has enough free memory comes from
+    a limit of the process, not from fragmentation.
 
     How the saving is estimated
-    The largest reserved bytes less the largest live bytes. Up to: a packed allocator keeps a few MiB between blocks as well.
+    Peak reserved minus peak allocated bytes. An upper bound: even a packed allocator keeps a few MiB between blocks.
 
     Fix
-    `expandable_segments:True` lets a segment grow in place, so that blocks of every size come from the same memory. Where it
+    `expandable_segments:True` lets a segment grow in place, so that blocks of every size share the same memory. Where it
     cannot be used (Windows, memory shared between processes): `max_split_size_mb`, or the largest batch first.
 
     Fix safety
@@ -107,7 +107,7 @@ class Fragmentation(Rule):
     be at odds with (the environment, other processes, an allocator of its own); else unsafe, and the fix says why.
 
     When to ignore
-    When the memory is not needed: reserved bytes that nobody else asks for cost nothing.
+    When nothing else needs the memory.
 
     References
     https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-cuda-alloc-conf
@@ -116,7 +116,7 @@ class Fragmentation(Rule):
 
     code = "TD402"
     name = "fragmentation"
-    title = "Reserved memory lies in pieces that no request fits"
+    title = "GPU memory is fragmented"
     needs = (MemoryBlocks, DeviceMemory)
     yields_to = ("TD401", "TD409")
 
@@ -138,7 +138,7 @@ class Fragmentation(Rule):
         Valid("small", lambda: _growing((100, 130, 160, 190))),
         Valid("reserved before the record", _before_the_record, thresholds={"min_bytes": 1, "min_share": 0.01}),
         Valid("a small part", _growing, thresholds={"min_share": 0.7}),
-        Valid("segments that do not add up", _contradictory, skipped="contradict"),
+        Valid("segments that do not add up", _contradictory, skipped="contradictory"),
         Valid("free at the end, full at the peak", _peak_passes),
         Valid("a failure: too little even in one piece", lambda: _fails(asked=900, free=200)),
         Valid("a failure: the limit of the process", lambda: _fails(asked=900, free=9000)),
@@ -148,9 +148,9 @@ class Fragmentation(Rule):
         Invalid(
             "growing batches",
             _growing,
-            fixes=("grow in place", "launcher", "large blocks whole", "Keep shapes alike"),
-            shown="in the cache (2 of 4)",
-            message="2.34 GiB are reserved at most, 900 MiB in use",
+            fixes=("import os", "python train.py", "max_split_size_mb", "bucket"),
+            shown="cached memory (2 of 4)",
+            message="Peak allocated memory is 0.879 GiB of 2.34 GiB reserved: 62% is never used.",
             severity="warning",
             confidence="high",
             saving_bytes=1500 * MIB,
@@ -159,13 +159,13 @@ class Fragmentation(Rule):
             line=44,
         ),
         Invalid("without a clock", lambda: _growing((400, 500, 600, 700, 800), clock=False), saving_bytes=2200 * MIB, shown="(3 of 5)"),
-        Invalid("and a request that nothing would fit", lambda: _growing(oom=9000), message="of it never is."),
-        Invalid("and a request that would have fitted", lambda: _growing(oom=1200), message="of it never is; a request"),
-        Invalid("with segments that grow", lambda: _fails(asked=500, free=300, expandable=True), message="is on.", fixes=("Keep shapes",)),
+        Invalid("and a request that nothing would fit", lambda: _growing(oom=9000), message="62% is never used."),
+        Invalid("and a request that would have fitted", lambda: _growing(oom=1200), message="is never used. A 1,200 MiB request"),
+        Invalid("with segments that grow", lambda: _fails(asked=500, free=300, expandable=True), message="already enabled.", fixes=("bucket",)),
         Invalid(
             "a failure that would have fitted",
             lambda: _fails(asked=500, free=300),
-            message="300 MiB were free on the device and 372 MiB in the cache, in pieces of at most 20 MiB",
+            message="failed with 300 MiB free and 372 MiB cached, enough in one piece. The largest cached block is 20 MiB.",
             saving_bytes=372 * MIB,
             severity="warning",
             file="/home/me/loss.py",
@@ -177,7 +177,7 @@ class Fragmentation(Rule):
         devices, memory = ctx[MemoryBlocks].devices, ctx[DeviceMemory]
         known = [(d, d.history.reserved) for d in devices if d.history.reserved is not None]
         if not known:
-            raise NotCaptured("the snapshot's segment events contradict its segments", CAPTURE_ADVICE)
+            raise NotCaptured("contradictory segment events in the snapshot", CAPTURE_ADVICE)
         for device, reserved in known:
             failure = memory.failures.get(device.device)
             unused = int(reserved.max()) - device.history.peak_bytes
@@ -198,24 +198,24 @@ def _claim(device: DeviceBlocks, reserved: Bytes, failure: Failure | None, unuse
     parts = []
     if unused is not None:
         parts.append(
-            f"{size(most)} are reserved at most, {size(history.peak_bytes)} in use: {unused / most:.0%} of it never is"
+            f"Peak allocated memory is {in_one_unit(history.peak_bytes, most)} reserved: {unused / most:.0%} is never used."
         )
     if failed is not None:
         parts.append(
-            f"{'a' if parts else 'A'} request of {size(failed.requested)} failed that would have fitted: {size(failed.device_free or 0)} were free on the "
-            f"device and {size(failed.cached or 0)} in the cache, in pieces of at most {size(failed.largest_gap or 0)}"
+            f"A {mib(failed.requested)} request failed with {mib(failed.device_free or 0)} free and {mib(failed.cached or 0)} cached, "
+            f"enough in one piece. The largest cached block is {mib(failed.largest_gap or 0)}."
         )
     return Claim(
-        message=f"{'; '.join(parts)}{already(history.settings)}.",
+        message=f"{' '.join(parts)}{already(history.settings)}",
         confidence="high",
         severity="warning",
         saving=Saving(
             bytes=unused if unused is not None else failed.cached if failed is not None else None,
             share_of_peak=None if unused is None else unused / most,
             basis="bound",
-            how=f"largest reserved {size(most)}, largest live {size(history.peak_bytes)}"
+            how=f"peak reserved {size(most)}, peak allocated {size(history.peak_bytes)}"
             if unused is not None
-            else "bytes in the cache and in no live block when the allocation failed",
+            else "bytes cached and not allocated when the request failed",
         ),
         location=location(site, device=device.device),
         evidence=[_growths(device, reserved)],
@@ -225,7 +225,7 @@ def _claim(device: DeviceBlocks, reserved: Bytes, failure: Failure | None, unuse
 
 
 def _growths(device: DeviceBlocks, reserved: Bytes) -> Table:
-    """The largest requests for which a segment was taken although the cache had as many free bytes."""
+    """The largest requests for which a segment was allocated although the cache had as many free bytes."""
     history = device.history
     growth = growths(history)
     free = reserved[growth] - history.live[growth]
@@ -236,10 +236,16 @@ def _growths(device: DeviceBlocks, reserved: Bytes) -> Table:
         for at in chosen.tolist()
         for held, live in [(int(reserved[at]), int(history.live[at]))]
     ]
-    title = f"Segments taken while as many bytes were free in the cache ({len(rows)} of {len(growth)})"
+    title = f"Segments allocated despite enough cached memory ({len(rows)} of {len(growth)})"
     return table(
         title,
-        {"for": "location", "segment": "bytes", "reserved": "bytes", "live": "bytes", "free": "bytes"},
+        {
+            "allocated at": "location",
+            "segment": "bytes",
+            "reserved": "bytes",
+            "allocated": "bytes",
+            "cached": "bytes",
+        },
         rows,
         10,
     )

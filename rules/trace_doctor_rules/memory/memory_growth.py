@@ -95,25 +95,26 @@ def _traced(
 
 
 class MemoryGrowth(Rule):
-    """Memory rises from step to step.
+    """Allocated memory grows from step to step.
 
     What it does
-    Compares the live bytes after each optimizer step (where there is none: after each backward) and looks for the code
-    whose allocations of every step are still there at the end.
+    Compares allocated bytes after each optimizer step (without one: after each backward). It then finds the code whose
+    allocations of every step are still alive at the end.
 
     Why is this bad
-    The job runs out of memory after hours. Usually a tensor that still has its graph is kept in a list, in a running sum
-    or in a log: each one holds all activations of its step.
+    The job runs out of memory after hours. Usually a tensor that still has its graph is kept in a list, in a running sum or in
+    a log. Each one retains all activations of its step.
 
     Evidence
-    A snapshot's history with at least four steps: every boundary lies higher than the one before, and the blocks born in
-    between and alive at the end come from one frame. In a trace alone: its `[memory]` events (`profile_memory=True`), where
-    each of four and more steps leaves so much behind that nothing frees. Library workspaces do not count. Activations of one forward, caches
-    that fill once and buffers that are replaced are not growth.
+    A snapshot's history of at least four steps: memory grows at every step boundary, and the blocks allocated in between and
+    alive at the end come from one frame. In a trace alone: its `[memory]` events (`profile_memory=True`), where each of at
+    least four steps leaves as many bytes that nothing frees. Not counted: library workspaces, activations of one forward,
+    caches that fill once, and buffers that are replaced.
 
     How the saving is estimated
-    The fall of the highest live bytes within the record when these blocks go as soon as they are made: a bound, for some may
-    be needed to the end of their step. What a long run loses is larger: the message gives bytes per step, and the steps until memory ends where its size is known.
+    The reduction of peak allocated bytes when these blocks are freed at once. An upper bound, because some may be needed until
+    the end of their step. A long run loses more: the message gives bytes per step, and the steps until the device is full
+    where its size is known.
 
     Fix
     Keep numbers, not tensors with a graph: `total += loss.detach()` or `loss.item()`, `outputs.append(out.detach().cpu())`.
@@ -130,7 +131,7 @@ class MemoryGrowth(Rule):
 
     code = "TD405"
     name = "memory-growth"
-    title = "Memory rises from step to step"
+    title = "Memory grows every step"
     needs = (AllocationRecord,)
 
     min_boundaries: int = threshold(
@@ -164,8 +165,8 @@ class MemoryGrowth(Rule):
         Valid("a small part", lambda: _steps(kept=40), thresholds={"min_share": 0.5}),
         Valid("in two places", lambda: _steps(kept=40, places=2)),
         Valid("a trace, a small part", lambda: _traced(40), thresholds={"min_share": 0.5}),
-        Valid("one forward", _one_forward, skipped="step boundaries"),
-        Valid("two steps", lambda: _steps(2, kept=40), skipped="step boundaries"),
+        Valid("one forward", _one_forward, skipped="steps in the allocation history"),
+        Valid("two steps", lambda: _steps(2, kept=40), skipped="steps in the allocation history"),
         Valid("no frames", lambda: _steps(kept=40, stacks=None), skipped="frames"),
         Valid("a trace, flat", lambda: _traced(0)),
         Valid("a trace, every third step", lambda: _traced(40, every=3)),
@@ -175,7 +176,7 @@ class MemoryGrowth(Rule):
         Invalid(
             "a list of outputs",
             lambda: _steps(kept=40),
-            message="40 MiB a step",
+            message="Allocated memory grows by 40 MiB per step over 6 steps in train_0() (/home/me/train.py:44).",
             confidence="high",
             thresholds={"min_boundaries": 6},
             file="/home/me/train.py",
@@ -183,20 +184,20 @@ class MemoryGrowth(Rule):
             codemod="detach-accumulation",
             saving_bytes=200 * MIB,
         ),
-        Invalid("known device", lambda: _steps(kept=40), options={"device_bytes": GIB}, message="steps until"),
+        Invalid("known device", lambda: _steps(kept=40), options={"device_bytes": GIB}, message="The GPU is full in"),
         Invalid(
             "a trace",
             lambda: _traced(40),
-            message="Memory of device 0 rises by 40 MiB a step over 6 steps, allocated in",
+            message="Allocated memory of GPU 0 grows by 40 MiB per step over 6 steps in train() (train.py).",
             thresholds={"min_boundaries": 6},
             severity="warning",
             file="train.py",
             codemod="detach-accumulation",
         ),
-        Invalid("a trace without stacks", lambda: _traced(40, stacks=False), message="over 6 steps: nothing"),
-        Invalid("a trace of a CPU", lambda: _traced(40, gpu=False), message="of the host rises"),
-        Invalid("a little, which is a note", lambda: _traced(8, gpu=False), message="by 8 MiB a step", thresholds={"min_bytes": MiB / 4}),
-        Invalid("no optimizer", lambda: _steps(kept=40, optimizer=False), message="backward"),
+        Invalid("a trace without stacks", lambda: _traced(40, stacks=False), message="over 6 steps. Nothing"),
+        Invalid("a trace of a CPU", lambda: _traced(40, gpu=False), message="of the host grows"),
+        Invalid("a little, which is a note", lambda: _traced(8, gpu=False), message="by 8 MiB per step", thresholds={"min_bytes": MiB / 4}),
+        Invalid("no optimizer", lambda: _steps(kept=40, optimizer=False), message="Measured after backward."),
     ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
@@ -206,14 +207,14 @@ class MemoryGrowth(Rule):
         if evidence is None:
             return
         if evidence.frames_kind in ("none", "cpp"):
-            raise NotCaptured("no Python frames were recorded, so no place can be named", CAPTURE_ADVICE)
+            raise NotCaptured("no Python frames recorded", CAPTURE_ADVICE)
         by_device = [(d, growth(d)) for d in evidence.devices]
         long_enough = [
             (d, g) for d, g in by_device if g is not None and len(g.boundaries) >= self.min_boundaries
         ]
         if not long_enough:
             raise NotCaptured(
-                f"the record has fewer than {self.min_boundaries} step boundaries", CAPTURE_ADVICE
+                f"fewer than {self.min_boundaries} steps in the allocation history", CAPTURE_ADVICE
             )
         for device, g in long_enough:
             least = max(self.min_bytes, self.min_share * device.history.peak_bytes)
@@ -226,24 +227,29 @@ class MemoryGrowth(Rule):
     def _of_trace(self, trace_growth: TraceGrowth) -> Iterator[Claim]:
         """Without a snapshot: the trace's own events tell how much, and stacks in which function."""
         if max(len(d.live) for d in trace_growth.devices) < self.min_boundaries:
-            raise NotCaptured(f"the trace has fewer than {self.min_boundaries} steps", TRACE_ADVICE)
+            raise NotCaptured(f"fewer than {self.min_boundaries} steps in the trace", TRACE_ADVICE)
         for risen in trace_growth.devices:
             least = max(self.min_bytes, self.min_share * risen.peak)
             if not (risen.rises >= least).all() or not trace_growth.explained(risen, self.one_frame):
                 continue
             site, per_step = trace_growth.site(risen, self.one_frame), int(np.median(risen.rises))
-            where = f", allocated in {site}" if site is not None else ""
-            of = "the host" if risen.device < 0 else f"device {risen.device}"
+            where = f" in {site}" if site is not None else ""
+            of = "the host" if risen.device < 0 else f"GPU {risen.device}"
             live = list(enumerate(risen.live.tolist(), 1))
             yield Claim(
-                message=f"Memory of {of} rises by {size(per_step)} a step over {len(live)} steps{where}: nothing frees what each "
-                "step leaves behind.",
+                message=f"Allocated memory of {of} grows by {size(per_step)} per step over {len(live)} steps{where}. "
+                "Nothing frees what each step leaves allocated.",
                 confidence="medium",
                 severity="warning",
                 location=location(site, device=None if risen.device < 0 else risen.device),
                 evidence=[
                     replace(
-                        table("At the end of each step", {"step": "count", "live": "bytes"}, live, 20),
+                        table(
+                            "Memory at the end of each step",
+                            {"step": "count", "allocated": "bytes"},
+                            live,
+                            20,
+                        ),
                         of=len(live),
                     )
                 ],
@@ -260,22 +266,21 @@ class MemoryGrowth(Rule):
         without = history.peak_without(blocks)
         fall = history.peak_bytes - without
         until = _steps_left(device, ctx.options.device_bytes, per_step)
-        outlook = f", {until:,} steps until the device is full" if until is not None else ""
+        outlook = f" The GPU is full in {until:,} steps." if until is not None else ""
         return Claim(
-            message=f"Live memory rises by {size(per_step)} a step over {len(ends)} steps (measured after {g.of}), allocated at "
-            f"{site}{outlook}.",
+            message=f"Allocated memory grows by {size(per_step)} per step over {len(ends)} steps in {site}. "
+            f"Measured after {g.of}.{outlook}",
             confidence="high" if sure else "medium",
             severity=None if fall else "warning",
             saving=peak_saving(
                 history.peak_bytes,
                 without,
-                "when what is kept goes as soon as it is made; "
-                f"a longer run gains {size(per_step)} more with every step",
+                f"with nothing retained; a longer run gains {size(per_step)} more per step",
             )
             if fall
             else None,
             location=location(site, device=device.device),
-            evidence=[_table(g), holders(device.holders(blocks), "Blocks that steps have left behind")],
+            evidence=[_table(g), holders(device.holders(blocks), "Retained by the steps")],
             fixes=[_fix(site)],
             key="growth",
         )
@@ -291,18 +296,18 @@ def _steps_left(device: DeviceBlocks, device_bytes: int | None, per_step: int) -
 
 def _table(g: Growth) -> Table:
     rows = list(zip(range(len(g.live)), g.live.tolist(), [None, *g.rises.tolist()], strict=True))
-    heads: dict[str, Unit] = {"step": "count", "live": "bytes", "rise": "bytes"}
-    return table(f"Live memory after each {g.of}", heads, rows, 20)
+    heads: dict[str, Unit] = {"step": "count", "allocated": "bytes", "growth": "bytes"}
+    return table(f"Memory after each {g.of}", heads, rows, 20)
 
 
 def _fix(site: Site | None) -> Fix:
     return Fix(
-        title="Keep numbers, not tensors with their graph",
+        title="Detach before storing",
         kind="patch",
         safety="unsafe",
         codemod="detach-accumulation",
         target=None if site is None else Target(file=site.file, line=site.line, function=site.function),
         text="total += loss.detach()          # or loss.item()\noutputs.append(out.detach().cpu())",
-        verify="a new snapshot of at least four steps ends every step with the same live bytes",
+        verify="a new snapshot of at least four steps ends every step with the same allocated bytes",
         risk="code that calls backward() through the kept tensor needs its graph",
     )

@@ -18,7 +18,7 @@ from trace_doctor.testing import MIB, Invalid, SnapshotBuilder, Valid
 from trace_doctor_rules._shared import table, target
 from trace_doctor_rules.memory._memory_spike_evidence import made_again_after, made_within
 from trace_doctor_rules.memory._remedies import remedies
-from trace_doctor_rules.memory._shared import MiB, make_up, peak_saving, size
+from trace_doctor_rules.memory._shared import MiB, breakdown, in_one_unit, peak_saving, size
 
 Mask = npt.NDArray[np.bool_]
 
@@ -176,36 +176,36 @@ def _with_frames_of(stacks: Literal["cpp"] | None) -> SnapshotBuilder:
 
 
 class MemorySpike(Rule):
-    """A short-lived allocation decides how much memory the job needs.
+    """Short-lived allocations set the peak, and so the memory that the job needs.
 
     What it does
-    Looks at the blocks alive at the peak that are born and freed within one phase of the step and live only for a few
-    allocations, and replays the record without the operators that made them.
+    Finds blocks allocated at the peak that are allocated and freed within one phase of the step and live for a few
+    allocations only. It then replays the record without the operators that allocate them.
 
     Why is this bad
-    The batch size is bounded by the highest moment, not by what is held most of the time. A score matrix, an fp32 copy of
-    the logits or a gradient of zeros that lives for a millisecond costs as much memory as a layer's weights.
+    The peak limits the batch size, not what is allocated most of the time. A score matrix, an fp32 copy of the logits or a
+    gradient of zeros that lives for a millisecond costs as much memory as a layer's weights.
 
     Evidence
-    A snapshot's history. Activations (alive into backward), optimizer state and weight copies that live through a whole
-    forward are no spikes.
+    A snapshot's history. Activations saved for backward, optimizer state and weight copies that live through a whole forward
+    are not counted.
 
     How the saving is estimated
-    The fall of the highest live bytes when all short-lived blocks of these operators are left out of the record, with those
-    that stand as large at the next highest moment: never the sum of their sizes, because the highest moment then counts. Of several places a table says what each takes off alone. Where the
-    fix is a loss in parts, the logits are left out as well, for no more than one part of them is there. A bound: what replaces
-    them needs some memory too.
+    The reduction of peak allocated bytes without the short-lived blocks of these operators. Blocks as large at the next
+    highest moment are left out as well. It is not the sum of their sizes, because another moment then becomes the peak. With several
+    call sites a table gives the reduction of each alone. Where the fix is a chunked loss, the logits are left out too,
+    because only one chunk of them exists at a time. An upper bound: the replacement needs some memory as well.
 
     Fix
-    By what made it: logits and cross-entropy in chunks or fused; attention through scaled_dot_product_attention; a fused
-    optimizer, or one that updates in place; split instead of slices; else smaller parts.
+    By operator: a chunked or fused loss, scaled_dot_product_attention, a fused or in-place optimizer, split() instead of
+    slices, else smaller parts.
 
     Fix safety
-    Unsafe, as last bits differ: the loss in chunks, scaled_dot_product_attention, the optimizer's `fused=True`. The script is
-    edited only where it provably computes just that. The rest is shown only.
+    Unsafe, because results are not bitwise identical: the chunked loss, scaled_dot_product_attention, the optimizer's
+    `fused=True`. The script is edited only where it provably computes just that. The rest is shown only.
 
     When to ignore
-    When the peak leaves enough room for the batch that is wanted.
+    When the peak leaves enough room for the batch you want.
 
     References
     https://docs.pytorch.org/docs/stable/torch_cuda_memory.html
@@ -214,7 +214,7 @@ class MemorySpike(Rule):
 
     code = "TD403"
     name = "memory-spike"
-    title = "A short-lived allocation makes the peak"
+    title = "Short-lived tensors set the memory peak"
     needs = (MemoryBlocks,)
 
     min_share: float = threshold(
@@ -265,35 +265,33 @@ class MemorySpike(Rule):
             "score matrices",
             lambda: _forwards(20, 256),
             saving_bytes=509 * MIB,
-            message="attention.py:41 in forward (softmax); without them the peak falls by 509 MiB.",
+            message="mostly from softmax in forward() (/home/me/attention.py:41).",
             shown="softmax | 268435456 | 2 | 40.0 | None",
             codemod="use-sdpa",
             confidence="high",
             file="/home/me/attention.py",
             line=41,
         ),
-        Invalid("one matrix in five places", _stages_of_one_matrix, saving_bytes=3 * 256 * MIB, message="(not at all without those of the first of 5 places alone)", shown="attention.py:41 in forward | 268435456 | 0"),
+        Invalid("one matrix in five places", _stages_of_one_matrix, saving_bytes=3 * 256 * MIB, message="The first of 5 call sites alone does not lower the peak.", shown="attention.py:41) | 268435456 | 0"),
         Invalid("without a clock", lambda: _forwards(20, 256, clock=False), saving_bytes=509 * MIB, shown="268435456 | 2 | None | None"),
-        Invalid("layers called by the script", _layers_called_by_the_script, saving_bytes=590 * MIB, shown="train.py:70 in main |  | 3"),
-        Invalid("in backward", _in_backward, saving_bytes=600 * MIB, message="CatBackward0 (backward); without"),
+        Invalid("layers called by the script", _layers_called_by_the_script, saving_bytes=590 * MIB, shown="main() (/home/me/train.py:70) |  | 3"),
+        Invalid("in backward", _in_backward, saving_bytes=600 * MIB, message="mostly from CatBackward0 (backward)."),
         Invalid(
             "in backward, as large as what a forward makes",
             lambda: _in_backward("MmBackward0", size=30, forward=30),
-            message="by its size of /home/me/model.py:31 in forward",
+            message="(backward), likely of forward() (/home/me/model.py:31).",
             thresholds={"min_share": 0.05, "min_bytes": 60 * MIB},
-            shown="40.0 | /home/me/model.py:31 in forward",
+            shown="40.0 | forward() (/home/me/model.py:31)",
             file="/home/me/model.py",
         ),
-        Invalid("the loss of a language model", _loss, saving_bytes=900 * MIB, message="falls by 600 MiB, and by 900 MiB with the logits in parts", codemod="chunked-loss"),
+        Invalid("the loss of a language model", _loss, saving_bytes=900 * MIB, codemod="chunked-loss"),
         Invalid("workspace of fused attention", lambda: _in_backward("ScaledDotProductEfficientAttentionBackward0"), codemod="sdpa-backend"),
     ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         evidence = ctx[MemoryBlocks]
         if evidence.frames_kind == "none":
-            raise NotCaptured(
-                "no frames were recorded, so nothing tells the phases of a step apart", CAPTURE_ADVICE
-            )
+            raise NotCaptured("no frames recorded", CAPTURE_ADVICE)
         for device in evidence.devices:
             claim = self._device(device, sure=evidence.frames_kind == "all")
             if claim is not None:
@@ -323,32 +321,30 @@ class MemorySpike(Rule):
         in_parts = bool(fixes) and fixes[0].codemod == "chunked-loss"
         after = min(without, history.peak_without(group | _logits(device, at_peak))) if in_parts else without
         peak_bytes = int(history.size[at_peak].sum())
-        what = f"{device.place(stacks[0])}" + (f" ({op})" if op and op not in device.place(stacks[0]) else "")
-        of = f", by its size of {forward}" if forward is not None else ""
+        made_in = device.place(stacks[0])
+        what = f"{op} in {made_in}" if op and op not in made_in else made_in
+        of = f", likely of {forward}" if forward is not None else ""
         shares = _shares(device, group, short, places[history.stack], without)
         named = next((alone for place, _, alone in shares if place == places[stacks[0]]), fall)
-        sum_of = f" ({f'by {size(named)}' if named else 'not at all'} without those of the first of {len(shares)} places alone)"
-        parts = (
-            f", and by {size(history.peak_bytes - after)} with the logits in parts" if after < without else ""
-        )
+        alone = f"lowers the peak by {size(named)}" if named else "does not lower the peak"
+        first = f" The first of {len(shares)} call sites alone {alone}." if len(shares) > 1 else ""
         return Claim(
-            message=f"Short-lived blocks hold {size(peak_bytes)} of the {size(history.peak_bytes)} at the peak, first of all from "
-            f"{what}{of}; without them the peak falls by {size(fall)}{sum_of if len(shares) > 1 else ''}{parts}.",
+            message=f"Short-lived tensors hold {in_one_unit(peak_bytes, history.peak_bytes)} at the peak, mostly from {what}{of}.{first}",
             confidence="high" if sure else "medium",
             saving=peak_saving(
                 history.peak_bytes,
                 after,
-                "when the short-lived blocks of these places are left out of the record"
-                + (", and the logits, of which one part is there at a time" if after < without else ""),
+                "without the short-lived tensors of these call sites"
+                + (", and with one chunk of the logits at a time" if after < without else ""),
             ),
             location=location(place, device=device.device),
             evidence=[
                 *([_places(shares)] if len(shares) > 1 else []),
                 _table(device, at_peak, twins),
-                make_up(device, history.peak, "Live at the peak"),
+                breakdown(device, history.peak),
             ],
             fixes=fixes,
-            key=what.split(":")[0],
+            key=made_in if site is None else site.file,
         )
 
     def _short_lived(self, device: DeviceBlocks) -> Mask:
@@ -420,8 +416,8 @@ def _shares(
 
 def _places(shares: list[tuple[str, int, int]]) -> Table:
     return table(
-        "The places that make them",
-        {"allocated at": "location", "at the peak": "bytes", "peak falls without it alone": "bytes"},
+        "Call sites of short-lived tensors",
+        {"allocated at": "location", "at the peak": "bytes", "peak reduction alone": "bytes"},
         shares,
         15,
     )
@@ -484,14 +480,14 @@ def _table(device: DeviceBlocks, blocks: Mask, twins: dict[int, int]) -> Table:
             ]
         )
     return table(
-        "Short-lived blocks at the peak",
+        "Short-lived tensors at the peak",
         {
             "allocated at": "location",
             "operator": "code",
             "size": "bytes",
-            "lived for (allocations)": "count",
-            "lived for": "us",
-            "forward of the same size": "location",
+            "lifetime (allocations)": "count",
+            "lifetime": "us",
+            "same-size forward": "location",
         },
         rows,
         15,

@@ -15,11 +15,11 @@ from trace_doctor.testing import GIB, MIB, Invalid, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
 from trace_doctor_rules.memory._shared import (
     NEARLY_FULL,
+    breakdown,
     holders,
     how_full,
-    make_up,
+    in_one_unit,
     peak_saving,
-    size,
     where_tightest,
 )  # fmt: skip
 
@@ -38,33 +38,34 @@ def _train(
 
 
 class OptimizerStateBound(Rule):
-    """A large part of the memory is the optimizer's state.
+    """A large part of the memory is optimizer state.
 
     What it does
-    Looks at what the live bytes are where memory was tightest: at a failed allocation, else at the peak, and says how much
-    of them the optimizer keeps from step to step.
+    Checks what is allocated where memory is tightest: at a failed allocation, else at the peak. It reports how much of it the
+    optimizer keeps from step to step.
 
     Why is this bad
-    Adam keeps two numbers for every parameter, twice the memory of the model, all the time. On several ranks that train
-    with plain data parallelism every one of them keeps the same numbers.
+    Adam keeps two numbers per parameter, twice the memory of the model, all the time. With plain data parallelism every rank
+    keeps the same numbers.
 
     Evidence
-    A snapshot's history: blocks that step() made and that outlive it; older ones by their frames, by step() freeing them, or
-    by their sizes, as the memory ledger says. How large the device is comes from a failed allocation, a trace of the run, or
-    the settings; where nothing says it, this is a note.
+    A snapshot's history: blocks that step() allocates and that outlive it. Older ones are recognized by their frames, by
+    step() freeing them, or by their sizes. The device size comes from a failed allocation, a trace of the run, or the
+    settings. If it is unknown, this is an info finding.
 
     How the saving is estimated
-    The fall of the highest live bytes with a quarter of the state, which is what eight bits instead of 32 leave. State that
-    is kept in 16 bits already halves at most.
+    The reduction of peak allocated bytes with a quarter of the state, which 8 bits instead of 32 leave. State that is already
+    in 16 bits can at most halve.
 
     Fix
-    An 8-bit optimizer, Adafactor (HF `optim=`), ZeRO-1 or FSDP where several ranks hold the same, or state on the host.
+    An 8-bit optimizer, Adafactor (HF `optim=`), ZeRO-1 or FSDP where several ranks hold the same state, or state offloaded to
+    the host.
 
     Fix safety
-    Shown only: another optimizer takes other steps, and which loss of precision is bearable is a choice.
+    Shown only: another optimizer takes other steps, and how much precision may be lost is your choice.
 
     When to ignore
-    When the job fits and is not to grow.
+    When the job fits and does not have to grow.
 
     References
     https://huggingface.co/docs/bitsandbytes/optimizers
@@ -73,7 +74,7 @@ class OptimizerStateBound(Rule):
 
     code = "TD407"
     name = "optimizer-state-bound"
-    title = "Optimizer state fills the memory"
+    title = "Optimizer state dominates GPU memory"
     needs = (MemoryBlocks, DeviceMemory)
 
     min_share: float = threshold(
@@ -102,7 +103,7 @@ class OptimizerStateBound(Rule):
         Invalid(
             "an allocation failed",
             lambda: _train(oom=500),
-            message="800 MiB",
+            message="Optimizer state holds 0.781 GiB of",
             severity="warning",
             confidence="high",
             codemod="replace-optimizer",
@@ -119,9 +120,7 @@ class OptimizerStateBound(Rule):
         evidence, memory = ctx[MemoryBlocks], ctx[DeviceMemory]
         claims = list(self._claims(evidence, memory))
         if not claims and evidence.frames_kind == "none":
-            raise NotCaptured(
-                "no frames were recorded, so the optimizer's state cannot be told apart", CAPTURE_ADVICE
-            )
+            raise NotCaptured("no frames recorded", CAPTURE_ADVICE)
         yield from claims
 
     def _claims(self, evidence: MemoryBlocks, memory: DeviceMemory) -> Iterator[Claim]:
@@ -140,16 +139,16 @@ class OptimizerStateBound(Rule):
         after = int((history.live - saved_bytes).max())
         alive = state & history.alive(moment)
         return Claim(
-            message=f"The optimizer keeps {size(state_bytes)} of the {size(live)} live {where} ({state_bytes / live:.0%})"
-            f"{how_full(memory, device)}.",
+            message=f"Optimizer state holds {in_one_unit(state_bytes, live)} {where} ({state_bytes / live:.0%})."
+            f"{how_full(memory, device)}",
             confidence="high" if sure else "medium",
             severity="warning" if memory.pressed(device, self.nearly_full) else "info",
             saving=peak_saving(
-                history.peak_bytes, after, f"with {self.left:.0%} of the state (8 bits instead of 32)"
+                history.peak_bytes, after, f"with {self.left:.0%} of the state (8 instead of 32 bits)"
             ),
             location=location(device.caller(Stage.OPTIMIZER), device=device.device),
             evidence=[
-                make_up(device, moment, f"Live {where}"),
+                breakdown(device, moment, where),
                 holders(device.holders(alive), "Optimizer state"),
             ],
             fixes=[techniques.less_optimizer_state(_VERIFY), techniques.offload(_VERIFY)],

@@ -13,7 +13,15 @@ from trace_doctor.testing import GIB, MIB, Invalid, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
 from trace_doctor_rules._shared import table, target
 from trace_doctor_rules.memory._remedies import GENERAL, remedies
-from trace_doctor_rules.memory._shared import MiB, expandable_segments, holders, make_up, size, times
+from trace_doctor_rules.memory._shared import (
+    MiB,
+    breakdown,
+    expandable_segments,
+    holders,
+    in_one_unit,
+    mib,
+    times,
+)
 
 
 def _fails(
@@ -59,30 +67,31 @@ def _trains() -> SnapshotBuilder:
 
 
 class OutOfMemoryRule(Rule):
-    """An allocation failed: the device had no memory left.
+    """An allocation failed: the GPU had no memory left.
 
     What it does
-    For every device with an out-of-memory entry: what was asked for and where, what was free on the device, what was
-    cached but free, in which pieces, who held the rest.
+    Reports for every device with an out-of-memory entry what was requested and where, what was free, what was cached and in
+    how large blocks, and what was allocated.
 
     Why is this bad
     The job ends, or repeats its step with a smaller batch.
 
     Evidence
-    An `oom` entry of a snapshot's history (the name of a file is none), and the replayed blocks and segments at that
-    moment. Segments given back just before it are malloc's own retries.
+    An `oom` entry in a snapshot's history (a file name alone is no evidence), and the replayed blocks and segments at that
+    moment. Segments freed just before it are malloc's own retries.
 
     How the saving is estimated
-    There is none: what is needed is that the request fits.
+    Not estimated: the request has to fit.
 
     Fix
-    Where it would have fitted, had the free memory been in one piece: `expandable_segments:True`. Else by what holds most:
-    checkpointing or smaller micro-batches for activations, an 8-bit optimizer or sharding for optimizer state; and by what
-    asked: a loss in chunks, scaled_dot_product_attention.
+    Where the free memory would be enough in one piece: `expandable_segments:True`. Else by the largest category: checkpointing
+    or smaller micro-batches for activations, an 8-bit optimizer or sharding for optimizer state. And by the request itself: a
+    chunked loss, scaled_dot_product_attention.
 
     Fix safety
-    The allocator setting is safe where the program plainly does nothing that it could be at odds with. Checkpointing, a loss
-    in chunks and scaled_dot_product_attention are unsafe: results differ in the last bits. Smaller batches with accumulation and another optimizer are shown only: which one is wanted is a choice.
+    The allocator setting is safe where the program plainly does nothing that could conflict with it. Checkpointing, a
+    chunked loss and scaled_dot_product_attention are unsafe: results are not bitwise identical. Smaller batches with
+    accumulation and another optimizer are shown only: the choice is yours.
 
     When to ignore
     When the script catches the error on purpose, to find the largest batch.
@@ -94,7 +103,7 @@ class OutOfMemoryRule(Rule):
 
     code = "TD410"
     name = "out-of-memory"
-    title = "The device ran out of memory"
+    title = "GPU ran out of memory"
     needs = (OutOfMemory, MemoryBlocks)
     explained_by = ("TD402", "TD403", "TD404", "TD405", "TD406", "TD407", "TD411")
 
@@ -113,26 +122,26 @@ class OutOfMemoryRule(Rule):
         Invalid(
             "too large",
             lambda: _fails(fragmented=False),
-            message="memory: 1,024 MiB asked for at /home/me/loss.py:22 in forward, 100 MiB free on the device, nothing cached: 924",
+            message="memory: 1,024 MiB requested in forward() (/home/me/loss.py:22), 100 MiB free, nothing cached. It is 924 MiB short",
             severity="critical",
             confidence="high",
             file="/home/me/loss.py",
             line=22,
         ),
-        Invalid("in pieces", lambda: _fails(fragmented=True, free=150 * MIB), message="would have fitted in one piece", codemod="allocator-setting"),
-        Invalid("twice", lambda: _fails(again=True), message="memory twice, last: 1,024", fixes=("in chunks",)),
-        Invalid("the process may take no more", lambda: _fails(free=2 * GIB), message="but a limit of this process"),
-        Invalid("what was free is not in the file", lambda: _fails(free=None), message="what was free was not"),
-        Invalid("without stacks", lambda: _fails(stacks=None), message="asked for, 100 MiB free"),
-        Invalid("weights hold most", lambda: _fails(op="mm"), fixes=("Recompute", "smaller batches")),
+        Invalid("in pieces", lambda: _fails(fragmented=True, free=150 * MIB), message="enough in one piece", codemod="allocator-setting"),
+        Invalid("twice", lambda: _fails(again=True), message="memory twice, the last time: 1,024", fixes=("reduce a part of the tokens",)),
+        Invalid("the process may take no more", lambda: _fails(free=2 * GIB), message="memory limit of this process"),
+        Invalid("what was free is not in the file", lambda: _fails(free=None), message="Free memory was not recorded"),
+        Invalid("without stacks", lambda: _fails(stacks=None), message="requested, 100 MiB free"),
+        Invalid("weights hold most", lambda: _fails(op="mm"), fixes=("checkpoint(", "accumulation")),
         Invalid(
             "activations hold most",
             lambda: _fails(held=GIB),
-            fixes=("in chunks", "Recompute", "smaller batches"),
+            fixes=("a part of the tokens", "checkpoint(", "accumulation"),
             thresholds={"main_holder": 480 / 1504},
         ),
-        Invalid("optimizer state holds most", lambda: _fails(held=GIB, state=True), fixes=("in chunks", "state")),
-        Invalid("without a retry", lambda: _fails(fragmented=False, retries=False), message="1,024 MiB asked for"),
+        Invalid("optimizer state holds most", lambda: _fails(held=GIB, state=True), fixes=("a part of the tokens", "8-bit")),
+        Invalid("without a retry", lambda: _fails(fragmented=False, retries=False), message="1,024 MiB requested"),
     ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
@@ -142,20 +151,20 @@ class OutOfMemoryRule(Rule):
     def _claim(self, ctx: Context, f: Failure) -> Claim:
         device = f.device
         site = device.stacks.site(f.stack)
-        where = f" at {device.place(f.stack)}" if f.stack >= 0 else ""
+        where = f" in {device.place(f.stack)}" if f.stack >= 0 else ""
         alive = device.history.alive(f.moment)
         held = device.holders(alive)
         top = max((v, k) for k, v in device.at(f.moment).items())
         return Claim(
-            message=f"Device {device.device} ran out of memory{_again(f)}: {mib(f.requested)} asked for{where}, {_state(f)}. "
-            f"Largest part of the {size(f.live)} live: {top[1].replace('_', ' ')}, {size(top[0])}.",
+            message=f"GPU {device.device} ran out of memory{_again(f)}: {mib(f.requested)} requested{where}{_state(f)} "
+            f"Largest category: {top[1].replace('_', ' ')}, {in_one_unit(top[0], f.live)} allocated.",
             confidence="high",
             severity="critical",
             location=location(site, device=device.device),
             evidence=[
                 _numbers(f),
-                make_up(device, f.moment, "Live when it failed"),
-                holders(held, "Who held the memory"),
+                breakdown(device, f.moment, "at the failed allocation"),
+                holders(held, "Largest allocations"),
                 *_others(ctx, f),
             ],
             fixes=self._fixes(f, target(site)),
@@ -181,42 +190,37 @@ _STATE = techniques.less_optimizer_state("optimizer state in a new snapshot is s
 
 
 def _again(f: Failure) -> str:
-    return f" {times(f.count)}, last" if f.count > 1 else ""
-
-
-def mib(count: int) -> str:
-    """One unit for all numbers that are to be compared."""
-    return f"{count / MiB:,.0f} MiB"
+    return f" {times(f.count)}, the last time" if f.count > 1 else ""
 
 
 def _state(f: Failure) -> str:
     if f.device_free is None or f.cached is None or f.largest_gap is None:
-        return "what was free was not recorded"
+        return ". Free memory was not recorded."
     cached = (
-        f"{mib(f.cached)} cached in pieces of at most {mib(f.largest_gap)}"
+        f"{mib(f.cached)} cached (largest block {mib(f.largest_gap)})"
         if f.cached >= MiB
         else "nothing cached"
     )
-    text = f"{mib(f.device_free)} free on the device, {cached}"
+    text = f", {mib(f.device_free)} free, {cached}."
     if f.fits_if_packed:
-        return f"{text}: it would have fitted in one piece"
+        return f"{text} Free and cached memory is enough in one piece."
     if f.limited:
-        return f"{text}: not the device but a limit of this process was reached (set_per_process_memory_fraction)"
-    return f"{text}: {mib(f.requested - f.device_free - f.cached)} too little even in one piece"
+        return f"{text} It exceeds the memory limit of this process (set_per_process_memory_fraction)."
+    return f"{text} It is {mib(f.requested - f.device_free - f.cached)} short even in one piece."
 
 
 def _numbers(f: Failure) -> Table:
     rows: list[list[Cell]] = [
-        ["asked for", f.requested],
+        ["requested", f.requested],
         ["free on the device", f.device_free],
         ["reserved by this process", f.reserved],
-        ["live (requested bytes)", f.live],
-        ["cached but in no live block", f.cached],
-        ["largest piece of that", f.largest_gap],
-        ["given back by the retries just before", f.retried],
-        ["device memory within reach (free + reserved)", f.device_bytes],
+        ["allocated (requested bytes)", f.live],
+        ["cached, not allocated", f.cached],
+        ["largest cached block", f.largest_gap],
+        ["freed by the preceding retries", f.retried],
+        ["usable device memory (free + reserved)", f.device_bytes],
     ]
-    return table("When it failed", {"what": "text", "bytes": "bytes"}, rows)
+    return table("State at the failed allocation", {"metric": "text", "bytes": "bytes"}, rows)
 
 
 def _others(ctx: Context, f: Failure) -> list[Table]:
@@ -224,4 +228,4 @@ def _others(ctx: Context, f: Failure) -> list[Table]:
     rows = [
         (d.device, d.history.peak_bytes) for d in ctx[MemoryBlocks].devices if d.device != f.device.device
     ]
-    return [table("Other devices", {"device": "count", "peak": "bytes"}, rows)] if rows else []
+    return [table("Other GPUs", {"device": "count", "peak": "bytes"}, rows)] if rows else []

@@ -13,20 +13,23 @@ from trace_doctor.evidence.trace.call_sites import Site, location
 from trace_doctor.testing import MIB, Invalid, SnapshotBuilder, Valid
 from trace_doctor_rules._shared import table, target
 from trace_doctor_rules.memory._retained_gradients_evidence import Retention, peak_when_freed, retentions
-from trace_doctor_rules.memory._shared import MiB, make_up, peak_saving, size
+from trace_doctor_rules.memory._shared import MiB, breakdown, peak_saving, size
 
 _OF = {
-    "step": "of gradients that step() has used stay through the next forward",
-    "likely": "of an earlier step's gradients stay through the forward",
-    "none": "of gradients of an earlier backward stay through the forward, and no optimizer step is in the record: they may be "
-    "accumulated on purpose",
+    "step": "of used gradients remains allocated during the next forward",
+    "likely": "of gradients from an earlier step remains allocated during the forward",
+    "none": "of gradients from an earlier backward remains allocated during the forward",
 }
-_WHEN = {True: "before the record", False: "none is recorded"}
-_UNLESS = ", unless the batch is one of several that are accumulated: nothing in the record frees them"
+_DOUBT = {
+    "step": "",
+    "likely": " Nothing recorded frees them, which gradient accumulation would explain as well.",
+    "none": " No optimizer step was recorded, so they may be accumulated on purpose.",
+}
+_WHEN = {True: "before recording", False: "not recorded"}
 _HOW = {
     "after_forward": "zero_grad() runs after the forward",
     "to_zero": "zero_grad() keeps their memory (set_to_none=False)",
-    "missing": "nothing frees them: zero_grad() is missing or keeps their memory (set_to_none=False)",
+    "missing": "zero_grad() is missing or keeps their memory (set_to_none=False)",
 }
 
 
@@ -141,36 +144,36 @@ def main():
 
 
 class RetainedGradients(Rule):
-    """The gradients of the step before stay in memory through the next forward.
+    """Gradients of the previous step stay allocated during the next forward.
 
     What it does
-    Looks for gradients that an optimizer step has already used and that are still alive when the next forward makes its
-    last activation, at the end of the record too.
+    Finds gradients that an optimizer step has used and that are still allocated at the last activation of the next forward,
+    also at the end of the record.
 
     Why is this bad
-    Gradients are as large as the parameters. They are needed from backward to step(); kept through the forward they lie
-    beside the activations, where the peak usually is. Where nothing ever clears them, every backward adds to the old ones:
-    then the training itself is wrong.
+    Gradients are as large as the parameters. They are needed from backward to step(). Kept through the forward, they add to
+    the activations, where the peak usually is. If nothing clears them, every backward adds to the old ones, and the training
+    itself is wrong.
 
     Evidence
-    A snapshot's history: blocks allocated in backward and alive after it, the optimizer's steps, the frames that free
-    them. Library workspaces are none. Several backwards before one step are accumulation, and no fault. Gradients older than
-    the record that nothing in it frees are likely retained where optimizer state or a step is there; where no step is
-    recorded they are a note.
+    A snapshot's history: blocks allocated in backward and alive after it, the optimizer steps, and the frames that free them.
+    Library workspaces are not counted. Several backwards before one step are accumulation, not a problem. Gradients older than
+    the record that nothing in it frees are likely retained if optimizer state or a step is recorded. Without a recorded
+    step they are an info finding.
 
     How the saving is estimated
-    The fall of the highest live bytes when these gradients are freed at the end of step() and come back in the next
-    backward. It is 0 where the peak lies elsewhere; then only the risk is reported.
+    The reduction of peak allocated bytes when these gradients are freed after step() and return in the next backward. It is
+    0 where the peak is elsewhere: then only the risk is reported.
 
     Fix
-    `optimizer.zero_grad(set_to_none=True)` right after `optimizer.step()`: move it, add it, or delete `set_to_none=False`.
+    `optimizer.zero_grad(set_to_none=True)` right after `optimizer.step()`: move it, add it, or remove `set_to_none=False`.
 
     Fix safety
-    Unsafe: a parameter without a gradient is then skipped by the optimizer instead of updated with a zero gradient (weight
-    decay, momentum), and code that reads `.grad` between step() and backward sees None.
+    Unsafe: the optimizer then skips a parameter without a gradient instead of updating it with a zero gradient (weight decay,
+    momentum). Code that reads `.grad` between step() and backward sees None.
 
     When to ignore
-    When the gradients are read after the step, for logging or for gradient statistics.
+    When gradients are read after the step, for logging or gradient statistics.
 
     References
     https://docs.pytorch.org/docs/stable/generated/torch.optim.Optimizer.zero_grad.html
@@ -179,7 +182,7 @@ class RetainedGradients(Rule):
 
     code = "TD404"
     name = "retained-gradients"
-    title = "Old gradients stay through the forward"
+    title = "Gradients not freed before the next forward"
     needs = (MemoryBlocks,)
 
     min_share: float = threshold(
@@ -199,7 +202,7 @@ class RetainedGradients(Rule):
         Valid("a cuBLAS workspace allocated in backward", _workspace),
         Valid("small gradients", lambda: _train("never", parameters=[4 * MIB]), thresholds={"min_share": 0.0}),
         Valid("a small part", lambda: _train("never"), thresholds={"min_share": 0.5}),
-        Valid("Python frames only, nothing marks the steps", lambda: _only_forward_and_backward("python"), skipped="Python frames"),
+        Valid("Python frames only, nothing marks the steps", lambda: _only_forward_and_backward("python"), skipped="C++ frames"),
         Valid("a batch of several, those before it older than the record", lambda: _recorded_later(1, micro_batches=2)),
         Valid("no frames", lambda: _train("never", stacks=None), skipped="frames"),
     ]  # fmt: skip
@@ -208,7 +211,7 @@ class RetainedGradients(Rule):
             "zero_grad between forward and backward",
             lambda: _train("after_forward"),
             saving_bytes=64 * MIB,
-            message="after the forward; freed after",
+            message="because zero_grad() runs after the forward.",
             shown="0 | 2 | 100663296 | between forward and backward",
             thresholds={"min_bytes": 96 * MIB},
             confidence="high",
@@ -223,33 +226,26 @@ class RetainedGradients(Rule):
         Invalid(
             "no annotations",
             lambda: _train("never", annotate=False),
-            message="the peak lies elsewhere",
+            message="The peak is elsewhere",
             severity="warning",
             shown="0 | 2 | 100663296 | not before backward",
         ),
-        Invalid("one step of a script without zero_grad", lambda: _recorded_later(1), message="unless the batch is one of several", confidence="medium", saving_bytes=96 * MIB, shown="before the record | 2 | 100663296"),
+        Invalid("one step of a script without zero_grad", lambda: _recorded_later(1), message="gradient accumulation would explain", confidence="medium", saving_bytes=96 * MIB, shown="before recording | 2 | 100663296"),
         Invalid("one step with set_to_none=False", lambda: _recorded_later(1, to_zero=True), message="zero_grad() keeps their memory", codemod="zero-grad"),
         Invalid("the record ends in a forward after a step", lambda: _recorded_later(2, ends_in_forward=True), message="zero_grad() is missing"),
-        Invalid("the forward is all that was recorded", lambda: _recorded_later(1, ends_in_forward=True), message="earlier step's gradients stay through the forward, unless", confidence="medium", saving_bytes=96 * MIB),
-        Invalid("nothing marks the steps", lambda: _only_forward_and_backward("all"), message="may be accumulated on purpose", severity="info", confidence="low", shown="none is recorded"),
+        Invalid("the forward is all that was recorded", lambda: _recorded_later(1, ends_in_forward=True), message="gradients from an earlier step remains allocated during the forward. Nothing", confidence="medium", saving_bytes=96 * MIB),
+        Invalid("nothing marks the steps", lambda: _only_forward_and_backward("all"), message="may be accumulated on purpose", severity="info", confidence="low", shown="not recorded"),
         Invalid("set_to_none=False", lambda: _train("to_zero"), message="set_to_none=False", codemod="zero-grad"),
     ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         evidence = ctx[MemoryBlocks]
         if evidence.frames_kind in ("none", "cpp"):
-            raise NotCaptured(
-                "no Python frames were recorded, so forward and optimizer cannot be told apart",
-                CAPTURE_ADVICE,
-            )
+            raise NotCaptured("no Python frames recorded", CAPTURE_ADVICE)
         if evidence.frames_kind == "python" and not any(
             d.phases.has(Stage.OPTIMIZER) for d in evidence.devices
         ):
-            raise NotCaptured(
-                "only Python frames were recorded and no optimizer step: backward has none, and cannot be told from other "
-                "threads",
-                CAPTURE_ADVICE,
-            )
+            raise NotCaptured("neither C++ frames nor an optimizer step recorded", CAPTURE_ADVICE)
         for device in evidence.devices:
             large = [r for r in retentions(device) if self._large(device, r)]
             if large:
@@ -273,19 +269,17 @@ class RetainedGradients(Rule):
         )
         site = _site(device, how)
         severity: Severity | None = "info" if proof == "none" else None if fall else "warning"
-        why = f": {_HOW[how]}" if proof == "step" else _UNLESS if proof == "likely" else ""
+        why = f" because {_HOW[how]}" if proof == "step" else ""
+        elsewhere = "" if fall else " The peak is elsewhere, so freeing them does not lower it."
         return Claim(
-            message=f"{size(most.bytes)} {_OF[proof]}{why}; "
-            + (f"freed after step() the peak falls by {size(fall)}." if fall else "the peak lies elsewhere."),
+            message=f"{size(most.bytes)} {_OF[proof]}{why}.{_DOUBT[proof]}{elsewhere}",
             confidence="low" if proof == "none" else "high" if sure and proof == "step" else "medium",
             severity=severity,
-            saving=peak_saving(
-                history.peak_bytes, without, "when these gradients are freed at the end of step()"
-            )
+            saving=peak_saving(history.peak_bytes, without, "with these gradients freed at the end of step()")
             if fall
             else None,
             location=location(site, device=device.device),
-            evidence=[_table(device, retentions), make_up(device, history.peak, "Live at the peak")],
+            evidence=[_table(device, retentions), breakdown(device, history.peak)],
             fixes=[_fix(how, site)],
             key=how,
         )
@@ -299,7 +293,7 @@ def _site(device: DeviceBlocks, how: str) -> Site | None:
 def _table(device: DeviceBlocks, retentions: Sequence[Retention]) -> Table:
     ends = device.phases.step_ends
     return table(
-        "Gradients alive at the last allocation of a forward",
+        "Gradients allocated at the end of a forward",
         {"after optimizer step": "text", "blocks": "count", "bytes": "bytes", "freed": "text"},
         [
             [
@@ -315,9 +309,9 @@ def _table(device: DeviceBlocks, retentions: Sequence[Retention]) -> Table:
 
 def _fix(how: str, site: Site | None) -> Fix:
     titles = {
-        "after_forward": "Move zero_grad() to right after step()",
-        "to_zero": "Let zero_grad() free the gradients",
-        "missing": "Clear the gradients right after step()",
+        "after_forward": "Move zero_grad() after step()",
+        "to_zero": "Remove set_to_none=False",
+        "missing": "Call zero_grad() after step()",
     }
     modes = {"after_forward": "move", "to_zero": "drop-set-to-none-false", "missing": "add"}
     return Fix(
@@ -328,6 +322,6 @@ def _fix(how: str, site: Site | None) -> Fix:
         params={"mode": modes[how]},
         target=target(site),
         text="optimizer.step()\noptimizer.zero_grad(set_to_none=True)",
-        verify="a new snapshot shows no gradients alive in the forward",
+        verify="a new snapshot shows no gradients allocated during the forward",
         risk="parameters without a gradient are skipped by the optimizer; code that reads .grad after step() sees None",
     )

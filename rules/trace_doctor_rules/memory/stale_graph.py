@@ -19,9 +19,9 @@ from trace_doctor.snapshot import Action
 from trace_doctor.testing import MIB, Invalid, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
 from trace_doctor_rules._shared import target
-from trace_doctor_rules.memory._shared import MiB, holders, make_up, peak_saving, size
+from trace_doctor_rules.memory._shared import MiB, breakdown, holders, peak_saving, size
 
-_VERIFY = "in a new snapshot each forward begins with the live bytes of the one before"
+_VERIFY = "in a new snapshot each forward begins with as many allocated bytes as the previous one"
 
 
 def _inference(
@@ -140,38 +140,38 @@ def _no_frames() -> SnapshotBuilder:
 
 
 class StaleGraph(Rule):
-    """What the last forward left behind stays until the next one has ended.
+    """What the previous forward left stays allocated until the next one ends.
 
     What it does
-    Looks for blocks of a forward that are alive when the next forward of the same code makes its last allocation, and that
-    die before the one after that has ended.
+    Finds blocks of a forward that are alive when the next forward of the same code makes its last allocation, and that are
+    freed before the one after that ends.
 
     Why is this bad
-    `output = model(x)` in a loop holds the old output until the new one is assigned. Without `torch.no_grad()` the output
-    holds its whole graph: two forwards' activations lie side by side, and the batch could be twice as large. In training the
-    backward frees the graph; the logits stay.
+    `output = model(x)` in a loop keeps the old output until the new one is assigned. Without `torch.no_grad()` the output
+    keeps its whole graph: the activations of two forwards are allocated together, and the batch could be twice as large. In
+    training, backward frees the graph, but the logits stay.
 
     Evidence
-    A snapshot's history with at least two forwards of the same code, told apart by the allocations between them, or by
-    what goes at once: the graph of one, after that of the next is complete. It may be older than the record, and is known by
-    its sizes then. In a record with backwards one lies between the two forwards, and the block is not freed by one.
-    Parameters, gradients and optimizer state are none; neither is a cache that grows with each call. That an output is not
-    needed follows from when it dies, and a loop that feeds it into the next forward looks the same: so it is a note. Blocks
-    of three lines and more, or most of what the forward made, are a graph.
+    A snapshot's history with at least two forwards of the same code. They are told apart by the allocations between them, or
+    by what is freed together: the graph of one, once that of the next is complete. The first may be older than the record
+    and is then recognized by its sizes. In a record with backwards, one lies between the two forwards, and does not free the
+    block. Parameters, gradients, optimizer state and a cache that grows with each call are not counted. That an output is not
+    needed follows from when it is freed, and a loop that feeds it into the next forward looks the same: so it is an info
+    finding. Blocks of three or more lines, or most of what the forward allocated, are a graph.
 
     How the saving is estimated
-    The fall of the highest live bytes when these blocks are freed before the next forward begins; of a graph in inference when
-    each goes once the next one is made, in every forward alike: without gradients none is kept. A bound.
+    The reduction of peak allocated bytes when these blocks are freed before the next forward. For a graph in inference:
+    when each is freed once the next one is computed, in every forward, because without gradients none is saved. An upper bound.
 
     Fix
-    `with torch.inference_mode():` around inference; in training `del output, loss` at the end of the step, or a function around
-    the step, whose variables go when it returns.
+    `with torch.inference_mode():` around inference. In training: `del output, loss` at the end of the step, or a function
+    around the step, whose variables are freed on return.
 
     Fix safety
-    Shown only: code behind the loop may read the last value.
+    Shown only: code after the loop may read the last value.
 
     When to ignore
-    When the next forward reads what the last one made, as a recurrent state.
+    When the next forward reads the previous output, such as a recurrent state.
 
     References
     https://docs.pytorch.org/docs/stable/notes/faq.html#my-model-reports-cuda-runtime-error-2-out-of-memory
@@ -180,7 +180,7 @@ class StaleGraph(Rule):
 
     code = "TD411"
     name = "stale-graph"
-    title = "The last forward's memory stays through the next"
+    title = "Stale outputs retain the previous forward's memory"
     needs = (MemoryBlocks,)
 
     min_share: float = threshold(
@@ -221,7 +221,7 @@ class StaleGraph(Rule):
         Invalid(
             "inference with gradients",
             lambda: _inference(keeps_graph=True),
-            message="holds its graph",
+            message="in main() (/home/me/train.py:10) holds up to 241 MiB per forward until the next one ends. It keeps its graph",
             confidence="medium",
             saving_bytes=362 * MIB,
             file="/home/me/train.py",
@@ -230,20 +230,20 @@ class StaleGraph(Rule):
         Invalid(
             "inputs made once, the first graph older than the record",
             lambda: _deep(rounds=2),
-            message="holds its graph",
+            message="keeps its graph",
             saving_bytes=1440 * MIB,
             file="/home/me/train.py",
             line=10,
         ),
-        Invalid("the second forward is all that was recorded", lambda: _deep(rounds=1), saving_bytes=1440 * MIB, message="holds its graph"),
-        Invalid("layers of one line", lambda: _inference(keeps_graph=True, lines=1, pieces=2), message="holds its graph"),
-        Invalid("three outputs of training", lambda: _training(logits=70, kept=True, pieces=3), message="not need them any more"),
+        Invalid("the second forward is all that was recorded", lambda: _deep(rounds=1), saving_bytes=1440 * MIB, message="keeps its graph"),
+        Invalid("layers of one line", lambda: _inference(keeps_graph=True, lines=1, pieces=2), message="keeps its graph"),
+        Invalid("three outputs of training", lambda: _training(logits=70, kept=True, pieces=3), message="Backward no longer needs it."),
         Invalid(
             "an output without its graph",
             lambda: _inference(keeps_graph=False, output=200),
-            message="no backward needs them",
+            message="No backward needs it.",
             severity="info",
-            fixes=("Let the step's outputs go",),
+            fixes=("del output, loss",),
             thresholds={"min_bytes": 200 * MIB, "min_forwards": 5},
         ),
         Invalid("logits of training", lambda: _training(logits=200, kept=True), severity="info", message="200 MiB", saving_bytes=200 * MIB),
@@ -252,9 +252,7 @@ class StaleGraph(Rule):
     def check(self, ctx: Context) -> Iterator[Claim]:
         evidence = ctx[MemoryBlocks]
         if evidence.frames_kind in ("none", "cpp"):
-            raise NotCaptured(
-                "no Python frames were recorded, so forwards cannot be told apart", CAPTURE_ADVICE
-            )
+            raise NotCaptured("no Python frames recorded", CAPTURE_ADVICE)
         for device in evidence.devices:
             graphs = stale_graphs(device)
             least = max(self.min_bytes, self.min_share * device.history.peak_bytes)
@@ -273,30 +271,33 @@ def _claim(device: DeviceBlocks, stale_graphs: StaleGraphs, min_graph: int) -> C
     without = _without(device, stale_graphs, graph=graph)
     fall = history.peak_bytes - without
     how = (
-        "the output holds its graph, though no backward runs"
+        "It keeps its graph although no backward runs."
         if graph
-        else "no backward needs them"
+        else "No backward needs it."
         if stale_graphs.inference
-        else "backward does not need them any more"
+        else "Backward no longer needs it."
     )
-    at = f" by a variable of {site}" if site is not None else ""
+    at = f" in {site}" if site is not None else ""
     return Claim(
-        message=f"Up to {size(stale_graphs.most(device))} of a forward stay until the next one has ended, held{at}: {how}.",
+        message=f"An output{at} holds up to {size(stale_graphs.most(device))} per forward until the next one ends. {how}",
         confidence="medium",
         severity=None if fall and graph else "info",
         saving=peak_saving(
             history.peak_bytes,
             without,
-            "when each of these blocks goes once the next one is made, and so in every forward"
+            "with each of these tensors freed once the next one is computed, in every forward"
             if graph
-            else "when these blocks are freed before the next forward",
+            else "with these tensors freed before the next forward",
         )
         if fall
         else None,
         location=location(site, device=device.device),
         evidence=[
-            holders(device.holders(mask), f"Left behind by {len(stale_graphs.forwards)} forwards"),
-            make_up(device, history.peak, "Live at the peak"),
+            holders(
+                device.holders(mask),
+                f"Retained by {len(stale_graphs.forwards)} forward{'s' if len(stale_graphs.forwards) > 1 else ''}",
+            ),
+            breakdown(device, history.peak),
         ],
         fixes=[techniques.release_output(_VERIFY, target(site), inference=graph)],
         key="graph" if graph else "output",

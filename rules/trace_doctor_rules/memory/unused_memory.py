@@ -11,10 +11,10 @@ from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import GIB, MIB, Invalid, RunBuilder, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
 from trace_doctor_rules._shared import table
-from trace_doctor_rules.memory._shared import size
+from trace_doctor_rules.memory._shared import in_one_unit
 from trace_doctor_rules.memory._unused_memory_evidence import Headroom, Room
 
-_VERIFY = "samples per second have risen, and so has the largest reserved memory"
+_VERIFY = "samples per second and peak reserved memory are higher"
 
 
 def _steps(
@@ -67,33 +67,33 @@ def _not_recorded() -> RunBuilder:
 
 
 class UnusedMemory(Rule):
-    """More than half of the device's memory is never used, and the device waits for the host.
+    """More than half of the GPU's memory is unused while the GPU waits for the host.
 
     What it does
-    Compares the largest reserved memory of a training run with the device's, where the device is idle for reasons that cost
-    the same in every step, whatever the batch.
+    Compares peak reserved memory of a training run with the device's, where the GPU is idle for reasons that cost the same in
+    every step, whatever the batch size.
 
     Why is this bad
     A step has costs that do not grow with the batch: launches, Python, the optimizer, one wait for the loss. A larger batch
-    spreads them over more samples, and the kernels fill the device better.
+    spreads them over more samples, and its kernels fill the SMs better.
 
     Evidence
     Total Reserved of a trace's `[memory]` events or a snapshot, the device's memory from the trace's device properties or the
-    settings, the time ledger of the steady steps, and a backward or an optimizer in them. A device that waits for data is
-    none of this: a larger batch takes longer to load.
+    settings, the time breakdown of the steady steps, and a backward or an optimizer in them. A GPU that waits for data is not
+    counted: a larger batch takes longer to load.
 
     How the saving is estimated
-    There is none: how much faster a larger batch is only a run can say. How large it may be follows from what grows with it,
-    which a snapshot tells (activations, inputs, temporaries); without one as if all memory grew.
+    Not estimated: only a run can tell how much faster a larger batch is. How large the batch can be follows from what grows with
+    it, which a snapshot tells (activations, inputs, temporaries). Without a snapshot all memory is assumed to grow.
 
     Fix
-    A larger batch. Where several are accumulated before a step: fewer of them.
+    A larger batch. With gradient accumulation: fewer micro-batches.
 
     Fix safety
-    Shown only: the learning rate and its schedule have to follow the batch.
+    Shown only: the learning rate and its schedule must follow the batch size.
 
     When to ignore
-    When the batch is set by what is to be learned, or other jobs share the device.
+    When the batch size is fixed by the training recipe, or other jobs share the device.
 
     References
     https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html
@@ -101,7 +101,7 @@ class UnusedMemory(Rule):
 
     code = "TD408"
     name = "unused-memory"
-    title = "More than half of the device's memory is never used"
+    title = "Most GPU memory is unused"
     needs = (Headroom, Steps)
     to_pass = (RecordedOperators, IdleCauses)
 
@@ -130,19 +130,19 @@ class UnusedMemory(Rule):
         Valid("most of the memory is used", lambda: _steps(reserved=50)),
         Valid("the device waits for data", lambda: _steps(kernel_us=60, loader_us=20_000)),
         Valid("inference", lambda: _steps(train="")),
-        Valid("a device of unknown size", lambda: _steps(size=0), skipped="how large the device is"),
+        Valid("a device of unknown size", lambda: _steps(size=0), skipped="device size"),
         Valid("one step", lambda: _steps(steps=1)),
         Valid("memory was not recorded", _not_recorded, skipped="not recorded"),
         Valid("a snapshot alone", SnapshotBuilder, skipped="no profiler trace"),
     ]
     INVALID = [
-        Invalid("a tenth of the device", _steps, message="8 GiB of 80 GiB", severity="info", confidence="high"),
+        Invalid("a tenth of the device", _steps, message="at most 8 GiB of 80 GiB", severity="info", confidence="high"),
         Invalid(
             "the user says how large the device is",
             _steps,
             options={"device_bytes": 20 * GIB},
             thresholds={"max_share": 0.4, "min_steps": 5},
-            message="2 times",
+            message="A batch 2× as large fits.",
         ),
         Invalid("a backward and no optimizer", lambda: _steps(train="backward"), severity="info"),
         Invalid("beside a device of unknown size", _one_of_unknown_size, severity="info"),
@@ -152,7 +152,7 @@ class UnusedMemory(Rule):
     def check(self, ctx: Context) -> Iterator[Claim]:
         headroom, steps = ctx[Headroom], ctx[Steps]
         if steps.source == "none":
-            raise NotCaptured("no steps are marked", "call prof.step() after each training step")
+            raise NotCaptured("no step markers", "call prof.step() after each training step")
         if not headroom.trains or len(steps.steady) < self.min_steps:
             return
         low = [
@@ -164,8 +164,8 @@ class UnusedMemory(Rule):
     def _claim(self, room: Room) -> Claim:
         factor = max(1, int(room.growth(self.fill)))
         return Claim(
-            message=f"Training reserves {size(room.reserved)} of {size(room.size)} at most, and for {room.waits:.0%} of the time the "
-            f"device waits for work of the host that a larger batch does not repeat: one {factor} times as large would fit.",
+            message=f"Training reserves at most {in_one_unit(room.reserved, room.size)}. The GPU waits {room.waits:.0%} of the time for "
+            f"host work that does not grow with the batch. A batch {factor}× as large fits.",
             confidence="high",
             severity="info",
             location=Location(device=room.device),
@@ -177,13 +177,13 @@ class UnusedMemory(Rule):
 
 def _table(room: Room) -> Table:
     return table(
-        f"Memory and time of device {room.device}",
-        {"what": "text", "bytes": "bytes", "share": "share"},
+        f"Memory and time, device {room.device}",
+        {"metric": "text", "bytes": "bytes", "share": "share"},
         [
-            ["memory of the device", room.size, 1.0],
-            ["largest reserved", room.reserved, room.reserved / room.size],
-            ["of it growing with the batch", room.per_sample, None],
-            ["device busy", None, room.busy],
-            ["device waits for work that every step costs", None, room.waits],
+            ["device memory", room.size, 1.0],
+            ["peak reserved", room.reserved, room.reserved / room.size],
+            ["grows with the batch", room.per_sample, None],
+            ["GPU busy", None, room.busy],
+            ["GPU waits for fixed host work", None, room.waits],
         ],
     )

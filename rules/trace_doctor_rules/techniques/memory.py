@@ -1,4 +1,4 @@
-"""Memory: what is kept, for how long, and in what pieces."""
+"""Memory: what is allocated, for how long, and in what blocks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trace_doctor_rules._shared import LAST_BITS, LOWER_PEAK, advice, patch
 def keep_the_cache(verify: str, target: Target | None) -> Fix:
     """An edit: removes torch.cuda.empty_cache() from the loop."""
     return patch(
-        "Drop empty_cache() from the loop",
+        "Remove empty_cache()",
         "remove-call",
         "# delete torch.cuda.empty_cache(); HF Trainer: torch_empty_cache_steps=None",
         "the process keeps the memory, so that another process on this device sees less",
@@ -23,7 +23,7 @@ def release_output(verify: str, target: Target | None, *, inference: bool) -> Fi
     """Advice. `inference`: no backward() follows the forward."""
     if inference:
         return advice(
-            "Run inference without gradients",
+            "Use inference_mode()",
             "with torch.inference_mode():\n    output = model(x)   # or torch.no_grad(); nothing is kept for a backward\n"
             "del output           # what the next call does not need, at the end of each round",
             "backward() through these outputs raises then",
@@ -31,7 +31,7 @@ def release_output(verify: str, target: Target | None, *, inference: bool) -> Fi
             target=target,
         )
     return advice(
-        "Let the step's outputs go before the next forward",
+        "Delete outputs before the next forward",
         "del output, loss     # at the end of the step; or put the step into a function, whose variables end with it\n"
         "losses.append(loss.detach())",
         "code behind the loop that reads the last output needs a copy of it",
@@ -43,7 +43,7 @@ def release_output(verify: str, target: Target | None, *, inference: bool) -> Fi
 def max_split_size(verify: str) -> Fix:
     """Shown: an environment variable, for devices without expandable segments."""
     return Fix(
-        title="Where segments cannot grow: leave large blocks whole",
+        title="Set max_split_size_mb",
         kind="env",
         safety="display",
         text="PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:512 python train.py",
@@ -55,7 +55,7 @@ def max_split_size(verify: str) -> Fix:
 def chunked_loss(verify: str = LOWER_PEAK, target: Target | None = None) -> Fix:
     """An edit: logits of one chunk of tokens exist at a time, not tokens x vocabulary."""
     return patch(
-        "Compute the loss in chunks, or with a fused kernel",
+        "Chunk or fuse the loss",
         "chunked-loss",
         "logits of all tokens and their fp32 log-softmax need tokens x vocabulary x 4 bytes each. Project and "
         "reduce a part of the tokens at a time (torchtune CEWithChunkedOutputLoss), or use Liger's "
@@ -70,7 +70,7 @@ def fused_optimizer(name: str | None, verify: str = LOWER_PEAK, *, on_gpu: bool 
     """An edit. `name`: the class in torch.optim, None where it is not known; `on_gpu`: where the parameters are."""
     beside = "or foreach=False: slower, no temporaries" if on_gpu else "on a CPU: torch 2.4 and later"
     return patch(
-        "Use the fused optimizer: it needs no temporaries",
+        "Set fused=True in the optimizer",
         "optimizer-args",
         f"torch.optim.{name or 'AdamW'}(..., fused=True)   # {beside}\n"
         '# HF: TrainingArguments(optim="adamw_torch_fused")',
@@ -83,7 +83,7 @@ def fused_optimizer(name: str | None, verify: str = LOWER_PEAK, *, on_gpu: bool 
 def newer_torch(verify: str) -> Fix:
     """Advice for a torch whose optimizers have no form that updates all parameters at once."""
     return advice(
-        "Take PyTorch 2, which updates all parameters at once by itself",
+        "Upgrade to PyTorch 2",
         "pip install 'torch>=2'   # optimizers take their foreach form on a GPU without being told",
         LAST_BITS,
         verify,
@@ -93,7 +93,7 @@ def newer_torch(verify: str) -> Fix:
 def foreach_optimizer(name: str, verify: str) -> Fix:
     """An edit. `name`: the class in torch.optim."""
     return patch(
-        "Update all parameters at once",
+        "Set foreach=True in the optimizer",
         "optimizer-args",
         f"torch.optim.{name}(..., foreach=True)   # torch 2.0 and later take it by themselves on a GPU",
         "the last bits of updates differ; temporaries as large as the parameters",
@@ -105,7 +105,7 @@ def foreach_optimizer(name: str, verify: str) -> Fix:
 def update_together(verify: str, target: Target | None) -> Fix:
     """Advice for an update that is written out as a loop over parameters."""
     return advice(
-        "Update all tensors at once",
+        "Use _foreach_ ops",
         "torch.optim.AdamW(model.parameters(), lr=lr, fused=True)   # instead of the rule written by hand, where it is one\n"
         "torch._foreach_lerp_(averages, parameters, 1 - decay)      # lists of tensors: one call for all\n"
         "update = torch.compile(update)                             # or compile the function that holds the loop",
@@ -118,7 +118,7 @@ def update_together(verify: str, target: Target | None) -> Fix:
 def update_in_place(verify: str, target: Target | None) -> Fix:
     """Advice for an update by hand whose temporaries are as large as the parameters."""
     return advice(
-        "Update the parameters in place, a few at a time",
+        "Update parameters in place",
         "m.lerp_(grad, 1 - beta1)                              # in place of m = beta1 * m + (1 - beta1) * grad\n"
         "p.addcdiv_(m, v.sqrt().add_(eps), value=-lr)          # one temporary, not four\n"
         "# torch._foreach_…_: over some of the tensors at a time; or torch.optim.AdamW(..., fused=True), where the rule is one",
@@ -131,7 +131,7 @@ def update_in_place(verify: str, target: Target | None) -> Fix:
 def checkpoint_blocks(verify: str) -> Fix:
     """An edit: activations of one block at a time, for about a third more compute."""
     return patch(
-        "Recompute activations in backward",
+        "Use activation checkpointing",
         "checkpoint-blocks",
         "x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)   # for each repeated block\n"
         "# HF: gradient_checkpointing=True",
@@ -143,7 +143,7 @@ def checkpoint_blocks(verify: str) -> Fix:
 def gradient_accumulation(verify: str, steps: int = 2) -> Fix:
     """Shown only: `steps` batches of 1/`steps` the size for each optimizer step."""
     return patch(
-        "Or take smaller batches, and step after several of them",
+        "Accumulate gradients",
         "gradient-accumulation",
         f"(loss / {steps}).backward()\nif (step + 1) % {steps} == 0:\n    optimizer.step()\n    optimizer.zero_grad()\n"
         f"# with 1/{steps} of the batch size; HF: gradient_accumulation_steps={steps}; "
@@ -158,7 +158,7 @@ def gradient_accumulation(verify: str, steps: int = 2) -> Fix:
 def larger_batch(verify: str, size: int) -> Fix:
     """An edit. `size`: samples of a batch."""
     return patch(
-        f"Take batches of {size}",
+        f"Set batch_size={size}",
         "batch-size",
         f"DataLoader(..., batch_size={size})   # HF: per_device_train_batch_size={size}",
         "fewer and larger steps: the learning rate and its schedule have to follow",
@@ -170,7 +170,7 @@ def larger_batch(verify: str, size: int) -> Fix:
 def raise_batch(verify: str, factor: int) -> Fix:
     """Advice where the batch size is not known. `factor`: how many times as large."""
     return advice(
-        f"Take larger batches: up to {factor} times as large",
+        f"Increase batch size up to {factor}×",
         f"DataLoader(..., batch_size={factor} * batch_size)   # HF: per_device_train_batch_size, and accumulate less\n"
         "# double it first, and compare samples per second",
         "fewer and larger steps: the learning rate and its schedule have to follow",
@@ -181,7 +181,7 @@ def raise_batch(verify: str, factor: int) -> Fix:
 def less_optimizer_state(verify: str) -> Fix:
     """Shown only: another update rule or rounding, which the loss curve has to allow."""
     return patch(
-        "Keep less optimizer state",
+        "Use an 8-bit optimizer",
         "replace-optimizer",
         'an 8-bit optimizer (bitsandbytes AdamW8bit, HF optim="adamw_bnb_8bit"), Adafactor, or with several ranks ZeRO / '
         "FSDP, which shares the state among them; DeepSpeed offload (offload_optimizer: cpu) keeps it on the host",
@@ -195,7 +195,7 @@ def less_optimizer_state(verify: str) -> Fix:
 def offload(verify: str) -> Fix:
     """Shown only: frees the device of optimizer state, for copies over PCIe in every step."""
     return patch(
-        "Keep optimizer state on the host",
+        "Offload optimizer state",
         "deepspeed-zero",
         'DeepSpeed: "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "pin_memory": true}}\n'
         "FSDP2: fully_shard(model, offload_policy=CPUOffloadPolicy())   # torch.distributed.fsdp, torch 2.6",
