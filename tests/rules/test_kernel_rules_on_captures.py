@@ -64,8 +64,8 @@ def test_a_busy_gpu_with_fp32_products_gets_a_note_and_nothing_else(captures_dir
 @pytest.mark.parametrize(
     ("file", "code", "part"),
     [
-        (OWL, "TD303", "180 times a step"),
-        (MEGATRON, "TD303", "40 times a step"),
+        (OWL, "TD303", "180 times per step"),
+        (MEGATRON, "TD303", "40 times per step"),
         (RESNET_4, "TD305", "97 MiB"),
         (RESNET_4, "TD304", "484 operators"),
         (CNN, "TD307", "3 convolutions"),

@@ -1,4 +1,4 @@
-"""What the kernel rules promise: where from, how much at most, and which bytes."""
+"""The savings that the kernel rules claim: where from, how much at most, and which bytes."""
 
 from __future__ import annotations
 
@@ -24,9 +24,13 @@ def saving(rule: type[Rule], case: str, *, gpu_bytes: int | None = None) -> Savi
 @pytest.mark.parametrize(
     ("rule", "case", "said"),
     [
-        (Fp32Matmul, "sgemm on an A100", "of kernels a step, of which 67% may go"),
-        (Fp32Matmul, "the host is the limit", "; capped at 4.6 µs, for without these kernels"),
-        (ManySmallGemms, "on a CPU", "of operators a step, of which 25% may go"),
+        (Fp32Matmul, "sgemm on an A100", "67% of 800 µs kernel time per step: 3× as fast"),
+        (
+            Fp32Matmul,
+            "the host is the limit",
+            "; capped at the 4.6 µs that the step gains without these kernels",
+        ),
+        (ManySmallGemms, "on a CPU", " operator time per step: one batched GEMM"),
     ],
 )
 def test_a_model_says_what_it_takes_away_and_what_the_replay_leaves_of_it(

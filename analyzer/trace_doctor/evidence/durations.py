@@ -14,3 +14,10 @@ def two_figures(us: float) -> str:
     size, unit = next((u for u in ((1e6, "s"), (1e3, "ms")) if us >= u[0]), (1.0, "µs"))
     value = us / size
     return f"{value:.2g} {unit}" if value < 100 else f"{round(value, -1):,.0f} {unit}"
+
+
+def three_figures(us: float) -> str:
+    """A measured time on its own, with three figures: `1.21 s`, `178 ms`, `5.93 ms`, `240 µs`."""
+    size, unit = next((u for u in ((1e6, "s"), (1e3, "ms")) if us >= 0.9995 * u[0]), (1.0, "µs"))
+    value = us / size
+    return f"{value:.3g} {unit}" if value < 999.5 else f"{value:,.0f} {unit}"

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from trace_doctor import Saving, Table, Unit
 from trace_doctor.evidence.compute.kernels import Kernels
-from trace_doctor.evidence.durations import two_figures
+from trace_doctor.evidence.durations import three_figures, two_figures
 from trace_doctor.evidence.replay.what_if import Removal, Replay
 from trace_doctor_rules._shared import table
 
@@ -33,12 +33,12 @@ def by_model(
     saved_ns = float(kernels.ns[mask].sum()) * count * part / length
     share = min(saved_ns, outcome.share_of_step * count, 1.0)
     us = kernels.us_per_step(mask) * count
-    how = f"{two_figures(us)} of {_noun(kernels)}s a step, of which {part:.0%} may go: {assumed}"
+    how = f"{part:.0%} of {three_figures(us)} {noun(kernels)} time per step: {assumed}"
     if share < saved_ns:
         how += (
-            f"; capped at {two_figures(share * outcome.before_us)}, for without these kernels a step would gain no more"
+            f"; capped at the {two_figures(share * outcome.before_us)} that the step gains without these {noun(kernels)}s"
             if share
-            else "; nothing, for without these kernels the GPU would only wait longer for other things"
+            else f"; nothing, because without these {noun(kernels)}s the GPU only waits longer for other work"
         )
     return Saving(time_us_per_step=share * outcome.before_us, share_of_step=share, basis="model", how=how)
 
@@ -52,16 +52,19 @@ def _left_out(kernels: Kernels, mask: Bool) -> Removal:
     return Removal(host_spans=tuple(spans))
 
 
-def _noun(kernels: Kernels) -> str:
+def noun(kernels: Kernels) -> str:
+    """What the work is, for messages and tables."""
     return "kernel" if kernels.device >= 0 else "operator"
 
 
-def promise(saving: Saving) -> str:
-    """What a message says of it: half a sentence."""
-    share = saving.share_of_step or 0.0
-    if share < HARDLY:
-        return "a step would hardly be shorter, for the GPU waits for other things"
-    return f"a step could become about {two_figures(saving.time_us_per_step or 0.0)} shorter ({share:.0%})"
+def cost(kernels: Kernels, us_per_step: float, share: float) -> str:
+    """For messages: `12 ms per step, 7% of kernel time` (on a CPU: of operator time)."""
+    return f"{three_figures(us_per_step)} per step, {share:.0%} of {noun(kernels)} time"
+
+
+def negligible(share: float | None) -> str:
+    """A sentence after a message where leaving all of it out would hardly shorten the step; empty elsewhere."""
+    return " The saving is negligible: other work determines the step time." if (share or 0) < HARDLY else ""
 
 
 def kernel_table(title: str, kernels: Kernels, mask: Bool) -> Table:
@@ -70,12 +73,11 @@ def kernel_table(title: str, kernels: Kernels, mask: Bool) -> Table:
         (name[:160], count / kernels.steps, ns / kernels.steps / 1e3, ns / max(kernels.total, 1))
         for name, count, ns in kernels.by_name(mask)
     ]
-    noun = _noun(kernels)
     columns: dict[str, Unit] = {
-        noun: "code",
-        "a step": "count",
-        "time a step": "us",
-        f"of all {noun}s": "share",
+        noun(kernels): "code",
+        "count/step": "count",
+        "time/step": "us",
+        f"of {noun(kernels)} time": "share",
     }
     return table(title, columns, rows, ROWS)
 

@@ -40,8 +40,8 @@ class KernelGrids(Evidence, frozen=True):
         known = np.array([_blocks_per_sm(a, kernels.multiprocessors) for a in args], dtype=np.float64)
         if np.isnan(known).all():
             raise NotCaptured(
-                "the file does not tell how many blocks the kernels have",
-                "torch.profiler with CUPTI (torch 1.8.1 and later) writes grid and blocks per SM by itself",
+                "thread blocks per kernel not recorded",
+                "torch.profiler with CUPTI (torch 1.8.1 and later) records grid and blocks per SM",
             )
         is_known = ~np.isnan(known)
         return cls(places[is_known], known[is_known], kernels)

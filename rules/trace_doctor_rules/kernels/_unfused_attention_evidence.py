@@ -1,4 +1,4 @@
-"""How attention in pieces is asked for: written out, by a fused operator that fell back, or by a module."""
+"""How unfused attention is called: written out, by SDPA with its math backend, or by a module."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class AttentionForm(Evidence, frozen=True):
     """Of the chains of a forward. Where none lies in an operator (a capture of the GPU alone), it counts as written out."""
 
     fell_back: bool
-    """most are scaled_dot_product_attention in its math form"""
+    """most are scaled_dot_product_attention with its math backend"""
     refused: tuple[str, ...]
-    """what of its types and shapes keeps fused kernels away, as half sentences; empty where nothing does"""
+    """what of its types and shapes keeps fused kernels away, as clauses; empty where nothing does"""
     in_module: bool
     """nn.MultiheadAttention computes it, in its fast path that returns the weights as well"""
 
@@ -67,7 +67,7 @@ def _reason(inputs: Inputs, *, on_gpu: bool) -> str:
     if on_gpu and kind in ("double", "c10::complex<float>"):
         return f"no fused kernel takes {kind}"
     if on_gpu and query and query[-1] > _LARGEST_HEAD:
-        return f"heads of {query[-1]} numbers are too large"
+        return f"head size {query[-1]} exceeds {_LARGEST_HEAD}"
     if len(query) not in (0, 4):
-        return f"fused kernels want four dimensions, not {len(query)}"
-    return "with a mask, which the flash kernel does not take" if on_gpu and inputs.shape(3) else ""
+        return f"fused kernels take no {len(query)}-D inputs"
+    return "the flash backend takes no mask" if on_gpu and inputs.shape(3) else ""

@@ -6,13 +6,12 @@ from collections.abc import Iterator
 
 from trace_doctor import NOTE_FROM, Claim, Context, Fix, Location, NotCaptured, Rule, threshold
 from trace_doctor.evidence.compute.kernels import Kernels
-from trace_doctor.evidence.durations import two_figures
 from trace_doctor.evidence.replay.what_if import Replay
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid, without_gpu
 from trace_doctor_rules import techniques
-from trace_doctor_rules.kernels._shared import Bool, by_model, kernel_table, longest_of, promise
+from trace_doctor_rules.kernels._shared import Bool, by_model, cost, kernel_table, longest_of, negligible
 
 _PEAK_RATIO = {
     (7, 0): 8.0,
@@ -29,7 +28,7 @@ _PEAK_RATIO = {
 _WITHOUT_TENSOR_CORES = ("GTX 16", "Quadro T1000", "Quadro T2000", "T500", "T550", "T600", "T1000", "T1200")
 """Turing chips (TU116, TU117) of compute capability 7.5 that have none."""
 
-_VERIFY = "record the same steps again: the products are kernels with tf32, bf16 or fp16 in their names, and the step is shorter"
+_VERIFY = "Record the same steps again: the GEMM kernels have tf32, bf16 or fp16 in their names and the step is shorter."
 
 
 def _training(
@@ -83,37 +82,35 @@ for x, y in loader:
 
 
 class Fp32Matmul(Rule):
-    """Matrix products and convolutions run in fp32 while the GPU's tensor cores stand idle.
+    """fp32 matmuls and convolutions run without the GPU's Tensor Cores.
 
     What it does
-    Adds up the time of matrix products and convolutions whose kernels compute in plain fp32 on a GPU that has tensor
-    cores.
+    Adds up the time of GEMM and convolution kernels that compute in plain fp32 on a GPU with Tensor Cores.
 
     Why is this bad
-    Tensor cores multiply in bf16, fp16 or TF32 two to sixteen times as fast as the ordinary units multiply in fp32, and
-    narrower numbers halve what is read from memory. PyTorch keeps fp32 products off the tensor cores unless it is told
-    otherwise.
+    Tensor Cores compute in bf16, fp16 or TF32 two to sixteen times as fast as the other units compute in fp32. Narrower
+    types also halve the memory traffic. By default PyTorch keeps fp32 matmuls off the Tensor Cores.
 
     Evidence
     Names of the kernels that ran (`sgemm`, `scudnn`, `simt`, `f32f32_f32f32`, `…<float, …>`), never flags of operators.
-    Kernels whose names say `tf32`, `s1688gemm`, half types or fp64 do not count, nor do products with a vector, which
-    memory limits. The compute capability is that of the recorded device, else the least that its kernels need. On AMD
-    GPUs Tensile's `SB` kernels count: there fp32 has matrix instructions too, at a quarter of the speed or less.
+    Kernels whose names say `tf32`, `s1688gemm`, half types or fp64 do not count. Matrix-vector products do not count
+    either: memory limits them. The compute capability is that of the recorded device, else the least that its kernels
+    need. On AMD GPUs Tensile's `SB` kernels count: Matrix Cores run fp32 at a quarter of their bf16 speed or less.
 
     How the saving is estimated
     A model: the ratio of published peaks for the recorded compute capability, at most 3, because memory traffic and the
-    rest of a product do not shrink with it. Never more than the captured steps would gain without these kernels (replay).
+    rest of a GEMM do not shrink with it. It is never more than the captured steps gain without these kernels (replay).
 
     Fix
-    torch.autocast with bfloat16 (compute capability 8 and newer) or float16 with a GradScaler; or TF32 by
-    torch.set_float32_matmul_precision("high"), which keeps fp32 in memory. TF32 of convolutions is on by default: then
+    Use torch.autocast with bfloat16 (compute capability 8 and newer) or float16 with a GradScaler. Or allow TF32 with
+    torch.set_float32_matmul_precision("high"), which keeps fp32 in memory. TF32 is on by default for convolutions: there
     only autocast helps.
 
     Fix safety
-    Unsafe: losses differ from fp32. Compare the curves of a run.
+    Unsafe: losses differ from fp32. Compare the loss curves of a run.
 
     When to ignore
-    When the numbers need fp32, as in physics and for some losses and normalisations.
+    When the computation needs fp32, as in physics and for some losses and normalizations.
 
     References
     https://docs.pytorch.org/docs/stable/amp.html
@@ -122,20 +119,20 @@ class Fp32Matmul(Rule):
 
     code = "TD301"
     name = "fp32-matmul"
-    title = "Products in fp32 leave the tensor cores idle"
+    title = "fp32 matmuls bypass Tensor Cores"
     needs = (Steps, Kernels, Replay, Moments)
 
     min_share: float = threshold(
         0.10,
-        "plain fp32 products, as a share of all kernels",
+        "fp32 GEMMs and convolutions, as a share of kernel time",
         unit="share",
-        source="below, even products that took no time would save less than the 3 % of a warning in most captures",
+        source="below, even GEMMs that took no time would save less than the 3 % of a warning in most captures",
         note_from=NOTE_FROM,
     )
     most_faster: float = threshold(
         3.0,
-        "times as fast as in fp32 that products become at most",
-        source="memory traffic and the rest of a product do not shrink with the peak",
+        "speedup over fp32, at most",
+        source="memory traffic and the rest of a GEMM do not shrink with the peak",
     )
 
     VALID = [
@@ -155,7 +152,7 @@ class Fp32Matmul(Rule):
         Invalid(
             "sgemm on an A100",
             _training,
-            message="80% of the kernels' time",
+            message="take 800 µs per step, 80% of kernel time.",
             saving_us=533,
             tolerance=0.1,
             confidence="low",
@@ -171,7 +168,7 @@ class Fp32Matmul(Rule):
         Invalid("convolutions on a V100", lambda: _training("volta_scudnn_128x64_relu_medium_nn_v1", cc=(7, 0), gpu="Tesla V100"), message="float16", codemod="autocast"),
         Invalid("the kernels say which GPU", lambda: _training(gpu=None), message="fp32", fixes=("bf16", "TF32")),
         Invalid("AMD", lambda: _training("Cijk_Alik_Bljk_SB_Bias_AS_SAV_UserArgs_MT64x16x32_MI16x16x1_SN", cc=(9, 4), gpu="AMD Instinct MI300X"), fixes=("bf16",)),
-        Invalid("the host is the limit", _host_bound, message="hardly be shorter"),
+        Invalid("the host is the limit", _host_bound, message="saving is negligible"),
     ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
@@ -185,8 +182,8 @@ class Fp32Matmul(Rule):
             capability = kernels.compute_capability
             if capability is None:
                 raise NotCaptured(
-                    "the GPU's compute capability is not in the file",
-                    "deviceProperties are written by torch 1.8.1 and later",
+                    "compute capability not recorded",
+                    "torch 1.8.1 and later records deviceProperties",
                 )
             if capability < (7, 0) or any(chip in kernels.device_name for chip in _WITHOUT_TENSOR_CORES):
                 return
@@ -200,18 +197,21 @@ class Fp32Matmul(Rule):
             ctx[Replay],
             plain,
             1 - 1 / faster,
-            f"{faster:g} times as fast in {narrow}, the ratio of published peaks, at most {self.most_faster:g}",
+            f"{faster:g}× as fast in {narrow}, the ratio of published peaks, at most {self.most_faster:g}×",
         )
         yield Claim(
             message=(
-                f"Products in fp32 without tensor cores take {two_figures(kernels.us_per_step(plain))} of a step, "
-                f"{share:.0%} of the kernels' time; in {narrow} {promise(saving)}."
+                f"fp32 GEMMs and convolutions take {cost(kernels, kernels.us_per_step(plain), share)}. "
+                f"{'Matrix' if kernels.is_amd else 'Tensor'} Cores run them faster in {narrow}."
+                f"{negligible(saving.share_of_step)}"
             ),
             confidence="low",
             saving=saving,
             location=Location(device=kernels.device),
-            evidence=[kernel_table("Products in plain fp32", kernels, plain)],
-            spans=ctx[Moments].longest(longest_of(kernels, plain), "fp32 product", device=kernels.device),
+            evidence=[kernel_table("fp32 GEMMs and convolutions", kernels, plain)],
+            spans=ctx[Moments].longest(
+                longest_of(kernels, plain), "fp32 GEMM or convolution", device=kernels.device
+            ),
             fixes=self._fixes(kernels, plain, narrow, tf32=tf32),
             key="fp32",
         )

@@ -9,7 +9,6 @@ import numpy as np
 from trace_doctor import NOTE_FROM, Claim, Context, Fix, Rule, Table, threshold
 from trace_doctor.evidence.compute.kernels import Kernels
 from trace_doctor.evidence.compute.matmuls import Product, Products
-from trace_doctor.evidence.durations import two_figures
 from trace_doctor.evidence.idle.gaps import IdleCauses
 from trace_doctor.evidence.names.kernel_names import neither_transposed
 from trace_doctor.evidence.replay.what_if import Replay
@@ -19,7 +18,7 @@ from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid, without_gpu
 from trace_doctor_rules._shared import table, target
-from trace_doctor_rules.kernels._shared import by_model, longest_of, promise
+from trace_doctor_rules.kernels._shared import by_model, cost, longest_of, negligible
 
 _GEMM = "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_bf16_128x128_32x3_tn_align8>"
 
@@ -79,25 +78,25 @@ def _mm(b: RunBuilder, a: Sequence[int], w: Sequence[int], dtype: str, us: float
 
 
 class UnalignedDims(Rule):
-    """Half-precision products have sizes that do not fit the tensor cores.
+    """Half-precision GEMMs have dimensions that Tensor Cores cannot load efficiently.
 
     What it does
-    Finds fp16 and bf16 products with a weight whose height or width is no multiple of 8.
+    Finds fp16 and bf16 GEMMs with a weight whose height or width is not a multiple of 8.
 
     Why is this bad
-    Tensor cores load 16 bytes at a time, which are 8 half-precision numbers. Where a row does not start at such a border,
-    slower kernels with narrower loads run, forward and backward. A vocabulary of 50257 is the classic case.
+    Tensor Cores load 16 bytes at a time, which are 8 half-precision numbers. Where a row does not start at such a
+    boundary, slower kernels with narrower loads run, in forward and backward. A vocabulary of 50257 is the classic case.
 
     Evidence
-    Shapes and types of `aten::mm` and `aten::addmm` in a typical step. The sizes of weights are taken from the forward
-    (inner and last size of a product); a backward product counts where one of its three sizes is such a size. Sizes of
-    batches and tokens, biases and batched products do not count; nor do products of as many rows as columns, unless their
-    kernel reads both factors as they lie: a matrix is multiplied with its own transpose otherwise, over tokens maybe.
+    Shapes and types of `aten::mm` and `aten::addmm` in a typical step. The dimensions of weights are taken from the
+    forward (inner and last dimension of a GEMM). A backward GEMM counts where one of its three dimensions is such a one.
+    Batch and token counts, biases and batched GEMMs do not count. A GEMM with as many rows as columns counts only where
+    its kernel reads both operands untransposed: otherwise it may multiply a matrix with its own transpose, over tokens.
 
     How the saving is estimated
-    A model: these products as fast, per floating-point operation, as the aligned half-precision products of the same step
-    that are half as large or more, at most half of their time gone; where there are none to compare with, a quarter. Never more than the captured steps
-    would gain without these products (replay).
+    A model: these GEMMs run at the FLOP rate of the aligned half-precision GEMMs of the same step that are half as large
+    or more, with at most half of their time saved. Without GEMMs to compare with, a quarter is assumed. It is never more
+    than the captured steps gain without these GEMMs (replay).
 
     Fix
     Pad the vocabulary, the hidden size or the number of classes to a multiple of 8, better of 64.
@@ -115,44 +114,44 @@ class UnalignedDims(Rule):
 
     code = "TD302"
     name = "unaligned-dims"
-    title = "Products have sizes that do not fit the tensor cores"
+    title = "GEMM dimensions misaligned for Tensor Cores"
     needs = (Steps, Kernels, Products, Replay, Moments)
     wants = (CallSites,)
     to_pass = (RecordedOperators, IdleCauses)
 
     min_share: float = threshold(
         0.03,
-        "products with unaligned weights, as a share of all kernels",
+        "GEMMs with misaligned weights, as a share of kernel time",
         unit="share",
         source="the severity `warning` begins there",
         note_from=NOTE_FROM,
     )
     multiple: int = threshold(
         8,
-        "elements that a size should be a multiple of",
-        source="16 bytes: NVIDIA's requirements for tensor cores",
+        "elements that a dimension should be a multiple of",
+        source="16 bytes: NVIDIA's requirements for Tensor Cores",
     )
     min_part: float = threshold(
         0.05,
-        "share of the time that goes, below which the sizes do no harm",
+        "share of their time saved, below which the dimensions do no harm",
         unit="share",
-        source="products of one size vary by a few per cent",
+        source="GEMMs of one size vary by a few per cent",
     )
     most_part: float = threshold(
         0.5,
-        "share of the time that goes at most",
+        "share of their time saved, at most",
         unit="share",
         source="NVIDIA's guide shows up to twice the speed",
     )
     min_comparable: float = threshold(
         0.5,
-        "size of an aligned product that the others are compared with, as a share of the smallest of them",
+        "size of an aligned GEMM for comparison, as a share of the smallest misaligned one",
         unit="share",
-        source="smaller ones run at a lower rate whatever their sizes",
+        source="smaller ones run at a lower rate whatever their dimensions",
     )
     unknown_part: float = threshold(
         0.25,
-        "share of the time that goes where no aligned product is there to compare with",
+        "share of their time saved where there is no aligned GEMM to compare with",
         unit="share",
         source="a guess on the safe side: NVIDIA's guide shows up to twice the speed",
     )
@@ -171,17 +170,16 @@ class UnalignedDims(Rule):
         Valid("no GPU", without_gpu, skipped="no GPU work"),
     ]  # fmt: skip
     INVALID = [
-        Invalid("a vocabulary of 50257", _training, message="50257", confidence="low"),
+        Invalid("a vocabulary of 50257", _training, message="GEMMs take 1.2 ms per step, 75% of kernel time. Dimensions not divisible by 8: 50257.", confidence="low"),
         Invalid(
             "as large as an aligned one, and slower", lambda: _training(us=2400, width=49152), saving_us=3 * (2400 - 1636),
-            message="about 2.3 ms",
         ),
         Invalid("nothing to compare with", lambda: _training(us=2400), saving_us=3 * 600, thresholds={"min_part": 0.25}),
         Invalid("with a bias", lambda: _training(bias=True), message="50257"),
         Invalid("a hidden size of 770", lambda: _training(50304, hidden=770), message="770"),
         Invalid("square, of two matrices", lambda: _alone(_GEMM.replace("_tn_", "_nn_")), message="4097"),
         Invalid("square, with a bias", lambda: _alone(_GEMM, bias=True), message="4097"),
-        Invalid("the same with Tensile", lambda: _alone("Cijk_Ailk_Bljk_BBS_BH_MT128x64x64_MI32x32x8x1", 1025, 8192), message="(1025)"),
+        Invalid("the same with Tensile", lambda: _alone("Cijk_Ailk_Bljk_BBS_BH_MT128x64x64_MI32x32x8x1", 1025, 8192), message="not divisible by 8: 1025."),
         Invalid("with stacks", lambda: _training(stacks=True), file="model.py"),
     ]  # fmt: skip
 
@@ -205,9 +203,8 @@ class UnalignedDims(Rule):
         odd_sizes = ", ".join(str(n) for n in sorted(_used(bad, sizes), reverse=True)[:4])
         yield Claim(
             message=(
-                f"Half-precision products with sizes that are no multiple of {self.multiple} ({odd_sizes})"
-                f"{f' in {site}' if site else ''} take {two_figures(ns / 1e3)} of a step, {ns / per_step:.0%} of the kernels' "
-                f"time; padded, {promise(saving)}."
+                f"Half-precision GEMMs{f' in {site}' if site else ''} take {cost(kernels, ns / 1e3, ns / per_step)}. "
+                f"Dimensions not divisible by {self.multiple}: {odd_sizes}.{negligible(saving.share_of_step)}"
             ),
             confidence="low",
             saving=saving,
@@ -217,7 +214,7 @@ class UnalignedDims(Rule):
             evidence=[_table(bad, per_step)],
             spans=ctx[Moments].longest(
                 longest_of(kernels, mask),
-                "unaligned product",
+                "misaligned GEMM",
                 device=kernels.device,
             ),
             fixes=[_fix(sorted(_used(bad, sizes), reverse=True)[0], self.multiple, site)],
@@ -235,13 +232,13 @@ class UnalignedDims(Rule):
         good = [p for p in good if p.flop >= least]
         time = sum(p.ns for p in good)
         if not time:
-            return self.unknown_part, "no aligned half-precision product as large is there to compare with"
+            return self.unknown_part, "there is no aligned half-precision GEMM as large to compare with"
         aligned = sum(p.flop for p in good) / time
         slow = sum(p.flop for p in bad) / sum(p.ns for p in bad)
         part = min(max(1 - slow / aligned, 0.0), self.most_part)
         return (
             part,
-            f"aligned products of the step run at {aligned / 1e3:,.1f} TFLOP/s, these at {slow / 1e3:,.1f}",
+            f"aligned GEMMs of the step run at {aligned / 1e3:,.1f} TFLOP/s, these at {slow / 1e3:,.1f} TFLOP/s",
         )
 
 
@@ -276,16 +273,16 @@ def _table(bad: Sequence[Product], per_step: float) -> Table:
         grouped[key] = (count + 1, ns + p.ns)
     ranked = sorted(grouped.items(), key=lambda item: (-item[1][1], item[0]))
     return table(
-        "Unaligned products of a typical step",
+        "Misaligned GEMMs",
         {
-            "rows x inner x columns": "code",
-            "in": "text",
-            "times": "count",
-            "time": "us",
-            "of all kernels": "share",
+            "M × K × N": "code",
+            "pass": "text",
+            "count/step": "count",
+            "time/step": "us",
+            "of kernel time": "share",
         },
         [
-            [f"{m} x {k} x {n}", "backward" if back else "forward", count, ns / 1e3, ns / max(per_step, 1)]
+            [f"{m} × {k} × {n}", "backward" if back else "forward", count, ns / 1e3, ns / max(per_step, 1)]
             for (m, k, n, back), (count, ns) in ranked
         ],
     )
@@ -294,7 +291,7 @@ def _table(bad: Sequence[Product], per_step: float) -> Table:
 def _fix(size: int, multiple: int, site: Site | None) -> Fix:
     padded = -(-size // 64) * 64
     return Fix(
-        title=f"Pad the size {size} to {padded}",
+        title=f"Pad {size} to {padded}",
         kind="advice",
         safety="display",
         target=target(site),
@@ -303,6 +300,6 @@ def _fix(size: int, multiple: int, site: Site | None) -> Fix:
             f"# vocabulary: nn.Embedding({padded}, ...), nn.Linear(..., {padded}); ignore the logits from {size} on\n"
             "# HF: model.resize_token_embeddings(len(tokenizer), pad_to_multiple_of=64)"
         ),
-        verify="record the same steps again: the products have padded sizes and take less time",
+        verify="Record the same steps again: the GEMMs have padded dimensions and take less time.",
         risk="checkpoints have other shapes; padded logits must be masked or cut off",
     )

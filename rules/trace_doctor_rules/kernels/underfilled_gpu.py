@@ -16,7 +16,7 @@ from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid, without_gpu
 from trace_doctor_rules._shared import table
-from trace_doctor_rules.kernels._shared import ROWS, by_model, longest_of, promise
+from trace_doctor_rules.kernels._shared import ROWS, by_model, longest_of, negligible
 from trace_doctor_rules.kernels._underfilled_gpu_evidence import KernelGrids
 
 GIB = 1 << 30
@@ -61,31 +61,30 @@ def _unknown_chip() -> RunBuilder:
 
 
 class UnderfilledGpu(Rule):
-    """Most kernels have fewer blocks than the GPU has multiprocessors, and most of its memory is free.
+    """Most kernels have fewer thread blocks than the GPU has SMs, and most of its memory is unused.
 
     What it does
-    Adds up the time of kernels whose blocks leave part of the GPU without work, where memory would allow larger batches.
+    Adds up the time of kernels with too few thread blocks for all SMs, where memory allows larger batches.
 
     Why is this bad
-    A block runs on one multiprocessor. A kernel with 16 blocks uses 16 of 132 of them, however long it runs: the same time
-    would do for several times the work.
+    A thread block runs on one streaming multiprocessor (SM). A kernel with 16 blocks uses 16 of 132 SMs, however long it
+    runs. In the same time the GPU could do several times the work.
 
     Evidence
-    `blocks per SM` of the kernels of a typical step (else their grid over the number of multiprocessors), the longest
-    first until 98 % of their time. The peak of allocated memory against the memory of the device, from the trace's
-    `[memory]` totals or a snapshot.
+    `blocks per SM` of the kernels of a typical step (else their grid over the number of SMs), the longest first until
+    98 % of their time. The peak of allocated memory against the memory of the device, from the trace's `[memory]` totals
+    or a snapshot.
 
     How the saving is estimated
-    A model, per unit of work: with a batch that fills the GPU, a kernel that used a share of it does the same work in that
-    share of its time. Never more than the captured steps would gain without these kernels (replay). A step itself does
-    not become shorter, it does more.
+    A model, per unit of work: with a batch that fills the SMs, a kernel that used a share of them does the same work in
+    that share of its time. It is never more than the captured steps gain without these kernels (replay). A step itself
+    does not become shorter: it does more work.
 
     Fix
-    Larger batches, as far as memory lets them; where gradients are accumulated over several small batches, fewer and
-    larger ones.
+    Increase the batch size as far as memory allows. With gradient accumulation, use fewer and larger micro-batches.
 
     Fix safety
-    Unsafe: larger batches are another training; learning rate and schedule have to follow.
+    Unsafe: a larger batch changes the training. Adapt the learning rate and its schedule.
 
     When to ignore
     In inference of single requests, and where the batch size is part of the experiment.
@@ -96,24 +95,24 @@ class UnderfilledGpu(Rule):
 
     code = "TD308"
     name = "underfilled-gpu"
-    title = "Kernels leave most of the GPU idle, and memory is free"
+    title = "Small kernels leave SMs idle"
     needs = (Steps, Kernels, KernelGrids, Replay, Moments)
     wants = (MemoryLedger,)
 
     min_share: float = threshold(
         0.50,
-        "kernels with few blocks, as a share of all kernels",
+        "kernels with few thread blocks, as a share of kernel time",
         unit="share",
         source="70 real captures: 47 have at most 40 %, 22 have 66 to 100 %, one lies between",
     )
     max_blocks_per_sm: float = threshold(
         0.8,
-        "blocks for each multiprocessor below which a kernel underfills the GPU",
-        source="kernels that keep one block on each use 128 of 132 and the like on purpose",
+        "thread blocks per SM below which a kernel underfills the GPU",
+        source="kernels that keep one block on each SM use 128 of 132 and the like on purpose",
     )
     max_peak: float = threshold(
         0.50,
-        "peak of allocated memory, as a share of the device",
+        "peak allocated memory, as a share of the device",
         unit="share",
         source="a batch twice as large still fits",
     )
@@ -125,7 +124,7 @@ class UnderfilledGpu(Rule):
         Valid("memory is full", lambda: _training(peak=60 * GIB)),
         Valid("no memory recorded", lambda: _training(memory=False), skipped="memory"),
         Valid("as many blocks as asked for", _training, thresholds={"max_blocks_per_sm": 16 / 132}),
-        Valid("memory of unknown size", lambda: _training(size=0), skipped="memory of the device"),
+        Valid("memory of unknown size", lambda: _training(size=0), skipped="device memory size"),
         Valid("no grids", lambda: _training(grid=[]), skipped="blocks"),
         Valid("grids that are no list", lambda: _training(grid=16), skipped="blocks"),
         Valid("grids of no numbers", lambda: _training(grid=["16", 1, 1]), skipped="blocks"),
@@ -133,11 +132,11 @@ class UnderfilledGpu(Rule):
         Valid("no GPU", without_gpu, skipped="no GPU work"),
     ]
     INVALID = [
-        Invalid("16 blocks on 132 multiprocessors", _training, message="10% of the memory", confidence="low", saving_us=703, thresholds={"min_share": 0.8}),
-        Invalid("told by the file", lambda: _training(blocks=1024, told=0.1), message="use 10%"),
-        Invalid("told wrong", lambda: _training(told=-1), message="use 12%"),
-        Invalid("without marks of steps", lambda: _training(marked=False), message="use 12%"),
-        Invalid("a device of a known size", lambda: _training(peak=10 * GIB), options={"device_bytes": 24 * GIB}, message="42% of the memory"),
+        Invalid("16 blocks on 132 multiprocessors", _training, message="fill 12% of the SMs. Only 10% of GPU memory", confidence="low", saving_us=703, thresholds={"min_share": 0.8}),
+        Invalid("told by the file", lambda: _training(blocks=1024, told=0.1), message="fill 10%"),
+        Invalid("told wrong", lambda: _training(told=-1), message="fill 12%"),
+        Invalid("without marks of steps", lambda: _training(marked=False), message="fill 12%"),
+        Invalid("a device of a known size", lambda: _training(peak=10 * GIB), options={"device_bytes": 24 * GIB}, message="Only 42% of GPU memory"),
     ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
@@ -151,24 +150,25 @@ class UnderfilledGpu(Rule):
         if peak > self.max_peak * size:
             return
         used = float((ns * grids.blocks_per_sm)[few].sum() / ns[few].sum())
+        units = "CUs" if kernels.is_amd else "SMs"
         mask = np.zeros(len(kernels.rows), dtype=bool)
         mask[grids.places[few]] = True
         saving = by_model(
             kernels, ctx[Replay], mask, 1 - used,
-            f"they use {used:.0%} of the multiprocessors; a batch that fills the GPU does so much more in the same time",
+            f"they fill {used:.0%} of the {units}; a batch that fills all does the same work in that share of the time",
             one_step=True,
         )  # fmt: skip
         yield Claim(
             message=(
-                f"Kernels with too few blocks for the GPU take {share:.0%} of the kernels' time and use {used:.0%} of its "
-                f"multiprocessors, while {peak / size:.0%} of the memory is used: with larger batches, for the same work, "
-                f"{promise(saving)}."
+                f"Kernels with few thread blocks take {share:.0%} of kernel time and fill {used:.0%} of the {units}. "
+                f"Only {peak / size:.0%} of GPU memory is allocated at the peak, so larger batches fit."
+                f"{negligible(saving.share_of_step) or ' The saving is per unit of work.'}"
             ),
             confidence="low",
             saving=saving,
             location=Location(device=kernels.device),
-            evidence=[_table(kernels, grids, few)],
-            spans=ctx[Moments].longest(longest_of(kernels, mask), "too few blocks", device=kernels.device),
+            evidence=[_table(kernels, grids, few, f"of {units}")],
+            spans=ctx[Moments].longest(longest_of(kernels, mask), "few thread blocks", device=kernels.device),
             fixes=[_fix(1 / max(used, 1e-3), size / max(peak, 1))],
             key="underfilled",
         )
@@ -181,17 +181,15 @@ def _memory(ctx: Context, kernels: Kernels) -> tuple[int, int]:
     row = next((r for r in ledger.rows if r.device == kernels.device), None) if ledger is not None else None
     if row is None or not row.peak_bytes:
         raise NotCaptured(
-            "memory was not recorded, so whether a larger batch fits is not known",
+            "memory not recorded",
             "profile(..., profile_memory=True)",
         )
     if not size:
-        raise NotCaptured(
-            "the memory of the device is not known", "--device-memory, where the file has no deviceProperties"
-        )
+        raise NotCaptured("device memory size not recorded", "--device-memory")
     return row.peak_bytes, size
 
 
-def _table(kernels: Kernels, grids: KernelGrids, few: np.ndarray) -> Table:
+def _table(kernels: Kernels, grids: KernelGrids, few: np.ndarray, filled: str) -> Table:
     by_name: dict[str, tuple[int, int, float]] = {}
     for place, blocks in zip(grids.places[few].tolist(), grids.blocks_per_sm[few].tolist(), strict=True):
         name, ns = kernels.run.text(int(kernels.rows[place])), int(kernels.ns[place])
@@ -199,8 +197,8 @@ def _table(kernels: Kernels, grids: KernelGrids, few: np.ndarray) -> Table:
         by_name[name] = (count + 1, time + ns, weighted + ns * blocks)
     ranked = sorted(by_name.items(), key=lambda item: (-item[1][1], item[0]))
     return table(
-        "Kernels with few blocks (in a typical step)",
-        {"kernel": "code", "times": "count", "time": "us", "of the multiprocessors": "share"},
+        "Kernels with few thread blocks",
+        {"kernel": "code", "count/step": "count", "time/step": "us", filled: "share"},
         [
             [name[:160], count, time / 1e3, weighted / max(time, 1)]
             for name, (count, time, weighted) in ranked
@@ -212,13 +210,13 @@ def _table(kernels: Kernels, grids: KernelGrids, few: np.ndarray) -> Table:
 def _fix(fills: float, fits: float) -> Fix:
     factor = min(fills, fits)
     return Fix(
-        title=f"Take batches up to {factor:.1f} times as large",
+        title=f"Increase batch size up to {factor:.1f}×",
         kind="advice",
         text=(
-            f"DataLoader(..., batch_size=<up to {factor:.1f} times as large>)\n"
-            f"# {fills:.1f} times as much work would fill the GPU; memory holds {fits:.1f} times the peak, and parameters and\n"
-            "# optimizer state do not grow. Accumulating gradients: fewer, larger batches of the same sum"
+            f"DataLoader(..., batch_size=<up to {factor:.1f}× as large>)\n"
+            f"# {fills:.1f}× the work fills the SMs; memory holds {fits:.1f}× the peak, and parameters and optimizer\n"
+            "# state do not grow. With gradient accumulation: fewer and larger micro-batches"
         ),
-        verify="record the same steps with larger batches: time for each sample is shorter",
+        verify="Record the same steps with larger batches: the time per sample is shorter.",
         risk="fewer and larger steps: the learning rate and its schedule have to follow",
     )

@@ -12,7 +12,6 @@ from trace_doctor import NOTE_FROM, Claim, Context, Fix, Rule, Saving, Table, th
 from trace_doctor.arrays import I64
 from trace_doctor.evidence.compute.attention import AttentionChains
 from trace_doctor.evidence.compute.work import Work
-from trace_doctor.evidence.durations import two_figures
 from trace_doctor.evidence.replay.what_if import Replay
 from trace_doctor.evidence.trace.call_sites import CallSites, Site, location
 from trace_doctor.evidence.trace.spans import Moments
@@ -20,7 +19,7 @@ from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid, without_gpu
 from trace_doctor_rules import techniques
 from trace_doctor_rules._shared import site_of, table, target
-from trace_doctor_rules.kernels._shared import by_model, kernel_table, longest_of, promise
+from trace_doctor_rules.kernels._shared import by_model, cost, kernel_table, longest_of, negligible
 from trace_doctor_rules.kernels._unfused_attention_evidence import MATH, SDPA, AttentionForm
 
 _DROPOUT = re.compile(r"aten::(?:\w*dropout\w*|bernoulli_?)")
@@ -222,36 +221,38 @@ class Attention(nn.Module):
 
 
 class UnfusedAttention(Rule):
-    """Attention writes its score matrix to memory and reads it again for every step of the formula.
+    """Attention writes its score matrix to memory and reads it again for every operation.
 
     What it does
-    Finds batched product, softmax, batched product in kernels of their own: attention that is written out, or
-    scaled_dot_product_attention that fell back to its math form.
+    Finds batched matmul, softmax, batched matmul in separate kernels: attention that is written out, or
+    scaled_dot_product_attention (SDPA) with its math backend.
 
     Why is this bad
-    The score matrix has tokens x tokens numbers for every head. Scale, mask, softmax and dropout each read and write all of
-    it, and training keeps it for the backward. Fused kernels compute it tile by tile and never store it.
+    The score matrix has tokens × tokens numbers for every head. Scale, mask, softmax and dropout each read and write all
+    of it, and training saves it for backward. Fused kernels compute it tile by tile and never store it.
 
     Evidence
-    Kernels of each stream in order: a softmax (no log-softmax; or exponentials, their sum and a division) with a product of
-    `aten::bmm` or `baddbmm` on both sides, at most twelve kernels away and no other product between. In a CUDA graph,
-    which has no operators, products on both sides whose grids have the same depth are taken for batched. Where shapes were recorded the product behind must multiply what
-    the softmax is over. With stacks, what lies in a module that is called a feed-forward block, experts or a router is none.
-    Backward chains, with two products on each side, count as well. In a capture of the CPU alone
-    operators take the place of kernels; with dropout there is no fused one on a CPU, and the rule keeps silent.
+    Kernels of each stream in order: a softmax with a GEMM of `aten::bmm` or `baddbmm` on both sides, at most twelve
+    kernels away, with no other GEMM between. Exponentials, their sum and a division count as a softmax; log-softmax does
+    not. In a CUDA graph, which has no operators, GEMMs on both sides whose grids have the same depth are taken for
+    batched. Where shapes were recorded, the second matmul must multiply what the softmax is over. With stacks, modules
+    called a feed-forward block, experts or a router do not count. Backward chains, with two GEMMs on each side, count as
+    well. In a CPU-only capture operators take the place of kernels. With dropout no fused CPU kernel exists, and the rule
+    does not report.
 
     How the saving is estimated
-    A model: what runs between the products goes, the products stay; at most half of the whole chain, and never more than
-    the captured steps would gain without it (replay). On a CPU four fifths of what runs between the products go: a fused
-    operator was measured to take about as long as the products alone. The bytes are those of the score matrices that one forward keeps
-    for its backward.
+    A model: the kernels between the matmuls are saved, the matmuls stay. It is at most half of the whole chain, and never
+    more than the captured steps gain without it (replay). On a CPU four fifths of the work between the matmuls are saved:
+    a fused operator was measured to take about as long as the matmuls alone. The bytes are those of the score matrices
+    that one forward saves for its backward.
 
     Fix
-    torch.nn.functional.scaled_dot_product_attention; in Hugging Face models attn_implementation="sdpa". Where it is called
-    already: what keeps it from a fused kernel, as far as types and shapes tell, and sdpa_kernel, which says the rest.
+    Use torch.nn.functional.scaled_dot_product_attention; in Hugging Face models attn_implementation="sdpa". Where it is
+    called already, the message says what excludes fused kernels, as far as types and shapes tell. sdpa_kernel tells the
+    rest.
 
     Fix safety
-    Unsafe: the last bits differ, and dropout draws other numbers.
+    Unsafe: results are not bitwise identical, and dropout draws other numbers.
 
     When to ignore
     When the attention weights themselves are needed, or sequences are so short that launches dominate.
@@ -263,27 +264,27 @@ class UnfusedAttention(Rule):
 
     code = "TD303"
     name = "unfused-attention"
-    title = "Attention is computed in pieces"
+    title = "Attention is not fused"
     needs = (Steps, Work, AttentionChains, AttentionForm, Replay, Moments)
     wants = (CallSites,)
 
     min_share: float = threshold(
         0.05,
-        "attention in pieces, products included, as a share of all kernels",
+        "unfused attention, matmuls included, as a share of kernel time",
         unit="share",
         source="a fused kernel saves about half of it: below, less than the 3 % of a warning",
         note_from=NOTE_FROM,
     )
     most_of_chain: float = threshold(
         0.5,
-        "share of a chain that the model takes away at most",
+        "share of a chain that the model saves, at most",
         unit="share",
         source="FlashAttention measured 2 to 4 times the speed of PyTorch's attention (arXiv 2205.14135)",
     )
 
     gone_on_cpu: float = threshold(
         0.8,
-        "share of what runs between the products that a fused operator of the CPU saves",
+        "share of the work between the matmuls that a fused CPU operator saves",
         unit="share",
         source="torch 2.13, fp32, 64 to 768 positions: 0.5 to 1.1, with a mask 0.8 to 1.1 of it in most of 40 runs",
     )
@@ -304,32 +305,32 @@ class UnfusedAttention(Rule):
     ]
     INVALID = [
         Invalid(
-            "written out", _training, message="38%", saving_us=500, tolerance=0.1, confidence="low",
+            "written out", _training, message="matmul, softmax, matmul 4 times per step. It takes 1 ms per step, 38% of kernel time.", saving_us=500, tolerance=0.1, confidence="low",
             codemod="use-sdpa", before=_SCRIPT, after=_PATCHED,
         ),
-        Invalid("with its backward", lambda: _training(training=True), saving_bytes=4 * 64 * 512 * 512 * 2, message="forward and backward"),
-        Invalid("SDPA in its math form", lambda: _training("math"), message="math form", codemod="sdpa-backend"),
-        Invalid("SDPA of heads that are too large", lambda: _training("math", query=(4, 16, 512, 320)), message="heads of 320"),
-        Invalid("SDPA of three dimensions", lambda: _training("math", query=(64, 512, 64)), message="four dimensions, not 3"),
-        Invalid("SDPA of tensors whose shape is not in the file", lambda: _training("math", query=()), message="with a mask"),
-        Invalid("SDPA without a mask", lambda: _training("math", mask=False, query=(4, 16, 512, 256)), message="math form, 4 times"),
-        Invalid("SDPA without shapes", lambda: _training("math", shapes=False), message="math form, 4 times"),
-        Invalid("SDPA on a CPU", lambda: _training("math", gpu=False, query=(4, 16, 512, 320)), message="math form, 4 times", fixes=("sdpa_kernel",)),
-        Invalid("SDPA of doubles on a CPU", lambda: _training("math", gpu=False, dtype="double"), message="math form, 4 times"),
+        Invalid("with its backward", lambda: _training(training=True), saving_bytes=4 * 64 * 512 * 512 * 2, message="Forward and backward take"),
+        Invalid("SDPA in its math backend", lambda: _training("math"), message="uses the math backend", codemod="sdpa-backend"),
+        Invalid("SDPA of heads that are too large", lambda: _training("math", query=(4, 16, 512, 320)), message="(head size 320 exceeds 256)"),
+        Invalid("SDPA of three dimensions", lambda: _training("math", query=(64, 512, 64)), message="3-D inputs"),
+        Invalid("SDPA of tensors whose shape is not in the file", lambda: _training("math", query=()), message="takes no mask"),
+        Invalid("SDPA without a mask", lambda: _training("math", mask=False, query=(4, 16, 512, 256)), message="math backend 4 times"),
+        Invalid("SDPA without shapes", lambda: _training("math", shapes=False), message="math backend 4 times"),
+        Invalid("SDPA on a CPU", lambda: _training("math", gpu=False, query=(4, 16, 512, 320)), message="math backend 4 times", fixes=("sdpa_kernel",)),
+        Invalid("SDPA of doubles on a CPU", lambda: _training("math", gpu=False, dtype="double"), message="math backend 4 times"),
         Invalid("inside a module", lambda: _training("module"), fixes=("need_weights",)),
-        Invalid("most in SDPA's math form", lambda: _in_math_form(3), codemod="sdpa-backend"),
-        Invalid("half in SDPA's math form", lambda: _in_math_form(2), codemod="use-sdpa"),
-        Invalid("with dropout", lambda: _training(dropout=True), message="4 times a step"),
+        Invalid("most in SDPA's math backend", lambda: _in_math_form(3), codemod="sdpa-backend"),
+        Invalid("half in SDPA's math backend", lambda: _in_math_form(2), codemod="use-sdpa"),
+        Invalid("with dropout", lambda: _training(dropout=True), message="4 times per step"),
         Invalid("SDPA of doubles", lambda: _training("math", dtype="double"), message="double"),
         Invalid("without shapes", lambda: _training(shapes=False), codemod="use-sdpa"),
-        Invalid("a softmax written out as well", lambda: _training("softmax by hand"), message="4 times a step"),
-        Invalid("inside a CUDA graph", lambda: _training("graph"), message="4 times a step"),
-        Invalid("inside CUDA graphs that end in a softmax", _ends_in_a_softmax, message="once a step"),
-        Invalid("products of a compiler", lambda: _training("templates"), message="4 times a step"),
-        Invalid("on a CPU", lambda: _training(gpu=False), message="operators' time", saving_us=480, tolerance=0.05, codemod="use-sdpa"),
+        Invalid("a softmax written out as well", lambda: _training("softmax by hand"), message="4 times per step"),
+        Invalid("inside a CUDA graph", lambda: _training("graph"), message="4 times per step"),
+        Invalid("inside CUDA graphs that end in a softmax", _ends_in_a_softmax, message="once per step"),
+        Invalid("products of a compiler", lambda: _training("templates"), message="4 times per step"),
+        Invalid("on a CPU", lambda: _training(gpu=False), message="of operator time", saving_us=480, tolerance=0.05, codemod="use-sdpa"),
         Invalid("on a CPU, with its backward", lambda: _training(gpu=False, training=True), saving_us=666, tolerance=0.05),
-        Invalid("a gated attention", lambda: _in_module("GatedAttention"), message="once a step"),
-        Invalid("in two functions", _in_two_functions, message="in function decode of decoder.py and 1 more function (the forward of the first: 500 µs) runs", file="decoder.py", shown="encoder.py | 250"),
+        Invalid("a gated attention", lambda: _in_module("GatedAttention"), message="once per step"),
+        Invalid("in two functions", _in_two_functions, message="in decode() (decoder.py) and 1 more function runs", file="decoder.py", shown="encode() (encoder.py) | 250"),
         Invalid("with stacks", lambda: _training(stacks=True), file="model.py"),
     ]  # fmt: skip
 
@@ -352,7 +353,7 @@ class UnfusedAttention(Rule):
         saving = _with_bytes(
             by_model(
                 kernels, ctx[Replay], chains.between, part,
-                f"a fused kernel keeps scale, mask, softmax and dropout on the chip; at most {self.most_of_chain:.0%} of the chain",
+                f"a fused kernel keeps scale, mask, softmax and dropout on chip; at most {self.most_of_chain:.0%} of the chain",
             ),
             chains,
         )  # fmt: skip
@@ -369,9 +370,13 @@ class UnfusedAttention(Rule):
             evidence=[
                 _table(chains),
                 *([_functions(sites)] if len(sites) > 1 else []),
-                kernel_table("What runs between the products", kernels, chains.between),
+                kernel_table(
+                    "Kernels between the matmuls" if kernels.on_gpu else "Operators between the matmuls",
+                    kernels,
+                    chains.between,
+                ),
             ],
-            spans=ctx[Moments].longest(when, "attention in pieces", device=device),
+            spans=ctx[Moments].longest(when, "unfused attention", device=device),
             fixes=_fixes(form, site, on_gpu=kernels.on_gpu),
             key="math" if form.fell_back else "written out",
         )
@@ -387,7 +392,7 @@ def _with_bytes(saving: Saving, chains: AttentionChains) -> Saving:
         share_of_step=saving.share_of_step,
         bytes=size,
         basis=saving.basis,
-        how=saving.how + "; the bytes are those of the score matrices that one forward keeps",
+        how=saving.how + "; the bytes are those of the score matrices that one forward saves for backward",
     )
 
 
@@ -423,42 +428,41 @@ def _nearest(to: I64, places: I64) -> I64:
 
 
 def _where(sites: dict[Site, float]) -> str:
-    """In which function, and what is of that one where there are more."""
+    """In which function, and in how many more."""
     if not sites:
         return ""
-    (first, us), more = next(iter(sites.items())), len(sites) - 1
-    others = f" and {more} more function{'s' * (more > 1)} (the forward of the first: {two_figures(us)})"
-    return f" in {first}{others if more else ''}"
+    first, more = next(iter(sites)), len(sites) - 1
+    others = f" and {more} more function{'s' * (more > 1)}" if more else ""
+    return f" in {first}{others}"
 
 
 def _message(chains: AttentionChains, form: AttentionForm, share: float, saving: Saving, where: str) -> str:
     kernels = chains.kernels
-    us = two_figures(kernels.us_per_step(chains.products | chains.between))
     if form.fell_back:
         why = f" ({', '.join(form.refused)})" if form.refused else ""
-        what = f"scaled_dot_product_attention{where} falls back to its math form{why}"
+        what = f"scaled_dot_product_attention{where} uses the math backend{why}"
     else:
-        what = f"Attention{where} runs as product, softmax, product"
-    if chains.backward.any():
-        what += ", forward and backward"
+        what = f"Attention{where} runs as matmul, softmax, matmul"
     often = _often(int((~chains.backward).sum()) / kernels.steps)
-    return f"{what}, {often}: {us}, {share:.0%} of the {kernels.nouns}' time; fused, {promise(saving)}."
+    takes = cost(kernels, kernels.us_per_step(chains.products | chains.between), share)
+    both = "Forward and backward take" if chains.backward.any() else "It takes"
+    return f"{what} {often}. {both} {takes}.{negligible(saving.share_of_step)}"
 
 
 def _often(per_step: float) -> str:
     return (
-        "now and then"
+        "less than once per step"
         if per_step < 0.5
-        else "once a step"
+        else "once per step"
         if per_step < 1.5
-        else f"{per_step:,.0f} times a step"
+        else f"{per_step:,.0f} times per step"
     )
 
 
 def _functions(sites: dict[Site, float]) -> Table:
     return table(
-        "Functions that compute attention (forward, per step)",
-        {"function": "location", "takes": "us"},
+        "Functions that compute attention (forward)",
+        {"function": "location", "time/step": "us"},
         [[str(site), us] for site, us in sites.items()],
         15,
     )
@@ -469,12 +473,12 @@ def _table(chains: AttentionChains) -> Table:
     steps = kernels.steps
     forward = int((~chains.backward).sum())
     return table(
-        "Attention in pieces (per steady step)",
+        "Unfused attention",
         {
-            "forward chains": "count",
-            "backward chains": "count",
-            "products": "us",
-            "between them": "us",
+            "forward chains/step": "count",
+            "backward chains/step": "count",
+            "matmuls/step": "us",
+            "between them/step": "us",
             "score matrices": "bytes",
         },
         [
@@ -489,9 +493,7 @@ def _table(chains: AttentionChains) -> Table:
     )
 
 
-_VERIFY = (
-    "record the same steps again: flash, fmha or sdpa kernels stand where the softmax was, and TD303 is gone"
-)
+_VERIFY = "Record the same steps again: flash, fmha or sdpa kernels replace the softmax and TD303 is gone."
 
 
 def _fixes(form: AttentionForm, site: Site | None, *, on_gpu: bool) -> list[Fix]:

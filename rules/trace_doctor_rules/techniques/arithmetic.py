@@ -7,9 +7,9 @@ from trace_doctor_rules._shared import LAST_BITS, advice, patch
 
 
 def one_type(verify: str) -> Fix:
-    """Advice for models whose tensors autocast casts to and fro."""
+    """Advice for models whose tensors autocast casts back and forth."""
     return advice(
-        "Hold the model in the type it computes in",
+        "Convert the model to bfloat16",
         "model = model.to(torch.bfloat16)   # and no autocast around it; inputs in bfloat16 too\n"
         "# norms and softmax sum in fp32 inside their kernels all the same\n"
         "# in training with fp32 weights for the optimizer: fully_shard(..., mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))",
@@ -30,7 +30,7 @@ def autocast(verify: str, dtype: str = "bfloat16", target: Target | None = None)
     if short == "fp16":
         lines[2:2] = ["scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()"]
     return patch(
-        f"Compute in {short} where that is enough (autocast)",
+        f"Use autocast with {dtype}",
         "autocast",
         "\n".join(lines),
         "losses differ from fp32: compare the curves of a run",
@@ -41,12 +41,12 @@ def autocast(verify: str, dtype: str = "bfloat16", target: Target | None = None)
 
 
 def tf32(verify: str) -> Fix:
-    """An edit: inputs of fp32 products are rounded to ten bits of mantissa."""
+    """An edit: inputs of fp32 matmuls are rounded to ten bits of mantissa."""
     return patch(
-        "Let fp32 products use TF32",
+        "Allow TF32",
         "matmul-precision",
         'torch.set_float32_matmul_precision("high")   # HF: TrainingArguments(tf32=True)',
-        "products keep ten bits of mantissa; never mix this with torch.backends...fp32_precision",
+        "matmuls keep ten bits of mantissa; never mix this with torch.backends...fp32_precision",
         verify,
     )
 
@@ -59,7 +59,7 @@ def channels_last(verify: str, *, on_amd: bool = False) -> Fix:
         else ""
     )
     return patch(
-        "Keep images and weights with the channels last",
+        "Use channels_last",
         "channels-last",
         f"model.to(memory_format=torch.channels_last)\nx = x.to(device, memory_format=torch.channels_last){told}",
         f"{LAST_BITS}; layers without such a kernel convert back and forth",
@@ -70,10 +70,10 @@ def channels_last(verify: str, *, on_amd: bool = False) -> Fix:
 def cudnn_benchmark(verify: str) -> Fix:
     """An edit: pays where input shapes repeat."""
     return patch(
-        "Let cuDNN try its convolution algorithms",
+        "Enable cudnn.benchmark",
         "set-config",
         "torch.backends.cudnn.benchmark = True   # Lightning: Trainer(benchmark=True)",
-        "every new input shape is tried again and takes the largest workspace once; runs differ in the last bits",
+        "every new input shape is benchmarked and needs the largest workspace once; runs differ in the last bits",
         verify,
         params={"name": "torch.backends.cudnn.benchmark", "value": True},
     )

@@ -7,7 +7,7 @@ from trace_doctor_rules._shared import LOWER_PEAK, advice, patch
 
 
 def use_sdpa(verify: str = LOWER_PEAK, target: Target | None = None) -> Fix:
-    """An edit of attention that is written out as product, softmax, product."""
+    """An edit of attention that is written out as matmul, softmax, matmul."""
     return patch(
         "Use scaled_dot_product_attention",
         "use-sdpa",
@@ -22,7 +22,7 @@ def use_sdpa(verify: str = LOWER_PEAK, target: Target | None = None) -> Fix:
 def sdpa_backend(verify: str, target: Target | None = None) -> Fix:
     """Shown only: it raises where the flash kernel refuses, which tells why."""
     return patch(
-        "Ask for the flash kernel, which says why it refuses",
+        "Force the flash backend",
         "sdpa-backend",
         "with sdpa_kernel(SDPBackend.FLASH_ATTENTION):\n    out = F.scaled_dot_product_attention(q, k, v)",
         "raises where the kernel does not take the type, the mask or the head size",
@@ -34,9 +34,9 @@ def sdpa_backend(verify: str, target: Target | None = None) -> Fix:
 
 
 def no_attention_weights(verify: str, target: Target | None = None) -> Fix:
-    """Advice: with the weights asked for, every score is stored."""
+    """Advice: with the weights returned, every score is stored."""
     return advice(
-        "Do not ask nn.MultiheadAttention for the weights",
+        "Set need_weights=False",
         "out, _ = self.attention(x, x, x, need_weights=False)   # then it uses scaled_dot_product_attention",
         "the second result is None then",
         verify,
@@ -47,7 +47,7 @@ def no_attention_weights(verify: str, target: Target | None = None) -> Fix:
 def attention_libraries(verify: str) -> Fix:
     """Advice for masks and biases that no fused kernel of SDPA takes."""
     return advice(
-        "Where a mask or a bias keeps SDPA from its fast kernels: another library's",
+        "Use FlexAttention",
         "# FlexAttention (torch 2.5 and later): a mask or a bias as a function, fused by the compiler\n"
         "from torch.nn.attention.flex_attention import flex_attention\n"
         "attend = torch.compile(flex_attention)   # once, beside the model\n"

@@ -57,11 +57,6 @@ class Work(Kernels, frozen=True):
         """Whether the work is kernels, and not operators of a CPU."""
         return self.device != CPU
 
-    @property
-    def nouns(self) -> str:
-        """What it is, for messages."""
-        return "kernels" if self.on_gpu else "operators"
-
     @classmethod
     def build(cls, facts: Facts) -> Self:
         if facts[Processor].gpu:
