@@ -9,7 +9,6 @@ import numpy.typing as npt
 
 from trace_doctor import Claim, Context, Fix, Rule, Saving, Table, threshold
 from trace_doctor.evidence.compute.kernels import Kernels
-from trace_doctor.evidence.durations import two_figures
 from trace_doctor.evidence.replay.what_if import Replay
 from trace_doctor.evidence.trace.call_sites import CallSites, Site, location
 from trace_doctor.evidence.trace.nesting import Nesting
@@ -76,28 +75,28 @@ def _convolve(b: RunBuilder, adds: bool) -> None:
 
 
 class ConvBiasBeforeBatchnorm(Rule):
-    """A convolution adds a bias that the batch norm behind it takes away again.
+    """A convolution adds a bias that the next batch norm cancels.
 
     What it does
     Finds convolutions with a bias whose next operator is a batch norm over their channels.
 
     Why is this bad
-    Batch norm subtracts the mean of each channel, and with it whatever the bias added. The addition is one more pass over
-    the output, its gradient one more reduction, and the parameter is trained for nothing.
+    Batch norm subtracts the mean of each channel, and with it the bias. The addition is one more pass over the output,
+    its gradient is one more reduction, and the parameter has no effect on the model.
 
     Evidence
-    Shapes of the operators' inputs in a typical step: `aten::conv1d`, `conv2d`, `conv3d` or a transposed one with a third tensor, and
-    `aten::batch_norm` as the next operator of the same thread (but for additions), over as many channels.
+    Shapes of the operators' inputs in a typical step: `aten::conv1d`, `conv2d`, `conv3d` or a transposed one with a third
+    tensor, and `aten::batch_norm` as the next operator of the same thread (additions aside), over as many channels.
 
     How the saving is estimated
-    A model: the time of the kernels that add the bias in forward, all of it. What its gradient costs is not counted;
-    where the convolution's own kernel adds the bias, nothing is.
+    A model: all the time of the kernels that add the bias in forward. The cost of its gradient is not counted. Where the
+    convolution's own kernel adds the bias, no saving is claimed.
 
     Fix
-    `bias=False` in the convolution.
+    Set `bias=False` in the convolution.
 
     Fix safety
-    Unsafe: parameters are initialised with other random numbers from there on, and checkpoints lose a key.
+    Unsafe: parameters are initialized with other random numbers from there on, and checkpoints lose a key.
 
     When to ignore
     When checkpoints with these biases must load unchanged.
@@ -108,13 +107,13 @@ class ConvBiasBeforeBatchnorm(Rule):
 
     code = "TD307"
     name = "conv-bias-before-batchnorm"
-    title = "A convolution's bias is undone by the batch norm behind it"
+    title = "Batch norm cancels the convolution bias"
     needs = (Steps, OperatorInputs, Nesting, Replay, Moments)
     wants = (Kernels, CallSites)
     to_pass = (RecordedOperators,)
 
     min_layers: int = threshold(
-        1, "such convolutions in a step", source="one is one too many, and it costs little to say so"
+        1, "such convolutions per step", source="one is one too many, and it costs little to say so"
     )
 
     VALID = [
@@ -125,15 +124,15 @@ class ConvBiasBeforeBatchnorm(Rule):
         Valid("no shapes", lambda: _training(shapes=False), skipped="shapes"),
     ]
     INVALID = [
-        Invalid("one layer", lambda: _training(layers=1), message="1 convolution of a step adds a bias"),
-        Invalid("five layers", _training, message="and costs 50", saving_us=50, severity="info", confidence="high", thresholds={"min_layers": 5}),
+        Invalid("one layer", lambda: _training(layers=1), message="1 convolution per step adds a bias that the next batch norm cancels."),
+        Invalid("five layers", _training, message="5 convolutions per step add a bias that the next batch norm cancels.", saving_us=50, severity="info", confidence="high", thresholds={"min_layers": 5}),
         Invalid("one more before no norm", lambda: _training(head=True), message="5 convolutions", saving_us=50),
-        Invalid("added by the convolution's own kernel", lambda: _training(added=False), message="no effect."),
+        Invalid("added by the convolution's own kernel", lambda: _training(added=False), message="cancels."),
         Invalid("the norm counts its batches", lambda: _training(between="aten::add_"), message="5 convolutions"),
         Invalid("CPU", lambda: _training(gpu=False), message="5 convolutions"),
         Invalid("transposed", lambda: _training(conv="aten::conv_transpose2d"), message="5 convolutions"),
         Invalid("with stacks", lambda: _training(stacks=True), file="model.py"),
-        Invalid("in several places", lambda: _training(stacks=True, places=2), message="of a step add"),
+        Invalid("in several places", lambda: _training(stacks=True, places=2), message="per step add a bias"),
     ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
@@ -155,13 +154,11 @@ class ConvBiasBeforeBatchnorm(Rule):
             for g in inputs.of(inputs.typical(run.named(_CONVOLUTIONS.__contains__)).tolist())
         )
         saving = _saving(ctx, len(found) / max(biased, 1))
-        cost = f" and costs {two_figures(saving.time_us_per_step or 0.0)} a step" if saving else ""
         several = "s" if len(found) > 1 else ""
         yield Claim(
             message=(
-                f"{len(found)} convolution{several} of a step{f' in {site}' if site else ''} "
-                f"add{'' if several else 's'} a bias that the batch norm behind {'them' if several else 'it'} takes away "
-                f"again: it has no effect{cost}."
+                f"{len(found)} convolution{several} per step{f' in {site}' if site else ''} "
+                f"add{'' if several else 's'} a bias that the next batch norm cancels."
             ),
             confidence="high",
             severity="info",
@@ -222,9 +219,7 @@ def _saving(ctx: Context, part: float) -> Saving | None:
     adding[adding] = ctx[Nesting].inside(kernels.operator[adding], inside)
     if not adding.any():
         return None
-    return by_model(
-        kernels, ctx[Replay], adding, part, "the biases before a batch norm, added by kernels of their own"
-    )
+    return by_model(kernels, ctx[Replay], adding, part, "separate kernels add the biases before a batch norm")
 
 
 def _table(convolutions: list[Inputs]) -> Table:
@@ -233,17 +228,17 @@ def _table(convolutions: list[Inputs]) -> Table:
         key = ("x".join(map(str, operands.shape(0))), "x".join(map(str, operands.shape(1))))
         counted[key] = counted.get(key, 0) + 1
     return table(
-        "Convolutions with a bias before a batch norm (in a typical step)",
-        {"input": "code", "weight": "code", "times": "count"},
+        "Convolutions with a bias before batch norm",
+        {"input": "code", "weight": "code", "count/step": "count"},
         [[image, weight, n] for (image, weight), n in counted.items()],
     )
 
 
 _FIX = Fix(
-    title="Leave the bias out",
+    title="Set bias=False",
     kind="advice",
     safety="display",
     text="nn.Conv2d(in_channels, out_channels, kernel_size, bias=False)   # where nn.BatchNorm2d follows",
-    verify="record the same steps again: the convolutions have no bias, and TD307 is gone",
-    risk="parameters are initialised with other random numbers from there on; checkpoints lose the bias",
+    verify="Record the same steps again: the convolutions have no bias and TD307 is gone.",
+    risk="parameters are initialized with other random numbers from there on; checkpoints lose the bias",
 )

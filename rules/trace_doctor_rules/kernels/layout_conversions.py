@@ -12,7 +12,6 @@ from trace_doctor import NOTE_FROM, Claim, Confidence, Context, Fix, Location, R
 from trace_doctor.arrays import I64
 from trace_doctor.evidence.compute.kernels import Kernels
 from trace_doctor.evidence.distributed.ranks import listed
-from trace_doctor.evidence.durations import two_figures
 from trace_doctor.evidence.idle.gaps import IdleCauses
 from trace_doctor.evidence.replay.what_if import Removal, Replay, ReplayOutcome
 from trace_doctor.evidence.trace.operator_inputs import OperatorInputs
@@ -21,7 +20,7 @@ from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid, without_gpu
 from trace_doctor_rules import techniques
-from trace_doctor_rules.kernels._shared import HARDLY, ROWS, Bool, kernel_table, longest_of
+from trace_doctor_rules.kernels._shared import HARDLY, ROWS, Bool, cost, kernel_table, longest_of, negligible
 
 _TO_NHWC = "void cudnn::ops::nchwToNhwcKernel<__half, __half, float, false, true, (cudnnKernelDataType_t)2>"
 _FROM_NHWC = "void cudnn::ops::nhwcToNchwKernel<__half, __half, float, true, false, (cudnnKernelDataType_t)0>"
@@ -71,7 +70,7 @@ def _under_autocast(
     loader_us: float = 0,
     marked: bool = True,
 ) -> RunBuilder:
-    """Steps of ten products of 100 us, each behind the cast of its input."""
+    """Steps of ten matmuls of 100 us, each after the cast of its input."""
     b = RunBuilder()
     for _ in range(5):
         with b.step() if marked else nullcontext():
@@ -122,33 +121,33 @@ for x, y in loader:
 
 
 class LayoutConversions(Rule):
-    """Tensors are converted and computed with no further: around convolutions to another layout, under autocast to another type.
+    """Kernels convert tensors to another layout around convolutions, or to another dtype under autocast.
 
     What it does
-    Adds up the time of the kernels with which cuDNN and MIOpen turn channels-first tensors (NCHW) into channels-last ones
-    (NHWC) around a convolution, and back; and of the casts that autocast makes inside other operators.
+    Adds up the time of the kernels with which cuDNN and MIOpen convert channels-first tensors (NCHW) to channels-last
+    ones (NHWC) around a convolution, and back. Adds up the casts that autocast makes inside other operators as well.
 
     Why is this bad
-    Tensor cores want the channels innermost. A model whose tensors are laid out channels first pays for a conversion
-    before and after each such convolution, in forward and backward; these kernels compute nothing. Autocast reads and
-    writes each input again whose type is not that of its operator: between a norm in fp32 and a product in fp16 each time.
+    Tensor Cores need the channels innermost. A channels-first model pays for a conversion before and after each such
+    convolution, in forward and backward; these kernels compute nothing. Autocast reads and writes each input again whose
+    dtype is not that of its operator, for example between a norm in fp32 and a matmul in fp16.
 
     Evidence
-    Kernels named nchwToNhwc, nhwcToNchw (cuDNN) and batched_transpose, transpose_CNHW2NCHW (MIOpen), as a share of all
-    kernels of the steady steps. Copies that the program asks for itself (permute, contiguous) have other kernels and do
-    not count. Casts are kernels of `aten::to` called by a product, norm, softmax or loss, which cast nothing without
-    autocast, and of the backward of such a cast. Which of them are of weights a capture does not show.
+    Kernels named nchwToNhwc, nhwcToNchw (cuDNN) and batched_transpose, transpose_CNHW2NCHW (MIOpen), as a share of kernel
+    time in the steady steps. Copies that the program requests itself (permute, contiguous) have other kernels and do not
+    count. Casts are kernels of `aten::to` called by a matmul, norm, softmax or loss, which cast nothing without autocast,
+    and of the backward of such a cast. A capture does not show which of them cast weights.
 
     How the saving is estimated
-    The captured steps are re-timed without these kernels (casts: and the host's part of them): an upper bound, for weights are still converted once and some
-    layers have no channels-last kernel, and some casts are needed.
+    The captured steps are re-timed without these kernels (casts: and without the host time of the cast). It is an upper
+    bound: weights are still converted once, some layers have no channels-last kernel, and some casts are needed.
 
     Fix
-    `memory_format=torch.channels_last` for the model once and for the images of each batch (channels_last_3d for volumes).
-    Casts: hold the model in the type it computes in, or compile it, which casts inside the kernels beside.
+    Use `memory_format=torch.channels_last` for the model once and for the images of each batch (channels_last_3d for
+    volumes). Casts: convert the model to the dtype it computes in, or compile it, which casts inside fused kernels.
 
     Fix safety
-    Unsafe: results differ in the last bits; a layer without a channels-last kernel converts back and forth; code that
+    Unsafe: results are not bitwise identical. A layer without a channels-last kernel converts back and forth. Code that
     relies on strides (view) may fail.
 
     When to ignore
@@ -161,14 +160,14 @@ class LayoutConversions(Rule):
 
     code = "TD306"
     name = "layout-conversions"
-    title = "Tensors change their layout or type"
+    title = "Tensors are converted between layouts or dtypes"
     needs = (Steps, Kernels, Replay, Moments)
     wants = (OperatorInputs,)
     to_pass = (RecordedOperators, IdleCauses)
 
     min_share: float = threshold(
         0.03,
-        "layout conversions, as a share of all kernels",
+        "layout conversions, as a share of kernel time",
         unit="share",
         source="the severity `warning` begins there",
         note_from=NOTE_FROM,
@@ -176,9 +175,9 @@ class LayoutConversions(Rule):
 
     min_cast_share: float = threshold(
         0.10,
-        "casts by autocast, as a share of all kernels",
+        "casts by autocast, as a share of kernel time",
         unit="share",
-        source="public captures under autocast: 8 % where only inputs are cast, 20 to 28 % where norms and products alternate",
+        source="public captures under autocast: 8 % where only inputs are cast, 20 to 28 % where norms and matmuls alternate",
         note_from=NOTE_FROM,
     )
 
@@ -199,7 +198,7 @@ class LayoutConversions(Rule):
     ]
     INVALID = [
         Invalid(
-            "cuDNN", lambda: _training(20), message="29%", saving_us=400, codemod="channels-last", confidence="high",
+            "cuDNN", lambda: _training(20), message="Layout conversions around convolutions take 400 µs per step, 29% of kernel time.", saving_us=400, codemod="channels-last", confidence="high",
             before=_SCRIPT, after=_PATCHED,
         ),
         Invalid(
@@ -208,16 +207,16 @@ class LayoutConversions(Rule):
             codemod="channels-last",
         ),
         Invalid("volumes", lambda: _training(20, image=(2, 64, 16, 32, 32)), fixes=("channels_last_3d",)),
-        Invalid("series", lambda: _training(20, image=(32, 64, 56)), fixes=("Conv2d with a kernel of (1, k)",)),
+        Invalid("series", lambda: _training(20, image=(32, 64, 56)), fixes=("Conv2d with kernel size (1, k)",)),
         Invalid("without shapes", lambda: _training(20, shapes=False), codemod="channels-last"),
         Invalid("on AMD's", lambda: _training(20, to="batched_transpose_32x32_half", back="batched_transpose_32x32_half", gpu="AMD Instinct MI300X"), fixes=("PYTORCH_MIOPEN_SUGGEST_NHWC=1",)),
         Invalid("without marks of steps", lambda: _training(20, marked=False), confidence="medium"),
         Invalid("a queue that stands still", lambda: _training(20, stall=500), confidence="low"),
-        Invalid("casts by autocast", lambda: _under_autocast(30), message="for 300 µs of a step, 23%", saving_us=300, confidence="medium", fixes=("Hold the model", "Compile"), shown="aten::linear | 10.0"),
-        Invalid("casts by autocast, in training", lambda: _under_autocast(30, training=True), message="330 µs", fixes=("Compile", "Hold the model")),
+        Invalid("casts by autocast", lambda: _under_autocast(30), message="per step, mostly inside aten::linear. The casts take 300 µs per step, 23% of kernel time.", saving_us=300, confidence="medium", fixes=("Convert the model", "torch.compile"), shown="aten::linear | 10.0"),
+        Invalid("casts by autocast, in training", lambda: _under_autocast(30, training=True), message="take 330 µs", fixes=("torch.compile", "Convert the model")),
         Invalid("casts, without marks of steps", lambda: _under_autocast(30, marked=False), confidence="low", severity="info"),
-        Invalid("casts, and the loader is the limit", lambda: _under_autocast(30, loader_us=40_000), message="hardly be shorter", severity="info"),
-        Invalid("the host is the limit", lambda: _training(10, us=500), message="hardly be shorter", severity="info"),
+        Invalid("casts, and the loader is the limit", lambda: _under_autocast(30, loader_us=40_000), message="saving is negligible", severity="info"),
+        Invalid("the host is the limit", lambda: _training(10, us=500), message="saving is negligible", severity="info"),
     ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
@@ -237,16 +236,16 @@ class LayoutConversions(Rule):
         when = longest_of(kernels, converting)
         return Claim(
             message=(
-                f"Convolutions turn tensors from one memory layout into another for "
-                f"{two_figures(kernels.us_per_step(converting))} of a step, {share:.0%} of the kernels' time: {_gain(outcome)}."
+                "Layout conversions around convolutions take "
+                f"{cost(kernels, kernels.us_per_step(converting), share)}.{negligible(outcome.share_of_step)}"
             ),
             confidence=_confidence(outcome, ctx[Steps]),
             severity=None if worth else "info",
             saving=outcome.saving(),
             location=Location(device=kernels.device),
             evidence=[
-                kernel_table("Kernels that change the layout", kernels, converting),
-                outcome.table("What if nothing had to be converted", "channels last"),
+                kernel_table("Layout conversion kernels", kernels, converting),
+                outcome.table("Simulated: no layout conversions", "channels_last"),
             ],
             spans=ctx[Moments].longest(when, "layout conversion", device=kernels.device),
             fixes=[_fix(_images(ctx, kernels, converting), on_amd=kernels.is_amd)],
@@ -269,9 +268,9 @@ class LayoutConversions(Rule):
         both = [techniques.one_type(_VERIFY_CASTS), techniques.compile_model(_VERIFY_CASTS)]
         return Claim(
             message=(
-                f"Autocast casts tensors {round(int(casts.sum()) / kernels.steps)} times a step, mostly inside "
-                f"{listed([name for name, *_ in per_step[:3]])}: for {two_figures(kernels.us_per_step(casts))} of a step, "
-                f"{kernels.share(casts):.0%} of the kernels' time: {_gain(outcome)}."
+                f"Autocast casts tensors {round(int(casts.sum()) / kernels.steps)} times per step, mostly inside "
+                f"{listed([name for name, *_ in per_step[:3]])}. The casts take "
+                f"{cost(kernels, kernels.us_per_step(casts), kernels.share(casts))}.{negligible(outcome.share_of_step)}"
             ),
             confidence=confidence,
             severity=None if confidence != "low" and outcome.share_of_step >= HARDLY else "info",
@@ -279,23 +278,17 @@ class LayoutConversions(Rule):
             location=Location(device=kernels.device),
             evidence=[
                 Table.with_units(
-                    "Casts by the operator that needs them (per steady step)",
-                    {"operator": "code", "casts": "count", "time": "us"},
+                    "Autocast casts by operator",
+                    {"operator": "code", "casts/step": "count", "time/step": "us"},
                     [[name, count, us] for name, us, count in per_step[:ROWS]],
                 ),
-                outcome.table("What if nothing had to be cast", "one type throughout"),
+                outcome.table("Simulated: no casts", "one dtype"),
             ],
             spans=ctx[Moments].longest(longest_of(kernels, casts), "cast", device=kernels.device),
             fixes=both[::-1] if training else both,
             removal=removal,
             key="casts",
         )
-
-
-def _gain(outcome: ReplayOutcome) -> str:
-    if outcome.share_of_step >= HARDLY:
-        return outcome.promise
-    return "without them a step would hardly be shorter, for the GPU waits for other things"
 
 
 _CASTED = frozenset(
@@ -361,15 +354,15 @@ def _images(ctx: Context, kernels: Kernels, converting: Bool) -> int | None:
 
 
 _VERIFY_CASTS = (
-    "record the same steps again: there are fewer `aten::to` inside other operators, and the step is shorter"
+    "Record the same steps again: there are fewer `aten::to` inside other operators and the step is shorter."
 )
-_VERIFY = "record the same steps again: the conversion kernels are gone and the step is shorter"
+_VERIFY = "Record the same steps again: the conversion kernels are gone and the step is shorter."
 
 
 def _fix(dimensions: int | None, *, on_amd: bool) -> Fix:
     if dimensions == 5:
         return Fix(
-            title="Keep volumes and weights with the channels last",
+            title="Use channels_last_3d",
             kind="advice",
             text="model.to(memory_format=torch.channels_last_3d)\n"
             "x = x.to(device, memory_format=torch.channels_last_3d)",
@@ -378,9 +371,9 @@ def _fix(dimensions: int | None, *, on_amd: bool) -> Fix:
         )
     if dimensions == 3:
         return Fix(
-            title="Run one-dimensional convolutions as two-dimensional ones with the channels last",
+            title="Use Conv2d for Conv1d",
             kind="advice",
-            text="there is no channels-last format with three dimensions: use Conv2d with a kernel of (1, k) on "
+            text="There is no channels-last format with three dimensions: use Conv2d with kernel size (1, k) on "
             "x.unsqueeze(2).to(memory_format=torch.channels_last)",
             verify=_VERIFY,
             risk="weights of another shape in checkpoints; results differ in the last bits",

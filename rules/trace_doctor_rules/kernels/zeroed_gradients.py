@@ -18,7 +18,7 @@ from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules._shared import table, target
-from trace_doctor_rules.kernels._shared import HARDLY
+from trace_doctor_rules.kernels._shared import negligible
 from trace_doctor_rules.kernels._zeroed_gradients_evidence import GradientFills
 
 Rows = npt.NDArray[np.int64]
@@ -99,24 +99,25 @@ class ZeroedGradients(Rule):
     Finds `zero_grad()` of optimizers and modules, and loops over parameters, that run `zero_` operators.
 
     Why is this bad
-    Every gradient is written once with zeros, read again by the next backward that adds to it, and keeps its memory all
-    through the forward, beside the activations. Freed gradients cost neither: backward then writes them instead of adding.
+    Every gradient is written once with zeros and read again by the next backward, which adds to it. It keeps its memory
+    through the forward, alongside the activations. Freed gradients cost neither: backward writes them instead of adding.
 
     Evidence
-    `aten::zero_` and `aten::_foreach_zero_` inside `Optimizer.zero_grad#…`, in at least two steps; elsewhere ten and more
-    of them in a row, one for each gradient that backward accumulated, or of several shapes. With shapes recorded
-    the size of the gradients is known as well.
+    `aten::zero_` and `aten::_foreach_zero_` inside `Optimizer.zero_grad#…`, in at least two steps. Elsewhere ten or more
+    of them in a row, one for each gradient that backward accumulated, or of several shapes. With recorded shapes the size
+    of the gradients is known as well.
 
     How the saving is estimated
-    The captured steps are re-timed without these operators and their GPU work; reading the old gradients in backward
-    comes on top. Never above info: recording an operator this small takes about as long as the operator. The bytes are those of the gradients that one zero_grad() fills: what the forward could have at most.
+    The captured steps are re-timed without these operators and their GPU work. Reading the old gradients in backward
+    comes on top. Severity is never above info: the profiler's overhead for an operator this small is as long as the
+    operator. The bytes are those of the gradients that one zero_grad() fills: the most that the forward can gain.
 
     Fix
-    Leave `set_to_none=False` out: since torch 2.0 zero_grad() frees the gradients. Before, pass `set_to_none=True`.
+    Remove `set_to_none=False`: since torch 2.0 zero_grad() frees the gradients. Before, pass `set_to_none=True`.
 
     Fix safety
-    Unsafe: a parameter without a gradient is then skipped by the optimizer instead of updated with a zero gradient
-    (weight decay, momentum), and code that reads `.grad` between step() and backward sees None.
+    Unsafe: the optimizer then skips a parameter without a gradient instead of updating it with a zero gradient (weight
+    decay, momentum). Code that reads `.grad` between step() and backward sees None.
 
     When to ignore
     When gradients must keep their addresses, as under CUDA graphs captured by hand.
@@ -128,7 +129,7 @@ class ZeroedGradients(Rule):
 
     code = "TD305"
     name = "zeroed-gradients"
-    title = "Gradients are filled with zeros instead of freed"
+    title = "zero_grad() fills gradients instead of freeing"
     needs = (Steps, GradientFills, Replay, Moments)
     wants = (OperatorInputs, CallSites)
     to_pass = (RecordedOperators, IdleCauses, Processor)
@@ -146,14 +147,14 @@ class ZeroedGradients(Rule):
     ]
     INVALID = [
         Invalid(
-            "one operator for each gradient", _training, saving_us=240, tolerance=0.1, message="160 MiB", confidence="high",
+            "one operator for each gradient", _training, saving_us=240, tolerance=0.1, message="fills gradients with zeros (40 operators per step) and keeps 160 MiB through forward.", confidence="high",
             codemod="zero-grad", before=_SCRIPT, after=_PATCHED,
         ),
         Invalid("with stacks", lambda: _training(stacks=True), file="train.py"),
         Invalid("one operator for all", lambda: _training("aten::_foreach_zero_"), message="160 MiB"),
-        Invalid("in two steps of six", lambda: _training(every=3), message="keeps their memory"),
-        Invalid("without shapes", lambda: _training(shapes=False), message="keeps their memory"),
-        Invalid("next to no time", lambda: _training(us=9000), message="the time lost is small"),
+        Invalid("in two steps of six", lambda: _training(every=3), message="keeps their memory through forward."),
+        Invalid("without shapes", lambda: _training(shapes=False), message="keeps their memory through forward."),
+        Invalid("next to no time", lambda: _training(us=9000), message="saving is negligible"),
         Invalid("a queue that stands still", lambda: _training(stall=500), confidence="low"),
         Invalid("ten gradients", lambda: _training(mark="clear", parameters=10, gradients=10), message="10 operators"),
         Invalid("zero_grad() of a module", lambda: _training(mark="clear"), saving_us=240, tolerance=0.1, message="or a loop"),
@@ -182,7 +183,7 @@ class ZeroedGradients(Rule):
             location=location(site, ts_us=ctx[Moments].ts_us(int(run.ts[operators[0]]))),
             evidence=[
                 _table(fills, steps.count),
-                outcome.table("What if nothing were filled with zeros", "gradients freed"),
+                outcome.table("Simulated: gradients freed", "set_to_none=True"),
             ],
             spans=ctx[Moments].longest(when, "zero_grad() fills gradients"),
             fixes=[_fix(site)],
@@ -221,16 +222,13 @@ def _site(ctx: Context, operators: Rows) -> Site | None:
 def _message(
     outcome: ReplayOutcome, fills: GradientFills, count: int, size: int | None, site: Site | None
 ) -> str:
-    where = f" in {site}" if site else ""
-    often = len(fills.operators) / count
     what = "zero_grad()" if all(fills.names) else "zero_grad() or a loop"
-    kept = (
-        f" and keeps {size / 2**20:,.0f} MiB through the forward"
-        if size
-        else " and keeps their memory through the forward"
+    fills_per_step = f"{len(fills.operators) / count:,.0f} operators per step"
+    kept = f"{size / 2**20:,.0f} MiB" if size else "their memory"
+    return (
+        f"{what}{f' in {site}' if site else ''} fills gradients with zeros ({fills_per_step}) "
+        f"and keeps {kept} through forward.{negligible(outcome.share_of_step)}"
     )
-    gain = f"{outcome.promise}" if outcome.share_of_step >= HARDLY else "the time lost is small"
-    return f"{what}{where} fills gradients with zeros ({often:,.0f} operators a step){kept}: {gain}."
 
 
 def _saving(outcome: ReplayOutcome, size: int | None) -> Saving:
@@ -248,8 +246,8 @@ def _saving(outcome: ReplayOutcome, size: int | None) -> Saving:
 def _table(fills: GradientFills, count: int) -> Table:
     run, operators, gpu = fills.run, fills.operators, fills.gpu_rows()
     return table(
-        "What zero_grad() does (per steady step)",
-        {"optimizer": "text", "zero_ operators": "count", "host": "us", "GPU": "us"},
+        "Work of zero_grad()",
+        {"optimizer": "text", "operators/step": "count", "host/step": "us", "GPU/step": "us"},
         [
             [
                 ", ".join(sorted(set(fills.names) - {""})) or None,
@@ -263,12 +261,12 @@ def _table(fills: GradientFills, count: int) -> Table:
 
 def _fix(site: Site | None) -> Fix:
     return Fix(
-        title="Let zero_grad() free the gradients",
+        title="Use set_to_none=True",
         kind="patch",
         codemod="zero-grad",
         params={"mode": "drop-set-to-none-false"},
         target=target(site),
         text="optimizer.zero_grad()   # before torch 2.0: zero_grad(set_to_none=True)",
-        verify="record the same steps again: no zero_ operators inside Optimizer.zero_grad",
+        verify="Record the same steps again: Optimizer.zero_grad runs no zero_ operators.",
         risk="parameters without a gradient are skipped by the optimizer; code that reads .grad after step() sees None",
     )
