@@ -56,7 +56,7 @@ class CollectiveExposure(Evidence, frozen=True):
         run, own, steps, replay = facts.run, facts[Collectives], facts[Steps], facts[Replay]
         if not own.compute:
             raise NotCaptured(
-                "nothing but collectives is in the trace, so that nobody knows what ran beside them",
+                "concurrent work not recorded",
                 "the trace as the profiler wrote it",
             )
         exposed = [(s, e) for s, e in own.lasting.tolist()]
@@ -81,7 +81,7 @@ class CollectiveExposure(Evidence, frozen=True):
             saved_us=outcome.saved_us_per_step,
             share_of_step=outcome.share_of_step,
             kinds=kinds,
-            spans=tuple(facts[Moments].longest(exposed, "communication without compute")),
+            spans=tuple(facts[Moments].longest(exposed, "exposed communication")),
             removal=removal,
             ddp=wrappers.ddp,
             fsdp=wrappers.fsdp,

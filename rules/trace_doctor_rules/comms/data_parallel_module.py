@@ -40,14 +40,14 @@ class DataParallelModule(Rule):
     Reports `DataParallel.forward` in a capture in which more than one GPU works.
 
     Why is this bad
-    DataParallel copies the model to every GPU in every step, runs all of them from threads of one Python process that
-    hold each other up, and gathers all outputs and gradients on the first GPU, whose memory is full first.
+    DataParallel copies the model to every GPU in every step and runs all GPUs from threads of one Python process that block each
+    other. It gathers all outputs and gradients on the first GPU, whose memory is full first.
 
     Evidence
     The annotation `DataParallel.forward`, a frame or an operator of the module, and GPU work on two or more devices in the window.
 
     How the saving is estimated
-    A model: one process per GPU takes as long as the device that computes longest, with its communication hidden.
+    A model: one process per GPU takes as long as the busiest GPU computes, with its communication overlapped.
 
     Fix
     DistributedDataParallel, one process per GPU.
@@ -56,7 +56,7 @@ class DataParallelModule(Rule):
     Advice only: the launcher, the sampler and the batch size per process change.
 
     When to ignore
-    Where the script cannot be started by torchrun, as in a notebook.
+    Where torchrun cannot start the script, as in a notebook.
 
     References
     https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html
@@ -65,7 +65,7 @@ class DataParallelModule(Rule):
 
     code = "TD603"
     name = "data-parallel-module"
-    title = "One process drives several GPUs"
+    title = "nn.DataParallel runs several GPUs"
     needs = (Parallelism, GpuTimeline, Steps)
 
     VALID = [
@@ -93,26 +93,26 @@ class DataParallelModule(Rule):
         saved = max(step - longest, 0.0)
         yield Claim(
             message=(
-                f"nn.DataParallel drives {len(computing)} GPUs from one process; the busiest computes for "
-                f"{milliseconds(longest / 1e3)} of a step of {milliseconds(step / 1e3)}."
+                f"nn.DataParallel drives {len(computing)} GPUs from one process. The busiest GPU computes for "
+                f"{milliseconds(longest / 1e3)} of the {milliseconds(step / 1e3)} step."
             ),
             confidence="medium",
             saving=Saving(
                 time_us_per_step=saved / 1e3,
                 share_of_step=saved / step,
                 basis="model",
-                how="a step that takes as long as the device that computes longest, with all communication hidden",
+                how="a step as long as the compute of the busiest GPU, with all communication overlapped",
             ),
             evidence=[
                 table(
-                    "Compute of a steady step",
-                    {"device": "count", "computes": "us", "of the step": "share"},
+                    "Compute per steady step",
+                    {"device": "count", "compute": "us", "share of step": "share"},
                     [[device, ns / 1e3, ns / step] for device, ns in computing.items()],
                 )
             ],
             fixes=[
                 techniques.data_parallel(
-                    "record one rank of the new run: TD603 is gone, and a step is shorter"
+                    "record one rank of the new run: TD603 is gone and the step is shorter"
                 )
             ],
             key="data-parallel",

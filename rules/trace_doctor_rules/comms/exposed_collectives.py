@@ -156,41 +156,40 @@ _WORTH_SAYING = 0.05
 
 
 class ExposedCollectives(Rule):
-    """The GPU exchanges data with other ranks and computes nothing meanwhile.
+    """The GPU communicates with other ranks and computes nothing meanwhile.
 
     What it does
-    Finds steps whose collectives run beside no compute, and re-times the captured steps without them. Waiting for a
-    rank that comes late is not communication: where the traces of several ranks are at hand, it is left to TD602, and the
-    message says how much of the time it is.
+    Finds steps with exposed collectives, which overlap with no compute, and simulates the steps without them. Waiting for a
+    straggler is not communication: with traces of several ranks it is left to TD602, and the message gives its share.
 
     Why is this bad
-    Gradients can be exchanged while the rest of backward runs, and parameters gathered while the layer before
-    computes. What is not hidden behind compute is added to every step, on every GPU.
+    Gradients can be reduced while the rest of backward runs, and parameters gathered while the previous layer computes.
+    Communication that is not overlapped with compute adds to every step, on every GPU.
 
     Evidence
     Collectives of NCCL, RCCL (or gloo) in the steady steps, or the kernels that exchange experts and activations instead
     (DeepEP, symmetric memory, all-reduces of vLLM, SGLang and TensorRT-LLM), with the time in which no compute ran
-    beside them. With traces of several ranks that overlap in time only the transfer counts: the duration on the rank
-    that came last.
+    alongside. With traces of several ranks that overlap in time only the transfer counts: the duration on the rank that
+    arrives last.
 
     How the saving is estimated
-    The captured steps are re-timed without the collectives; with several ranks never more than their exposed transfer, and
-    never more than the rank with the least time in collectives could become faster: the others would only wait for it.
-    It is an upper bound: some of an exchange always stays. Where the host is the limit, the replay saves nothing.
-    Of one rank alone of which the replay explains too little it is a note, where collectives take 10 % of the step; so is
-    what stands for the most part in one of several steps, and what a step would hardly be shorter without.
+    The captured steps are simulated without the collectives. With several ranks it is at most their exposed transfer, and at
+    most what the rank with the least time in collectives can gain: the others would only wait for it. An upper bound: some
+    communication always stays exposed. Where the host is the limit, the replay saves nothing. These are info findings:
+    one rank alone of which the replay explains too little, where collectives take 10 % of the step; exposure mostly in one
+    of several steps; and exposure without which the step would hardly be shorter.
 
     Fix
-    Data parallel: buckets that are exchanged earlier, half the bytes, accumulated gradients exchanged once (`no_sync`).
-    Sharded (FSDP or DeepSpeed in the capture): prefetch the next block's parameters, wrap blocks that are
-    large enough to hide the next gather. Otherwise: start the collective earlier and wait for it where its result is needed.
+    Data parallel: buckets that are reduced earlier, half the bytes, accumulated gradients reduced once (`no_sync`).
+    Sharded (FSDP or DeepSpeed in the capture): prefetch the next block's parameters, wrap blocks that are large enough to
+    overlap the next all-gather. Otherwise: start the collective earlier and wait for it where its result is needed.
 
     Fix safety
-    Unsafe: the last bits of sums change with buckets and order.
+    Unsafe: buckets and order change sums, so that they are not bitwise identical.
 
     When to ignore
-    When the capture holds the first steps only, in which communicators are set up: one collective that takes half of all
-    and three times as long as any other is left out.
+    When the capture holds only the first steps, in which communicators are initialized: one collective that takes half of all
+    time and three times as long as any other is left out.
 
     References
     https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
@@ -199,7 +198,7 @@ class ExposedCollectives(Rule):
 
     code = "TD601"
     name = "exposed-collectives"
-    title = "Communication is not hidden behind compute"
+    title = "Communication is not overlapped with compute"
     about = ("exposed_comm",)
     needs = (CollectiveExposure,)
     wants = (RankedCollectives,)
@@ -207,20 +206,20 @@ class ExposedCollectives(Rule):
 
     min_share: float = threshold(
         0.05,
-        "collectives beside no compute, as a share of the steady steps",
+        "exposed communication, as a share of the steady steps",
         unit="share",
-        source="TraceLens asks from 5 % on",
+        source="TraceLens reports from 5 % on",
         note_from=NOTE_FROM,
     )
     min_share_unexplained: float = threshold(
         0.10,
-        "the same for one rank alone of which the replay explains too little, and where nothing is gained: a note",
+        "the same for an info finding: one rank alone of which the replay explains too little, or nothing to gain",
         unit="share",
-        source="how long a collective runs alone is measured, what a step gains without it is not",
+        source="the exposed time is measured, the gain is not",
     )
     min_saving: float = threshold(
         0.03,
-        "saving of the replay, as a share of the step",
+        "simulated saving, as a share of the step",
         unit="share",
         source="the severity `warning` begins there",
         note_from=NOTE_FROM,
@@ -234,7 +233,7 @@ class ExposedCollectives(Rule):
         Valid("a communicator is set up", lambda: _rank(20, first_us=5000)),
         Valid("short, the replay explains too little, and other ranks are not at hand", lambda: _rank(200, stall_us=400)),
         Valid("one long collective in one step", lambda: _rank(5, first_us=2000, steps=1, small=3)),
-        Valid("a file cut down to collectives", _cut_down, skipped="nothing but collectives"),
+        Valid("a file cut down to collectives", _cut_down, skipped="concurrent work not recorded"),
         Valid("the other rank has no more to win", _hidden_on_the_other),
         Valid("no collectives", lambda: _rank(1, name="gemm"), skipped="no collective"),
         Valid("waiting for the other rank, not transferring", _waiting_for_the_other),
@@ -244,42 +243,42 @@ class ExposedCollectives(Rule):
             "600 us after each step",
             lambda: _rank(600),
             saving_us=600,
-            message="only all-reduce runs, with no compute beside: up to 23% of the step; how much",
+            message="Communication (all-reduce) is exposed for 0.6 ms per step (23%). One rank's trace",
             shown="all-reduce | 5 | 3000.0 | 3000.0",
-            fixes=("Begin the exchange", "half the bytes", "accumulated gradients"),
+            fixes=("bucket_cap_mb", "bf16_compress_hook", "no_sync()"),
             confidence="medium",
         ),
-        Invalid("behind a backlog of such", _with_backlog, saving_us=600, message="For 0.6 ms"),
+        Invalid("behind a backlog of such", _with_backlog, saving_us=600, message="exposed for 0.6 ms"),
         Invalid("a communicator is set up first", lambda: _rank(600, first_us=9000), saving_us=600, tolerance=0.3),
         Invalid("one step with two equal ones", lambda: _rank(600, steps=1, small=1, small_us=600), confidence="low"),
         Invalid(
-            "most of it in one step", _once, severity="info", message="most of it in one step",
+            "most of it in one step", _once, severity="info", message="Most of it is in one step.",
         ),
-        Invalid("in many buckets", lambda: _rank(200, small=5, small_us=200), fixes=("half the bytes", "Begin the exchange", "accumulated gradients")),
-        Invalid("of FSDP", lambda: _rank(600, name=_ALL_GATHER, mark="FSDP::pre_forward"), message="all-gather", fixes=("Gather the parameters",)),
+        Invalid("in many buckets", lambda: _rank(200, small=5, small_us=200), fixes=("bf16_compress_hook", "bucket_cap_mb", "no_sync()")),
+        Invalid("of FSDP", lambda: _rank(600, name=_ALL_GATHER, mark="FSDP::pre_forward"), message="(all-gather)", fixes=("forward_prefetch",)),
         Invalid("of tensor parallelism inside FSDP", lambda: _rank(600, mark="FSDP::pre_forward"), fixes=("dist.all_reduce",)),
         Invalid("of DeepSpeed", lambda: _rank(600, name=_ALL_GATHER, mark="DeepSpeedEngine.forward"), fixes=("overlap_comm",)),
         Invalid("of the user's own", lambda: _rank(600, mark="forward"), fixes=("async_op",)),
-        Invalid("of a host that is behind", _host_is_behind, message="hardly be shorter without", severity="info", thresholds={"min_saving": NOTE_FROM}),
-        Invalid("in part waiting for the other rank", lambda: _waiting_for_the_other(400), saving_us=400, claims=2, message="For 0.9 ms of a step only all-reduce runs, with no compute beside; 0.5 ms of it waits for other ranks to come, the transfer is 0.4 ms: up to"),
+        Invalid("of a host that is behind", _host_is_behind, message="hardly shorten the step", severity="info", thresholds={"min_saving": NOTE_FROM}),
+        Invalid("in part waiting for the other rank", lambda: _waiting_for_the_other(400), saving_us=400, claims=2, message="exposed for 0.9 ms per step (47%). Of it 0.5 ms is waiting for other ranks and 0.4 ms transfer."),
         Invalid(
             "the other rank has less to win",
             lambda: _hidden_on_the_other(300),
             saving_us=200,
             claims=2,
-            message="of the transfer no more than the 0.2 ms of rank 1 can be won",
+            message="Rank 1 limits the gain to 0.2 ms.",
         ),
-        Invalid("of two kinds", _of_two_kinds, message="all-reduce and all-gather run, with"),
+        Invalid("of two kinds", _of_two_kinds, message="(all-reduce and all-gather) is exposed"),
         Invalid("gathering, and nothing is sharded", lambda: _rank(600, name=_ALL_GATHER), message="all-gather", fixes=("dist.all_gather_into_tensor",)),
-        Invalid("all-to-all by sends and receives", lambda: _rank(600, name=_SEND, asked="nccl:all_to_all"), message="only all-to-all runs", fixes=("dist.all_to_all_single",)),
-        Invalid("a kernel for everything", lambda: _rank(600, name=_GENERIC, asked="nccl:all_reduce"), message="only all-reduce runs", fixes=("Begin the exchange", "half the bytes", "accumulated gradients")),
+        Invalid("all-to-all by sends and receives", lambda: _rank(600, name=_SEND, asked="nccl:all_to_all"), message="Communication (all-to-all)", fixes=("dist.all_to_all_single",)),
+        Invalid("a kernel for everything", lambda: _rank(600, name=_GENERIC, asked="nccl:all_reduce"), message="Communication (all-reduce)", fixes=("bucket_cap_mb", "bf16_compress_hook", "no_sync()")),
         Invalid("stages of a pipeline", lambda: _rank(600, name=_SEND), message="send and receive", fixes=("micro-batches",)),
         Invalid("experts of other ranks", lambda: _rank(600, name=_COMBINE), message="expert combine"),
         Invalid(
             "both ranks transfer as long",
             lambda: (_rank(600), _rank(600, rank=1)),
             saving_us=600,
-            message="up to 23% of the step.",
+            message="exposed for 0.6 ms per step (23%).",
             confidence="high",
             claims=2,
         ),
@@ -320,19 +319,20 @@ class ExposedCollectives(Rule):
         if not gains or guess or own.steps == 1 or (ranks is None and not own.has_gpu):
             confidence = "low"
         kinds = [kind for kind, *_, exposed_ns in own.kinds if exposed_ns]
-        gain = (
-            f"up to {share:.0%} of the step"
-            if gains
-            else f"{exposed / own.steady_ns:.0%} of the step, which would hardly be shorter without, for the GPU would wait for other things"
-        )
-        gain += "; most of it in one step" if once else ""
         named = ["other collectives" if kind == "collectives" else kind for kind in kinds[1:2]]
+        sentences = [
+            f"Communication ({' and '.join([*kinds[:1], *named])}) is exposed for {milliseconds(own.exposed_ns / 1e3)} per step "
+            f"({own.exposed_ns / own.steady_ns:.0%}).",
+            *_of_it(own, ranks),
+        ]
+        if not gains:
+            sentences.append(
+                "Overlapping it would hardly shorten the step, because the GPU waits for other things."
+            )
+        if once:
+            sentences.append("Most of it is in one step.")
         yield Claim(
-            message=(
-                f"For {milliseconds(own.exposed_ns / 1e3)} of a step only {' and '.join([*kinds[:1], *named])} "
-                f"{'runs' if len(kinds) == 1 and kinds != ['collectives'] else 'run'}, with no compute beside"
-                f"{_of_it(own, ranks, gain)}."
-            ),
+            message=" ".join(sentences),
             confidence=confidence,
             severity="info" if guess or once or not gains else None,
             saving=saving if gains else None,
@@ -366,16 +366,17 @@ def _among_ranks(ctx: Context) -> _Ranks | None:
     return _Ranks(ranked.transfer_ns[own], ranked.wait_ns[own], least, ranked.ranks[in_them.index(least)])
 
 
-def _of_it(own: CollectiveExposure, ranks: _Ranks | None, most: str) -> str:
-    """What the time beside no compute is, and `most`: what of the step can go."""
+def _of_it(own: CollectiveExposure, ranks: _Ranks | None) -> Iterator[str]:
+    """Sentences: what the exposed time is, and which rank limits what can be gained."""
     if ranks is None:
-        return f": {most}; how much of it is waiting for other ranks, one rank cannot tell"
-    waiting = f"; {milliseconds(ranks.wait_ns / 1e3)} of it waits for other ranks to come"
+        yield "One rank's trace does not tell how much of it is waiting for other ranks."
+        return
     transfer = min(own.exposed_ns, ranks.transfer_ns)
-    parts = waiting if ranks.wait_ns >= _WORTH_SAYING * own.exposed_ns else ""
+    if ranks.wait_ns >= _WORTH_SAYING * own.exposed_ns:
+        waiting = milliseconds(ranks.wait_ns / 1e3)
+        yield f"Of it {waiting} is waiting for other ranks and {milliseconds(transfer / 1e3)} transfer."
     if ranks.least_ns < (1 - _WORTH_SAYING) * transfer:
-        return f"{parts}, and of the transfer no more than the {milliseconds(ranks.least_ns / 1e3)} of rank {ranks.least_rank} can be won: {most}"
-    return f"{parts}, the transfer is {milliseconds(transfer / 1e3)}: {most}" if parts else f": {most}"
+        yield f"Rank {ranks.least_rank} limits the gain to {milliseconds(ranks.least_ns / 1e3)}."
 
 
 def _of_this_rank(ctx: Context, own: CollectiveExposure) -> Sequence[tuple[int, int]]:
@@ -395,28 +396,26 @@ def _in_one_step(own: CollectiveExposure, parts: Sequence[tuple[int, int]]) -> b
 
 def _capped(saving: Saving, us: float, share: float, *, waiting: bool) -> Saving:
     """The saving, but no more than so much."""
-    most = (
-        f"no more than {milliseconds(us)}: the rest is waiting for other ranks, or another rank sets the pace"
-    )
+    most = f"at most {milliseconds(us)}: the rest waits for other ranks, or another rank sets the pace"
     return Saving(
         time_us_per_step=us,
         share_of_step=share,
         basis=saving.basis,
-        how=f"{saving.how}; {most if waiting else 'no more than runs beside no compute'}",
+        how=f"{saving.how}; {most if waiting else 'at most the exposed time'}",
     )
 
 
 def _table(own: CollectiveExposure) -> Table:
     return table(
-        "Collectives of the capture by kind",
-        {"kind": "text", "number": "count", "together": "us", "beside no compute (steady)": "us"},
+        "Collectives by kind",
+        {"kind": "text", "count": "count", "total": "us", "exposed (steady)": "us"},
         [[kind, count, ns / 1e3, exposed / 1e3] for kind, count, ns, exposed in own.kinds],
     )
 
 
 FEW = 2
 """collectives of a step: the gradients lie in so few buckets that their exchange begins when backward is nearly over"""
-_VERIFY = "record the same steps again: TD601 is gone, or its time has fallen"
+_VERIFY = "record the same steps again: TD601 is gone, or its time is shorter"
 
 
 def _fixes(kinds: list[str], own: CollectiveExposure) -> list[Fix]:

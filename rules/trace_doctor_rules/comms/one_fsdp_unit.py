@@ -12,6 +12,7 @@ from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules import techniques
 from trace_doctor_rules._shared import table
 from trace_doctor_rules.comms._one_fsdp_unit_evidence import Gathers
+from trace_doctor_rules.memory._shared import size
 
 _ALL_GATHER = "ncclDevKernel_AllGather_RING_LL(ncclDevComm*, unsigned long, ncclWork*)"
 
@@ -34,31 +35,31 @@ def _training(units: int, *, fsdp: bool = True, ahead: bool = False) -> RunBuild
 
 
 class OneFsdpUnit(Rule):
-    """FSDP gathers the whole model at once.
+    """FSDP gathers the whole model as one unit.
 
     What it does
-    Counts the all-gathers of a step in a run with FullyShardedDataParallel or `fully_shard`.
+    Counts the all-gathers per step in a run with FullyShardedDataParallel or `fully_shard`.
 
     Why is this bad
-    FSDP frees what it has gathered unit by unit, and gathers the next unit while one computes. With the whole model as
-    one unit every rank holds all parameters in forward and in backward, and all computing waits for one long gather.
+    FSDP frees gathered parameters unit by unit, and gathers the next unit while one computes. With the whole model as one unit
+    every rank holds all parameters in forward and in backward, and all compute waits for one long all-gather.
 
     Evidence
-    FSDP's own marks, and one or two all-gathers in every steady step: one for forward, one for backward. A model that is
-    wrapped block by block has two for each block.
+    FSDP's own annotations, and one or two all-gathers in every steady step: one for forward, one for backward. A model wrapped
+    block by block has two per block.
 
     How the saving is estimated
-    A model: of the gathered bytes (element count and type, where the file holds them) all but the largest block's need not
-    be there at once. What the largest block is, the capture does not show: the whole gather is claimed, as a bound.
+    A model: of the gathered bytes (element count and type, where recorded) only those of the largest block must be allocated
+    at a time. The capture does not show the largest block: the whole all-gather is claimed, as an upper bound.
 
     Fix
     Call `fully_shard` on each block before the model; FSDP1: an auto-wrap policy.
 
     Fix safety
-    Unsafe: the last bits differ, and checkpoints of the wrapped model have other names.
+    Unsafe: results are not bitwise identical, and parameters in checkpoints have other names.
 
     When to ignore
-    When the model is so small that one gather is short.
+    When the model is so small that one all-gather is short.
 
     References
     https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
@@ -67,13 +68,13 @@ class OneFsdpUnit(Rule):
 
     code = "TD605"
     name = "one-fsdp-unit"
-    title = "The whole model is one FSDP unit"
+    title = "FSDP wraps the model as one unit"
     about = ("exposed_comm",)
     needs = (Gathers,)
     to_pass = (IdleCauses,)
 
     most_per_step: int = threshold(
-        2, "all-gathers of a step that mean one unit", source="one for forward, one for backward"
+        2, "all-gathers per step that mean one unit", source="one for forward, one for backward"
     )
     min_steps: int = threshold(2, "steady steps that show it", source="one step may be cut off")
 
@@ -83,39 +84,39 @@ class OneFsdpUnit(Rule):
         Valid("no FSDP", lambda: _training(1, fsdp=False), skipped="FSDP"),
     ]
     INVALID = [
-        Invalid("one unit", lambda: _training(1), message="2 all-gathers of 1.6 GB", thresholds={"min_steps": 4}, saving_bytes=1_600_000_000),
-        Invalid("the host runs ahead", lambda: _training(1, ahead=True), message="in each step, 4 ms together"),
+        Invalid("one unit", lambda: _training(1), message="2 all-gathers of 1.49 GiB per step, 4 ms in total.", thresholds={"min_steps": 4}, saving_bytes=1_600_000_000),
+        Invalid("the host runs ahead", lambda: _training(1, ahead=True), message="per step, 4 ms in total"),
     ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         gathers = ctx[Gathers]
         if gathers.steps < self.min_steps or not 1 <= gathers.per_step <= self.most_per_step:
             return
-        what = f" of {gathers.bytes / 1e9:.1f} GB" if gathers.bytes else ""
+        what = f" of {size(gathers.bytes)}" if gathers.bytes else ""
         yield Claim(
             message=(
-                f"FSDP gathers the whole model at once: {gathers.per_step:g} all-gather{'s' if gathers.per_step > 1 else ''}"
-                f"{what} in each step, {milliseconds(gathers.ns / gathers.steps / 1e3)} together."
+                f"FSDP gathers the whole model as one unit: {gathers.per_step:g} all-gather{'s' if gathers.per_step > 1 else ''}"
+                f"{what} per step, {milliseconds(gathers.ns / gathers.steps / 1e3)} in total."
             ),
             confidence="medium",
             saving=Saving(
                 bytes=gathers.bytes,
                 basis="model",
-                how="the gathered parameters: with units only those of one are there",
+                how="the gathered parameters: with several units only those of one are allocated",
             )
             if gathers.bytes
             else None,
             severity="info",
             evidence=[
                 table(
-                    "All-gathers of the steady steps",
-                    {"steps": "count", "a step": "count", "largest": "bytes", "together": "us"},
+                    "All-gathers in the steady steps",
+                    {"steps": "count", "all-gathers/step": "count", "largest": "bytes", "total": "us"},
                     [[gathers.steps, gathers.per_step, gathers.bytes, gathers.ns / 1e3]],
                 )
             ],
             fixes=[
                 techniques.fully_shard(
-                    "record again: a step has two all-gathers for each block, and the peak is lower"
+                    "record again: each block has two all-gathers per step, and the peak is lower"
                 )
             ],
             key="one-unit",

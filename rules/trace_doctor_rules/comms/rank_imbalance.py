@@ -77,27 +77,27 @@ class RankImbalance(Rule):
     """The ranks of a job compute for different lengths of time.
 
     What it does
-    Compares the compute time of a steady step over all ranks.
+    Compares the compute time per steady step over all ranks.
 
     Why is this bad
-    Ranks meet in every step, so the one with most work sets the pace and the others idle or wait in a collective.
+    Ranks meet in every step. The one with most work sets the pace, and the others idle or wait in a collective.
 
     Evidence
-    The time ledgers of two or more ranks of one job, recorded at the same time. Which rank the others wait for in
-    collectives is TD602, which owns the time where it can tell. On CPUs it is a note where all ranks run as many operators;
-    on any device, where one step was captured, or the difference is below two of its standard errors over the steps.
+    The time breakdowns of two or more ranks of one job, recorded at the same time. Which rank the others wait for in
+    collectives is TD602, which owns the time where it can tell. These are info findings: CPUs where all ranks run as many
+    operators; and on any device one captured step, or a difference below two of its standard errors over the steps.
 
     How the saving is estimated
-    What the busiest rank computes beyond the mean: work that is shared evenly would take so much less. A bound.
+    The compute of the busiest rank minus the mean: balanced work would take so much less. An upper bound.
 
     Fix
-    Share the work evenly: group samples by length over ranks, balance shards and experts, even pipeline stages.
+    Balance the work: group samples by length over ranks, balance shards and experts, even out pipeline stages.
 
     Fix safety
     Advice only.
 
     When to ignore
-    When the ranks do different work on purpose and none waits for another.
+    When ranks do different work on purpose and none waits for another.
 
     References
     https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
@@ -105,7 +105,7 @@ class RankImbalance(Rule):
 
     code = "TD606"
     name = "rank-imbalance"
-    title = "The ranks share the work unevenly"
+    title = "Compute load differs between ranks"
     costs_host_time = True
     needs = (Ranks,)
     wants = (Processor,)
@@ -120,12 +120,12 @@ class RankImbalance(Rule):
     )
     min_errors: float = threshold(
         2.0,
-        "excess of the busiest rank over its own standard error over the steps, for more than a note",
-        source="two standard errors; one kernel held up once, or a first use, is no uneven work",
+        "excess of the busiest rank over its own standard error over the steps, for more than an info finding",
+        source="two standard errors; one delayed kernel or a lazy initialization is not imbalance",
     )
     min_share: float = threshold(
         0.03,
-        "what the busiest rank computes beyond the mean, as a share of the step",
+        "compute of the busiest rank minus the mean, as a share of the step",
         unit="share",
         source="the severity `warning` begins there",
         note_from=NOTE_FROM,
@@ -139,17 +139,17 @@ class RankImbalance(Rule):
         Valid("one rank alone", lambda: _job(1000), skipped="one rank"),
     ]
     INVALID = [
-        Invalid("rank 1 computes a third longer", lambda: _job(1000, 1500, 1000), saving_us=333, message="Rank 1", confidence="medium"),
+        Invalid("rank 1 computes a third longer", lambda: _job(1000, 1500, 1000), saving_us=333, message="Rank 1 computes 1.5 ms per step. The mean of 3 ranks is 1.2 ms, the minimum 1 ms.", confidence="medium"),
         Invalid("rank 1 does more on its CPU", lambda: _job(1000, 1500, gpu=False, operators=(10, 15)), confidence="medium"),
         Invalid(
             "rank 1 takes longer on its CPU for as many operators",
             lambda: _job(1000, 1500, gpu=False),
             confidence="low",
             severity="info",
-            message="held it up",
+            message="other processes may have preempted it.",
         ),
-        Invalid("a first use, in the only step", _first_use, confidence="low", severity="info", message="one step only", fixes=("Record several", "Share")),
-        Invalid("in one step of five", _unsteady, confidence="low", severity="info", message="no more than it varies", fixes=("Record several", "Share")),
+        Invalid("a first use, in the only step", _first_use, confidence="low", severity="info", message="Only one step was observed.", fixes=("schedule(", "Pipeline stages")),
+        Invalid("in one step of five", _unsteady, confidence="low", severity="info", message="within the variation from step to step", fixes=("schedule(", "Pipeline stages")),
     ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
@@ -158,7 +158,7 @@ class RankImbalance(Rule):
         most, least, mean = max(compute), min(compute), sum(compute) / len(compute)
         if not most:
             raise NotCaptured(
-                "the traces hold neither kernels nor operators",
+                "neither kernels nor operators recorded",
                 "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]",
             )
         busiest = ranks.ranks[compute.index(most)]
@@ -172,15 +172,15 @@ class RankImbalance(Rule):
         error = _error(ranks, busiest)
         steady = error is not None and most - mean >= self.min_errors * error
         doubt = (
-            "; it was seen in one step only"
+            " Only one step was observed."
             if error is None
-            else "; that is no more than it varies from step to step"
+            else " The difference is within the variation from step to step."
         )
         yield Claim(
             message=(
-                f"Rank {busiest} computes {milliseconds(most / 1e3)} of a step, the mean of the {len(compute)} ranks is "
-                f"{milliseconds(mean / 1e3)} and the least {milliseconds(least / 1e3)}"
-                f"{'' if steady else doubt}{'; all run as many operators, so other programs may have held it up' if alike else ''}."
+                f"Rank {busiest} computes {milliseconds(most / 1e3)} per step. The mean of {len(compute)} ranks is "
+                f"{milliseconds(mean / 1e3)}, the minimum {milliseconds(least / 1e3)}."
+                f"{'' if steady else doubt}{_ALIKE if alike else ''}"
             ),
             confidence="low" if alike or not steady else "medium",
             severity="info" if alike or not steady else None,
@@ -188,7 +188,7 @@ class RankImbalance(Rule):
                 time_us_per_step=(most - mean) / 1e3,
                 share_of_step=share,
                 basis="bound",
-                how="compute of the busiest rank less the mean over all ranks",
+                how="compute of the busiest rank minus the mean over all ranks",
             ),
             evidence=[ranks.table()],
             fixes=[_EVEN] if steady else [_RECORD, _EVEN],
@@ -215,17 +215,18 @@ def _error(ranks: Ranks, busiest: int) -> float | None:
     return hypot(*(error * ((n == own) - share) for n, error in enumerate(errors)))
 
 
+_ALIKE = " All ranks run as many operators, so other processes may have preempted it."
 _RECORD = Fix(
-    title="Record several steps behind the first uses",
+    title="Record several steps after warm-up",
     kind="advice",
     safety="display",
-    text="one long kernel, a first use or another program makes a single step uneven: "
-    "torch.profiler.schedule(wait=5, warmup=2, active=6) on every rank, with profiler.step() behind each step",
-    verify="record all ranks again: what is still there comes back in each step",
+    text="one long kernel, lazy initialization or another process makes a single step uneven: "
+    "torch.profiler.schedule(wait=5, warmup=2, active=6) on every rank, with profiler.step() after each step",
+    verify="record all ranks again: a difference that remains is in every step",
     risk="none: nothing is changed",
 )
 _EVEN = Fix(
-    title="Share the work evenly",
+    title="Balance the work",
     kind="advice",
     safety="display",
     text=(

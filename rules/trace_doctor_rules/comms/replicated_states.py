@@ -33,31 +33,31 @@ def _trained(
 
 
 class ReplicatedStates(Rule):
-    """Every rank keeps the same parameters, gradients and optimizer state.
+    """Every rank holds the same parameters, gradients and optimizer state.
 
     What it does
-    Looks at the peak of a rank that trains with DistributedDataParallel, and says what ZeRO or FSDP would leave of it.
+    Checks the peak of a rank that trains with DistributedDataParallel, and computes what ZeRO or FSDP would leave of it.
 
     Why is this bad
-    Data parallel ranks hold equal copies. Shared among the ranks they take a fraction, and what is freed allows a larger
+    Data-parallel ranks hold equal copies. Sharded over the ranks they take a fraction. The freed memory allows a larger
     batch, or the model on smaller GPUs.
 
     Evidence
-    A snapshot of the rank, with the memory ledger at its peak, and a trace of it that shows DistributedDataParallel and
+    A snapshot of the rank, with the memory breakdown at its peak, and a trace of it that shows DistributedDataParallel and
     the number of ranks.
 
     How the saving is estimated
-    A model: each stage leaves one part in as many as there are ranks. ZeRO-1 shares the optimizer state, ZeRO-2 the
-    gradients as well, ZeRO-3 (FSDP) the parameters too. Buffers for gathering are not counted.
+    A model: each stage leaves 1/N of its part on each of N ranks. ZeRO-1 shards the optimizer state, ZeRO-2 also the
+    gradients, ZeRO-3 (FSDP) also the parameters. Buffers for gathering are not counted.
 
     Fix
     `fully_shard` for each block (FSDP2), or DeepSpeed ZeRO.
 
     Fix safety
-    Unsafe: the last bits differ, and checkpoints hold shards.
+    Unsafe: results are not bitwise identical, and checkpoints hold shards.
 
     When to ignore
-    When the job fits and is not to grow: sharding costs communication.
+    When the job fits and does not have to grow: sharding costs communication.
 
     References
     https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
@@ -66,14 +66,14 @@ class ReplicatedStates(Rule):
 
     code = "TD604"
     name = "replicated-states"
-    title = "Every rank keeps a copy of all states"
+    title = "Training state replicated on every rank"
     needs = (MemoryBlocks, Parallelism)
 
     min_share: float = threshold(
         0.5,
         "parameters, gradients and optimizer state, as a share of the peak",
         unit="share",
-        source="below, activations are what fills the memory",
+        source="below, activations dominate the memory",
     )
 
     VALID = [
@@ -101,8 +101,8 @@ class ReplicatedStates(Rule):
             saved_bytes = [int(sum(parts[:stage]) * (1 - 1 / world)) for stage in (1, 2, 3)]
             yield Claim(
                 message=(
-                    f"Each of {world} ranks keeps {size(sum(parts))} of parameters, gradients and optimizer state "
-                    f"({sum(parts) / peak:.0%} of its peak); shared among them the peak falls by about {size(saved_bytes[2])}."
+                    f"Each of {world} ranks holds {size(sum(parts))} of parameters, gradients and optimizer state "
+                    f"({sum(parts) / peak:.0%} of its peak)."
                 ),
                 confidence="medium",
                 saving=Saving(
@@ -114,12 +114,12 @@ class ReplicatedStates(Rule):
                 location=Location(device=device.device),
                 evidence=[
                     table(
-                        "What sharing frees on each rank",
-                        {"shared": "text", "frees": "bytes", "of the peak": "share"},
+                        "Memory freed per rank by sharding",
+                        {"sharded": "text", "freed": "bytes", "share of peak": "share"},
                         [
                             ["optimizer state (ZeRO-1)", saved_bytes[0], saved_bytes[0] / peak],
-                            ["and gradients (ZeRO-2)", saved_bytes[1], saved_bytes[1] / peak],
-                            ["and parameters (ZeRO-3, FSDP)", saved_bytes[2], saved_bytes[2] / peak],
+                            ["+ gradients (ZeRO-2)", saved_bytes[1], saved_bytes[1] / peak],
+                            ["+ parameters (ZeRO-3, FSDP)", saved_bytes[2], saved_bytes[2] / peak],
                         ],
                     )
                 ],

@@ -59,40 +59,40 @@ _EIGHTY = 1.28
 
 
 class Straggler(Rule):
-    """Some ranks come late to the collectives, and all others wait for them.
+    """Some ranks arrive late at collectives, and all others wait for them.
 
     What it does
-    Matches the collectives of all ranks and asks for whom they wait. Reports the ranks that the others wait for, how long,
-    and what these ranks do in the meantime, where their own ledger explains it.
+    Matches the collectives of all ranks and finds the ranks that the others wait for. Reports how long they wait, and what
+    the stragglers do meanwhile, where their time breakdown explains it.
 
     Why is this bad
-    A collective ends when its last rank has come, so the slowest rank sets the pace of all. What the others spend is
+    A collective ends when its last rank has arrived, so the slowest rank sets the pace of all. The wait of the others is
     recorded as communication, and looks like a slow network where there is none.
 
     Evidence
     Traces of two or more ranks of one job, recorded at the same time. The k-th collective of a kind and process group
     counted from the end of the capture (or by its recorded sequence number) is the same on every rank if those
-    that overlap in time, or end nearer to one another than to the next, take 95 % of the time of their kind. On each rank its time beyond the shortest over all
-    ranks is waiting; what runs beside compute does not count. The late ranks wait least, are at most half of all, and
-    cause at least 80 % of all waiting: it is in collectives to which they come last.
-    What they do longer than the others names the cause where it covers 80 % of the lateness.
+    that overlap in time, or end nearer to one another than to the next, take 95 % of the time of their kind. On each rank the
+    time beyond the shortest over all ranks is waiting. What overlaps with compute does not count. Stragglers wait least, are at
+    most half of the ranks, and cause at least 80 % of the waiting: it is in collectives at which they arrive last.
+    What they do longer than the others is named as the cause where it covers 80 % of the delay.
 
     How the saving is estimated
-    The median wait of the other ranks, per steady step, less what the late ranks wait themselves: what the step would
-    be shorter by, if nobody was late and nothing else was. A bound; but where the late ranks compute longer, an estimate:
-    shared out evenly their work stays, and of two ranks one of which is late half the wait is won. Down to that less 1.28
-    standard errors of the wait over the steps, up to all of the wait, if it is the device that is slow and not the work that is more.
+    The median wait of the other ranks per steady step, minus what the stragglers wait themselves: the step would be shorter
+    by that if nothing else was late. An upper bound. Where the stragglers compute longer, it is an estimate: balanced over the
+    ranks their work remains, and of two ranks, one of them late, half the wait is saved. Its interval runs from that minus
+    1.28 standard errors of the wait over the steps to all of the wait, which applies if the device is slow and not its work larger.
 
     Fix
     What makes those ranks slow: their data, their host, their share of the work, or their GPU. The finding names it
-    where the ledgers of the ranks differ by it.
+    where the time breakdowns of the ranks differ by it.
 
     Fix safety
     Advice only.
 
     When to ignore
-    When the ranks do different work on purpose (pipeline stages), or the capture was started on them at different
-    times, so that the first steps only wait for the start of the profiler.
+    When ranks do different work on purpose (pipeline stages), or their captures started at different times, so that the
+    first steps only wait for the profiler to start.
 
     References
     https://docs.pytorch.org/tutorials/intermediate/monarch_distributed_tutorial.html
@@ -101,28 +101,28 @@ class Straggler(Rule):
 
     code = "TD602"
     name = "straggler"
-    title = "All ranks wait for a slow one"
+    title = "Straggler delays all ranks"
     costs_host_time = True
     about = ("exposed_comm",)
     needs = (RankedCollectives, Ranks, Steps)
 
     min_share: float = threshold(
         0.03,
-        "wait of the other ranks beyond that of the late ones, as a share of the step",
+        "wait of the other ranks minus that of the stragglers, as a share of the step",
         unit="share",
         source="the severity `warning` begins there",
         note_from=NOTE_FROM,
     )
     min_caused: float = threshold(
         0.8,
-        "waiting of all ranks in collectives to which the late ranks come last",
+        "share of all waiting that is in collectives at which the stragglers arrive last",
         unit="share",
         source="94 % for the two slow ranks of a real Megatron job of eight, 52 % for the slower of them alone",
     )
     min_errors: float = threshold(
         2.0,
         "excess wait of the others over its own standard error, over the steps (of fewer than three: also the collectives)",
-        source="two standard errors; equal ranks on a machine that others use reach 1.1, a rank that sleeps 2.9",
+        source="two standard errors; equal ranks on a shared machine reach 1.1, a rank that sleeps 2.9",
     )
     many: int = threshold(
         20,
@@ -130,10 +130,10 @@ class Straggler(Rule):
         source="with 20 the error is below a quarter of the spread",
     )
     min_explained: float = threshold(
-        0.8, "part of the lateness that a cause must cover to be named", unit="share", source="rule of thumb"
+        0.8, "part of the delay that a cause must cover to be named", unit="share", source="rule of thumb"
     )
 
-    max_causes: int = threshold(3, "causes that are named", source="more explain nothing")
+    max_causes: int = threshold(3, "causes to name", source="more explain nothing")
 
     VALID = [
         Valid("ranks in step", lambda: _job(0, 0, 0, 0)),
@@ -149,7 +149,7 @@ class Straggler(Rule):
             "one rank of four computes longer",
             lambda: _job(0, 500, 0, 0),
             saving_us=375,
-            message="the others wait 0.5 ms of a step (29%) for it; it spends that longer in compute",
+            message="The others wait 0.5 ms per step (29%). Excess time: compute.",
             confidence="medium",
             fixes=("They compute longer",),
             shown="1 | 0.0 | 200.0 | 1.0 | yes",
@@ -163,7 +163,7 @@ class Straggler(Rule):
         ),
         Invalid("the same in two steps", lambda: _job(0, 500, 0, 0, small=4, steps=2), message="Rank 1"),
         Invalid("two of eight", lambda: _job(300, 0, 0, 0, 0, 0, 310, 0), message="Ranks 0 and 6 cause"),
-        Invalid("one of two", lambda: _job(0, 500), message="the other waits"),
+        Invalid("one of two", lambda: _job(0, 500), message="The other waits"),
         Invalid(
             "in one step, at many places",
             lambda: _job(0, 500, 0, 0, steps=1, small=4),
@@ -176,7 +176,7 @@ class Straggler(Rule):
             thresholds={"many": 6, "min_errors": 0.0},
             confidence="low",
         ),
-        Invalid("more causes than are named", lambda: _job(0, 500, 0, 0), thresholds={"max_causes": 0}, message="(29%) for it.", fixes=("",)),
+        Invalid("more causes than are named", lambda: _job(0, 500, 0, 0), thresholds={"max_causes": 0}, message="wait 0.5 ms per step (29%).", fixes=("",)),
     ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
@@ -199,14 +199,13 @@ class Straggler(Rule):
             [collectives.ranks[i] for i in late], self.min_explained * waited, self.max_causes
         )
         who = named([collectives.ranks[i] for i in late])
-        pronoun, again = ("they spend", "them") if len(late) > 1 else ("it spends", "it")
-        because = f"; {pronoun} that longer in {listed(causes)}" if causes else ""
+        because = f" Excess time: {listed(causes)}." if causes else ""
         confidence: Confidence = "medium" if steps.count > 1 or matched >= self.many else "low"
         yield Claim(
             message=(
-                f"{who} {'cause' if len(late) > 1 else 'causes'} {caused:.0%} of all waiting in collectives: "
-                f"{'the others wait' if len(others) > 1 else 'the other waits'} "
-                f"{milliseconds(waited / 1e3)} of a step ({share:.0%}) for {again}{because}."
+                f"{who} {'cause' if len(late) > 1 else 'causes'} {caused:.0%} of the wait in collectives. "
+                f"{'The others wait' if len(others) > 1 else 'The other waits'} "
+                f"{milliseconds(waited / 1e3)} per step ({share:.0%}).{because}"
             ),
             confidence=confidence,
             saving=_saving(
@@ -221,13 +220,13 @@ class Straggler(Rule):
 
 def _saving(waited: float, step_ns: int, compute: bool, late: float, errors: float) -> Saving:
     """`late`: share of the ranks that are. Work is shared out, and stays; anything else may go."""
-    how = "the median wait of the other ranks in collectives beside no compute, less what the late ranks wait"
+    how = "the median exposed wait of the other ranks in collectives, minus that of the stragglers"
     left = 1.0 - late if compute else 1.0
     saving = Saving(
         time_us_per_step=waited * left / 1e3,
         share_of_step=waited * left / step_ns,
         basis="bound",
-        how=f"{how}; what they compute longer is shared out among all ranks" if compute else how,
+        how=f"{how}; their excess compute is balanced over all ranks" if compute else how,
     )
     return saving.about(1 - _EIGHTY / max(errors, _EIGHTY), 1 / left) if compute else saving
 
@@ -276,13 +275,13 @@ def _errors(values: npt.NDArray[np.number]) -> float:
 def _waits(ranked_collectives: RankedCollectives, late: list[int]) -> Table:
     everything = max(sum(ranked_collectives.caused_ns), 1)
     return table(
-        "Collectives of a steady step on each rank, beside no compute",
+        "Exposed collectives per steady step and rank",
         {
             "rank": "count",
-            "waiting for others": "us",
-            "transferring": "us",
-            "of all waiting for it": "share",
-            "late": "text",
+            "wait": "us",
+            "transfer": "us",
+            "share of wait caused": "share",
+            "straggler": "text",
         },
         [
             [
@@ -300,8 +299,8 @@ def _waits(ranked_collectives: RankedCollectives, late: list[int]) -> Table:
 _LOOK = {
     "compute": "They compute longer. Compare what they work on (sequence lengths, shards, experts) and how fast their "
     "GPU runs (`nvidia-smi -q -d CLOCK,PERFORMANCE,TEMPERATURE`): the table shows whether they launch more kernels.",
-    "data loading": "Their loader is slow: a slower disk, larger samples, fewer cores left, or workers that share them. "
-    "Balance the shards by size, and pin each rank to cores of its own.",
+    "data loading": "Their loader is slow: a slower disk, larger samples, fewer cores, or workers that share them. "
+    "Balance the shards by size, and pin each rank to its own cores.",
 }
 
 
@@ -309,16 +308,16 @@ def _advice(who: str, causes: Sequence[str]) -> Fix:
     look = [text for cause, text in _LOOK.items() if cause in causes]
     if not look and causes:
         look = [
-            f"They lose the time in {listed(causes)}. Look at the findings of these ranks, and at what else runs on "
-            "their host: other jobs, cores that they share, a NUMA node far from their GPU."
+            f"They lose the time in {listed(causes)}. Check the findings of these ranks, and what else runs on "
+            "their host: other jobs, shared cores, a NUMA node far from their GPU."
         ]
     if not look:
         look = [
-            "Their own ledger does not explain it. Look at what else runs on their host, at pinning to cores and NUMA "
-            "nodes, and at the link of their GPU (`nvidia-smi topo -m`, `nvidia-smi nvlink -s`)."
+            "Their own time breakdown does not explain it. Check what else runs on their host, the pinning to cores and NUMA "
+            "nodes, and the link of their GPU (`nvidia-smi topo -m`, `nvidia-smi nvlink -s`)."
         ]
     return Fix(
-        title=f"Find what makes {who[0].lower() + who[1:]} slow",
+        title=f"Investigate {who[0].lower() + who[1:]}",
         kind="advice",
         safety="display",
         text="\n".join(look),

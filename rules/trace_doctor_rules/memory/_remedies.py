@@ -141,8 +141,8 @@ def _fix(kind: str, stacks: MemoryStacks, stack: int, target: Target | None) -> 
             kind="advice",
             safety="display",
             target=target,
-            text="torch.backends.cudnn.benchmark = False   # trying every algorithm takes the workspace of the largest\n"
-            "# or fewer input shapes, so that it is tried once; memory_format=torch.channels_last needs less",
+            text="torch.backends.cudnn.benchmark = False   # benchmarking allocates the workspace of every algorithm\n"
+            "# or fewer input shapes, so that it runs once; memory_format=torch.channels_last needs less",
             verify=verify,
             risk="another algorithm may be slower",
         )
@@ -153,19 +153,19 @@ def _fix(kind: str, stacks: MemoryStacks, stack: int, target: Target | None) -> 
         target=target,
         text=_in_parts(stacks, stack),
         verify=verify,
-        risk="the last bits of sums may differ",
+        risk="sums may not be bitwise identical",
     )
 
 
 def _in_parts(stacks: MemoryStacks, stack: int) -> str:
     if stack >= 0 and stacks.stage[stack] == Stage.BACKWARD:
         return (
-            "smaller micro-batches, or the forward that it belongs to over parts of the batch or sequence; checkpoint(block, x, "
-            "use_reentrant=False) around the blocks before it lowers what lies beside it at the peak"
+            "smaller micro-batches, or its forward over parts of the batch or sequence; checkpoint(block, x, "
+            "use_reentrant=False) around the preceding blocks lowers the rest of the peak"
         )
     return (
         "compute it over parts of the batch or sequence, in place where autograd allows, or let torch.compile fuse the "
-        "operators so that intermediate results are not stored"
+        "operators so that intermediate tensors are not allocated"
     )
 
 

@@ -29,11 +29,12 @@ def mib(count: int) -> str:
     return f"{count / MiB:,.0f} MiB"
 
 
-def in_one_unit(count: int, of: int) -> str:
-    """A part and its whole, to be compared: `0.879 GiB of 2.34 GiB`."""
-    unit, name = next(((u, n) for u, n in ((GiB, "GiB"), (MiB, "MiB"), (KiB, "KiB")) if of >= u), (1, "B"))
-    part, whole = (f"{v:,.0f}" if v >= 100 else f"{v:.3g}" for v in (count / unit, of / unit))
-    return f"{part} {name} of {whole} {name}"
+def in_one_unit(first: int, second: int, between: str = " of ") -> str:
+    """Two sizes that are to be compared: `0.879 GiB of 2.34 GiB`."""
+    most = max(first, second)
+    unit, name = next(((u, n) for u, n in ((GiB, "GiB"), (MiB, "MiB"), (KiB, "KiB")) if most >= u), (1, "B"))
+    values = (count / unit for count in (first, second))
+    return between.join(f"{v:,.0f} {name}" if v >= 100 else f"{v:.3g} {name}" for v in values)
 
 
 def times(count: int) -> str:
@@ -47,7 +48,7 @@ def peak_saving(before: int, after: int, change: str) -> Saving:
         bytes=before - after,
         share_of_peak=(before - after) / before,
         basis="bound",
-        how=f"peak allocated memory {size(before)}, {size(after)} {change}",
+        how=f"peak allocated memory {in_one_unit(before, after, ' → ')} {change}",
     )
 
 

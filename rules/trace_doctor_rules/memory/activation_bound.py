@@ -170,7 +170,7 @@ class ActivationBound(Rule):
 
     min_share: float = threshold(
         0.50,
-        "activations, as a share of the live bytes where memory was tightest",
+        "activations, as a share of the bytes allocated where memory is tightest",
         unit="share",
         source="below, something else is the larger part",
     )
@@ -178,17 +178,17 @@ class ActivationBound(Rule):
         NEARLY_FULL,
         "peak, as a share of the device, from which this is a warning",
         unit="share",
-        source="what a driver context, NCCL and fragmentation need is left out of the peak",
+        source="the peak leaves out the driver context, NCCL and fragmentation",
     )
 
     min_stacks: int = threshold(
-        3, "stacks that a layer has", source="a cache of keys and values has two, and no layers"
+        3, "allocation stacks per layer", source="a cache of keys and values has two, and no layers"
     )
     min_explained: float = threshold(
         0.75,
-        "bytes that a number of layers explains, as a share of those of the best number",
+        "bytes that a layer count explains, as a share of those of the best count",
         unit="share",
-        source="of several numbers that fit, the largest is that of the layers",
+        source="of several counts that fit, the largest is right",
     )
 
     VALID = [

@@ -166,23 +166,25 @@ class AllocatorChurn(Rule):
 
     min_episodes: int = threshold(
         3,
-        "separate episodes of giving back and taking again",
+        "separate cycles of freeing and reallocating",
         source="92 real snapshots: ramps have none, churn has 39",
     )
     min_share: float = threshold(
         0.10,
-        "bytes taken again, as a share of the largest reserved",
+        "bytes reallocated, as a share of peak reserved memory",
         unit="share",
         source="92 real snapshots: start-up ramps have exactly none",
     )
     min_steps: int = threshold(
         3,
-        "steady steps that both take and free, in a trace without totals",
+        "steady steps that both allocate and free through the driver, in a trace without totals",
         source="one or two are an evaluation or a checkpoint",
     )
 
     warm_up_of: int = threshold(
-        3, "steps of a snapshot of which the first is warm-up", source="of two steps either may be the first"
+        3,
+        "steps in a snapshot from which on the first counts as warm-up",
+        source="of two steps either may be the first",
     )
 
     VALID = [

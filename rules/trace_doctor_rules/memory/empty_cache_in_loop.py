@@ -145,14 +145,14 @@ class EmptyCacheInLoop(Rule):
 
     min_bursts: int = threshold(
         3,
-        "times that one line gives segments back, with allocations in between",
-        source="one before the loop and one behind it are none; 13 real records with a call have one",
+        "times that one line frees segments, with allocations in between",
+        source="one before the loop and one after it are normal; 13 real records with a call have one",
     )
     min_share: float = threshold(
         0.10,
-        "bytes given back, as a share of the largest reserved (snapshot)",
+        "bytes freed, as a share of peak reserved memory (snapshot)",
         unit="share",
-        source="as TD401's",
+        source="TD401's threshold",
     )
 
     VALID = [

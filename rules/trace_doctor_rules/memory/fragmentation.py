@@ -17,7 +17,7 @@ from trace_doctor.evidence.trace.call_sites import location
 from trace_doctor.testing import MIB, Invalid, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
 from trace_doctor_rules._shared import table
-from trace_doctor_rules.memory._shared import MiB, already, expandable_segments, in_one_unit, mib, size
+from trace_doctor_rules.memory._shared import MiB, already, expandable_segments, in_one_unit, mib
 
 _VERIFY = "peak reserved and peak allocated bytes of a new snapshot are closer together"
 Bytes = npt.NDArray[np.int64]
@@ -122,13 +122,13 @@ class Fragmentation(Rule):
 
     min_share: float = threshold(
         0.15,
-        "largest reserved less largest live bytes, as a share of the largest reserved",
+        "peak reserved minus peak allocated bytes, as a share of peak reserved",
         unit="share",
         source="settled real jobs: 2-13 %",
     )
     min_bytes: int = threshold(
         512 * MiB,
-        "largest reserved less largest live bytes",
+        "peak reserved minus peak allocated bytes",
         unit="bytes",
         source="segments of 2 and 20 MiB leave tens of MiB in any job",
     )
@@ -165,7 +165,7 @@ class Fragmentation(Rule):
         Invalid(
             "a failure that would have fitted",
             lambda: _fails(asked=500, free=300),
-            message="failed with 300 MiB free and 372 MiB cached, enough in one piece. The largest cached block is 20 MiB.",
+            message="failed with 300 MiB free and 372 MiB cached. Without fragmentation it would fit: the largest cached block is 20 MiB.",
             saving_bytes=372 * MIB,
             severity="warning",
             file="/home/me/loss.py",
@@ -202,8 +202,8 @@ def _claim(device: DeviceBlocks, reserved: Bytes, failure: Failure | None, unuse
         )
     if failed is not None:
         parts.append(
-            f"A {mib(failed.requested)} request failed with {mib(failed.device_free or 0)} free and {mib(failed.cached or 0)} cached, "
-            f"enough in one piece. The largest cached block is {mib(failed.largest_gap or 0)}."
+            f"A {mib(failed.requested)} request failed with {mib(failed.device_free or 0)} free and {mib(failed.cached or 0)} cached. "
+            f"Without fragmentation it would fit: the largest cached block is {mib(failed.largest_gap or 0)}."
         )
     return Claim(
         message=f"{' '.join(parts)}{already(history.settings)}",
@@ -213,7 +213,7 @@ def _claim(device: DeviceBlocks, reserved: Bytes, failure: Failure | None, unuse
             bytes=unused if unused is not None else failed.cached if failed is not None else None,
             share_of_peak=None if unused is None else unused / most,
             basis="bound",
-            how=f"peak reserved {size(most)}, peak allocated {size(history.peak_bytes)}"
+            how=f"peak allocated memory is {in_one_unit(history.peak_bytes, most)} reserved"
             if unused is not None
             else "bytes cached and not allocated when the request failed",
         ),

@@ -135,26 +135,26 @@ class MemoryGrowth(Rule):
     needs = (AllocationRecord,)
 
     min_boundaries: int = threshold(
-        4, "step boundaries", source="three rises in a row; warm-up makes one or two"
+        4, "step boundaries", source="growth three times in a row; warm-up causes one or two"
     )
     min_share: float = threshold(
         0.01,
-        "rise per step, as a share of the peak",
+        "growth per step, as a share of the peak",
         unit="share",
         source="sound records: +19 MiB once, then flat",
     )
     min_bytes: int = threshold(
         16 * MiB,
-        "rise per step; less is a note",
+        "growth per step; less is an info finding",
         unit="bytes",
         source="above any library workspace but cuBLAS's own",
         note_from=MiB / 4,
     )
     one_frame: float = threshold(
         0.80,
-        "part of every rise that one frame explains",
+        "part of the growth in every step that one frame explains",
         unit="share",
-        source="below, no single cause can be named",
+        source="below, there is no single cause",
     )
 
     VALID = [

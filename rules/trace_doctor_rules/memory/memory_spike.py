@@ -219,33 +219,33 @@ class MemorySpike(Rule):
 
     min_share: float = threshold(
         0.10,
-        "fall of the peak without it, as a share of the peak",
+        "reduction of the peak without it, as a share of the peak",
         unit="share",
         source="severity `critical` begins there",
     )
     min_bytes: int = threshold(
         64 * MiB,
-        "fall of the peak without it",
+        "reduction of the peak without it",
         unit="bytes",
-        source="below, another batch size is not in reach",
+        source="less does not allow another batch size",
     )
     max_lifetime: float = threshold(
         0.05,
-        "how long it lives, as a share of the allocations of one step",
+        "lifetime, as a share of the allocations per step",
         unit="share",
         source="real snapshots: operators' temporaries live for 1-2 %, autocast copies for a whole forward",
     )
     min_lifetime: int = threshold(
         8,
-        "allocations that always count as short, for records of a few operators",
+        "lifetime in allocations that always counts as short, for records of a few operators",
         source="silmont2000 mem_snapshot: 1-7",
     )
 
     max_presence: float = threshold(
         0.5,
-        "allocations at which a matrix that many places make is there, for it to be one spike",
+        "allocations during which a tensor from many call sites is allocated, up to which it counts as one",
         unit="share",
-        source="scores of attention 0.2; gradients, which flow from layer to layer, 1",
+        source="attention scores 0.2; gradients, which flow from layer to layer, 1",
     )
 
     VALID = [
@@ -322,7 +322,8 @@ class MemorySpike(Rule):
         after = min(without, history.peak_without(group | _logits(device, at_peak))) if in_parts else without
         peak_bytes = int(history.size[at_peak].sum())
         made_in = device.place(stacks[0])
-        what = f"{op} in {made_in}" if op and op not in made_in else made_in
+        where = f" in {made_in}" if site is not None else f" ({made_in})"
+        what = f"{op}{where}" if op and op not in made_in else made_in
         of = f", likely of {forward}" if forward is not None else ""
         shares = _shares(device, group, short, places[history.stack], without)
         named = next((alone for place, _, alone in shares if place == places[stacks[0]]), fall)

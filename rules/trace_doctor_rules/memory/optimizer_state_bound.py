@@ -79,7 +79,7 @@ class OptimizerStateBound(Rule):
 
     min_share: float = threshold(
         0.30,
-        "optimizer state, as a share of the live bytes where memory was tightest",
+        "optimizer state, as a share of the bytes allocated where memory is tightest",
         unit="share",
         source="AdamW in fp32 is half of parameters, gradients and state; below 0.3 activations are the larger part",
     )
@@ -87,10 +87,10 @@ class OptimizerStateBound(Rule):
         NEARLY_FULL,
         "peak, as a share of the device, from which this is a warning",
         unit="share",
-        source="what a driver context, NCCL and fragmentation need is left out of the peak",
+        source="the peak leaves out the driver context, NCCL and fragmentation",
     )
     left: float = threshold(
-        0.25, "part of the state that eight bits leave", unit="share", source="8 of 32 bits per number"
+        0.25, "part of the state that 8 bits leave", unit="share", source="8 of 32 bits per number"
     )
 
     VALID = [

@@ -109,7 +109,7 @@ class OutOfMemoryRule(Rule):
 
     main_holder: float = threshold(
         0.30,
-        "part of live memory from which a category gets a fix of its own",
+        "share of allocated memory from which a category gets its own fix",
         unit="share",
         source="TD407's threshold",
     )
@@ -128,9 +128,9 @@ class OutOfMemoryRule(Rule):
             file="/home/me/loss.py",
             line=22,
         ),
-        Invalid("in pieces", lambda: _fails(fragmented=True, free=150 * MIB), message="enough in one piece", codemod="allocator-setting"),
+        Invalid("in pieces", lambda: _fails(fragmented=True, free=150 * MIB), message="Without fragmentation it would fit.", codemod="allocator-setting"),
         Invalid("twice", lambda: _fails(again=True), message="memory twice, the last time: 1,024", fixes=("reduce a part of the tokens",)),
-        Invalid("the process may take no more", lambda: _fails(free=2 * GIB), message="memory limit of this process"),
+        Invalid("the process may take no more", lambda: _fails(free=2 * GIB), message="The process has reached its own limit"),
         Invalid("what was free is not in the file", lambda: _fails(free=None), message="Free memory was not recorded"),
         Invalid("without stacks", lambda: _fails(stacks=None), message="requested, 100 MiB free"),
         Invalid("weights hold most", lambda: _fails(op="mm"), fixes=("checkpoint(", "accumulation")),
@@ -203,10 +203,10 @@ def _state(f: Failure) -> str:
     )
     text = f", {mib(f.device_free)} free, {cached}."
     if f.fits_if_packed:
-        return f"{text} Free and cached memory is enough in one piece."
+        return f"{text} Without fragmentation it would fit."
     if f.limited:
-        return f"{text} It exceeds the memory limit of this process (set_per_process_memory_fraction)."
-    return f"{text} It is {mib(f.requested - f.device_free - f.cached)} short even in one piece."
+        return f"{text} The process has reached its own limit (set_per_process_memory_fraction)."
+    return f"{text} It is {mib(f.requested - f.device_free - f.cached)} short even without fragmentation."
 
 
 def _numbers(f: Failure) -> Table:

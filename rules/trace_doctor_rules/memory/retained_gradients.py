@@ -189,7 +189,7 @@ class RetainedGradients(Rule):
         0.05,
         "retained gradients, as a share of the peak",
         unit="share",
-        source="below, another fault is worth more",
+        source="below, other problems matter more",
     )
     min_bytes: int = threshold(
         16 * MiB, "retained gradients", unit="bytes", source="above any library workspace but cuBLAS's own"

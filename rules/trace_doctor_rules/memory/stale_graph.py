@@ -185,22 +185,22 @@ class StaleGraph(Rule):
 
     min_share: float = threshold(
         0.10,
-        "blocks of one forward that stay, as a share of the peak",
+        "retained blocks of one forward, as a share of the peak",
         unit="share",
         source="the rule's list",
     )
     min_bytes: int = threshold(
-        16 * MiB, "blocks of one forward that stay", unit="bytes", source="as TD404's and TD405's"
+        16 * MiB, "retained blocks of one forward", unit="bytes", source="as TD404's and TD405's"
     )
     min_forwards: int = threshold(
         1,
-        "forwards that leave something behind",
-        source="two real records hold two forwards, one beside the other",
+        "forwards that retain memory",
+        source="two real records hold two forwards only",
     )
 
     min_graph: int = threshold(
         3,
-        "lines (or blocks, most of what a forward made) that are a graph and not an output",
+        "lines (or blocks, most of what a forward allocated) that are a graph and not an output",
         source="a model returns logits and a loss",
     )
 

@@ -107,19 +107,19 @@ class UnusedMemory(Rule):
 
     max_share: float = threshold(
         0.50,
-        "largest reserved, as a share of the device",
+        "peak reserved memory, as a share of the device",
         unit="share",
         source="the batch can then be doubled",
     )
     min_waits: float = threshold(
         0.10,
-        "idle by host causes that a step costs whatever its batch, as a share of the steady steps",
+        "GPU idle for host work that does not grow with the batch, as a share of the steady steps",
         unit="share",
-        source="below, the device is saturated in time and the batch changes little",
+        source="below, the GPU is busy and a larger batch changes little",
     )
     fill: float = threshold(
         0.90,
-        "part of the device that the proposed batch is to reserve",
+        "part of the device that the proposed batch reserves",
         unit="share",
         source="a margin for peaks",
     )

@@ -24,9 +24,9 @@ def release_output(verify: str, target: Target | None, *, inference: bool) -> Fi
     if inference:
         return advice(
             "Use inference_mode()",
-            "with torch.inference_mode():\n    output = model(x)   # or torch.no_grad(); nothing is kept for a backward\n"
+            "with torch.inference_mode():\n    output = model(x)   # or torch.no_grad(); nothing is saved for backward\n"
             "del output           # what the next call does not need, at the end of each round",
-            "backward() through these outputs raises then",
+            "backward() through these outputs raises an error",
             verify,
             target=target,
         )
@@ -34,7 +34,7 @@ def release_output(verify: str, target: Target | None, *, inference: bool) -> Fi
         "Delete outputs before the next forward",
         "del output, loss     # at the end of the step; or put the step into a function, whose variables end with it\n"
         "losses.append(loss.detach())",
-        "code behind the loop that reads the last output needs a copy of it",
+        "code after the loop that reads the last output needs a copy of it",
         verify,
         target=target,
     )
@@ -48,7 +48,7 @@ def max_split_size(verify: str) -> Fix:
         safety="display",
         text="PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:512 python train.py",
         verify=verify,
-        risk="cached blocks above that size wait for a request of their size: may cost memory where there is none",
+        risk="larger cached blocks are not split: they may stay unused",
     )
 
 
@@ -74,7 +74,7 @@ def fused_optimizer(name: str | None, verify: str = LOWER_PEAK, *, on_gpu: bool 
         "optimizer-args",
         f"torch.optim.{name or 'AdamW'}(..., fused=True)   # {beside}\n"
         '# HF: TrainingArguments(optim="adamw_torch_fused")',
-        "the last bits of updates differ; parameters must be floating point and on one of the supported devices",
+        "updates are not bitwise identical; parameters must be floating point and on a supported device",
         verify,
         params={"fused": True, "class": name} if name else {"fused": True},
     )
@@ -84,7 +84,7 @@ def newer_torch(verify: str) -> Fix:
     """Advice for a torch whose optimizers have no form that updates all parameters at once."""
     return advice(
         "Upgrade to PyTorch 2",
-        "pip install 'torch>=2'   # optimizers take their foreach form on a GPU without being told",
+        "pip install 'torch>=2'   # optimizers default to foreach on a GPU",
         LAST_BITS,
         verify,
     )
@@ -95,8 +95,8 @@ def foreach_optimizer(name: str, verify: str) -> Fix:
     return patch(
         "Set foreach=True in the optimizer",
         "optimizer-args",
-        f"torch.optim.{name}(..., foreach=True)   # torch 2.0 and later take it by themselves on a GPU",
-        "the last bits of updates differ; temporaries as large as the parameters",
+        f"torch.optim.{name}(..., foreach=True)   # the default of torch 2.0 and later on a GPU",
+        "updates are not bitwise identical; temporaries as large as the parameters",
         verify,
         params={"foreach": True, "class": name},
     )
@@ -106,8 +106,8 @@ def update_together(verify: str, target: Target | None) -> Fix:
     """Advice for an update that is written out as a loop over parameters."""
     return advice(
         "Use _foreach_ ops",
-        "torch.optim.AdamW(model.parameters(), lr=lr, fused=True)   # instead of the rule written by hand, where it is one\n"
-        "torch._foreach_lerp_(averages, parameters, 1 - decay)      # lists of tensors: one call for all\n"
+        "torch.optim.AdamW(model.parameters(), lr=lr, fused=True)   # instead of an update written by hand, where it is one\n"
+        "torch._foreach_lerp_(averages, parameters, 1 - decay)      # lists of tensors in one call\n"
         "update = torch.compile(update)                             # or compile the function that holds the loop",
         f"{LAST_BITS}; _foreach_ keeps temporaries as large as the tensors",
         verify,
@@ -135,7 +135,7 @@ def checkpoint_blocks(verify: str) -> Fix:
         "checkpoint-blocks",
         "x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)   # for each repeated block\n"
         "# HF: gradient_checkpointing=True",
-        "repeats the forward: about a third more compute for the blocks it covers",
+        "runs the forward again: about a third more compute for the blocks it covers",
         verify,
     )
 
@@ -148,7 +148,7 @@ def gradient_accumulation(verify: str, steps: int = 2) -> Fix:
         f"(loss / {steps}).backward()\nif (step + 1) % {steps} == 0:\n    optimizer.step()\n    optimizer.zero_grad()\n"
         f"# with 1/{steps} of the batch size; HF: gradient_accumulation_steps={steps}; "
         f"Lightning: accumulate_grad_batches={steps}",
-        f"{LAST_BITS}; batch norm sees the smaller batches; a scheduler steps once for {steps} batches",
+        f"{LAST_BITS}; batch norm sees smaller batches; a scheduler steps once per {steps} batches",
         verify,
         params={"steps": steps},
         safety="display",
@@ -161,7 +161,7 @@ def larger_batch(verify: str, size: int) -> Fix:
         f"Set batch_size={size}",
         "batch-size",
         f"DataLoader(..., batch_size={size})   # HF: per_device_train_batch_size={size}",
-        "fewer and larger steps: the learning rate and its schedule have to follow",
+        "fewer and larger steps: the learning rate and its schedule must follow",
         verify,
         params={"size": size},
     )
@@ -173,7 +173,7 @@ def raise_batch(verify: str, factor: int) -> Fix:
         f"Increase batch size up to {factor}×",
         f"DataLoader(..., batch_size={factor} * batch_size)   # HF: per_device_train_batch_size, and accumulate less\n"
         "# double it first, and compare samples per second",
-        "fewer and larger steps: the learning rate and its schedule have to follow",
+        "fewer and larger steps: the learning rate and its schedule must follow",
         verify,
     )
 
@@ -184,8 +184,8 @@ def less_optimizer_state(verify: str) -> Fix:
         "Use an 8-bit optimizer",
         "replace-optimizer",
         'an 8-bit optimizer (bitsandbytes AdamW8bit, HF optim="adamw_bnb_8bit"), Adafactor, or with several ranks ZeRO / '
-        "FSDP, which shares the state among them; DeepSpeed offload (offload_optimizer: cpu) keeps it on the host",
-        "other update rules or rounding: check the loss curve; bitsandbytes has to be installed",
+        "FSDP, which shards the state; DeepSpeed offload (offload_optimizer: cpu) keeps it on the host",
+        "other update rules or rounding: check the loss curve; bitsandbytes must be installed",
         verify,
         params={"to": "adamw-8bit"},
         safety="display",
@@ -193,7 +193,7 @@ def less_optimizer_state(verify: str) -> Fix:
 
 
 def offload(verify: str) -> Fix:
-    """Shown only: frees the device of optimizer state, for copies over PCIe in every step."""
+    """Shown only: moves optimizer state to the host, for copies over PCIe in every step."""
     return patch(
         "Offload optimizer state",
         "deepspeed-zero",

@@ -9,30 +9,30 @@ from trace_doctor_rules._shared import LAST_BITS, advice, patch
 def no_sync(verify: str) -> Fix:
     """An edit for gradient accumulation: one all-reduce for several backward passes."""
     return patch(
-        "Exchange accumulated gradients once",
+        "Use no_sync() while accumulating gradients",
         "no-sync",
         "with nullcontext() if is_last_microbatch else model.no_sync():\n    loss_fn(model(x), y).backward()\n"
         "# FSDP2: model.set_requires_gradient_sync(is_last_microbatch)",
-        f"{LAST_BITS}; gradients stay in memory unreduced between the micro-batches",
+        f"{LAST_BITS}; unreduced gradients stay allocated between the micro-batches",
         verify,
     )
 
 
 def ddp_buckets(verify: str) -> Fix:
-    """Advice for gradients that DistributedDataParallel sends when backward is nearly over, or in too many calls."""
+    """Advice for gradients that DistributedDataParallel reduces when backward is nearly over, or in too many calls."""
     return advice(
-        "Begin the exchange of gradients earlier: other buckets",
-        "model = DistributedDataParallel(model, ..., bucket_cap_mb=8)   # a bucket is sent as soon as its gradients are there\n"
-        "# smaller ones begin earlier, larger ones need fewer calls (the default is 25 MiB): try 4 to 100",
+        "Set bucket_cap_mb",
+        "model = DistributedDataParallel(model, ..., bucket_cap_mb=8)   # a bucket is reduced as soon as its gradients are ready\n"
+        "# smaller ones start earlier, larger ones need fewer calls (the default is 25 MiB): try 4 to 100",
         LAST_BITS,
         verify,
     )
 
 
 def ddp_fewer_bytes(verify: str) -> Fix:
-    """Advice for gradients whose exchange takes longer than the backward pass that could hide it."""
+    """Advice for gradients whose all-reduce takes longer than the backward pass that could overlap it."""
     return advice(
-        "Exchange gradients in half the bytes",
+        "Use bf16_compress_hook",
         "from torch.distributed.algorithms.ddp_comm_hooks import default_hooks\n"
         "model.register_comm_hook(None, default_hooks.bf16_compress_hook)\n"
         "# between nodes: NCCL_DEBUG=INFO says whether NCCL uses InfiniBand or sockets",
@@ -44,14 +44,14 @@ def ddp_fewer_bytes(verify: str) -> Fix:
 def prefetch_shards(verify: str) -> Fix:
     """Advice for FSDP, whose all-gathers are exposed."""
     return advice(
-        "Gather the parameters of the next block while this one computes",
+        "Prefetch the shards of the next block",
         "FSDP2: for a, b in zip(blocks, blocks[1:]): a.set_modules_to_forward_prefetch([b])\n"
         "       for a, b in zip(blocks[1:], blocks): a.set_modules_to_backward_prefetch([b])\n"
         "FSDP1: FullyShardedDataParallel(..., forward_prefetch=True, backward_prefetch=BackwardPrefetch.BACKWARD_PRE,\n"
         "       limit_all_gathers=True)\n"
-        "Wrap whole transformer blocks: units too small to hide the next gather leave it exposed. Between nodes: "
-        "hybrid sharding (a 2-D device mesh) gathers inside a node only; bf16 parameters halve what is sent",
-        "each prefetched block holds its parameters longer: the peak rises by one block",
+        "Wrap whole transformer blocks: too small units do not overlap the next all-gather. Between nodes: "
+        "hybrid sharding (a 2-D device mesh) gathers within a node only; bf16 parameters halve the bytes",
+        "prefetched parameters are allocated longer: the peak grows by one block",
         verify,
     )
 
@@ -59,11 +59,11 @@ def prefetch_shards(verify: str) -> Fix:
 def overlap_in_deepspeed(verify: str) -> Fix:
     """Advice for jobs whose states DeepSpeed shards."""
     return advice(
-        "Let DeepSpeed exchange beside the computation",
+        "Set overlap_comm in DeepSpeed",
         '"zero_optimization": {"overlap_comm": true, "contiguous_gradients": true,   # in the configuration of DeepSpeed\n'
         '    "reduce_bucket_size": 5e8, "allgather_bucket_size": 5e8,\n'
-        '    "stage3_prefetch_bucket_size": 5e7}   # stage 3: parameters of the next layers are gathered ahead',
-        "larger buckets take memory of their size",
+        '    "stage3_prefetch_bucket_size": 5e7}   # stage 3: parameters of the next layers are prefetched',
+        "buckets take memory of their size",
         verify,
     )
 
@@ -79,21 +79,21 @@ _CALLS = {
     "send and receive": "dist.isend(x, next_stage)",
 }
 _BESIDES = {
-    "all-to-all": "# half a batch at a time: the exchange of one beside the compute of the other; TorchRec: TrainPipelineSparseDist",
+    "all-to-all": "# half a batch at a time: one half communicates while the other computes; TorchRec: TrainPipelineSparseDist",
     "send and receive": "# a pipeline: more micro-batches, or an interleaved or zero-bubble schedule (torch.distributed.pipelining)",
 }
 _BESIDES |= dict.fromkeys(("expert dispatch", "expert combine"), _BESIDES["all-to-all"])
 _ALL_REDUCE = (
-    "# gradients: DistributedDataParallel sends them in buckets while backward runs, not one by one behind it\n"
+    "# gradients: DistributedDataParallel reduces them in buckets while backward runs, not one by one after it\n"
     "# tensor parallel: sequence parallelism and async tensor parallel (torch._inductor.config._micro_pipeline_tp) "
-    "split the product so that parts of it run beside the exchange"
+    "split the GEMM so that parts of it overlap with communication"
 )
 
 
 def overlap_collective(verify: str, kind: str = "all-reduce") -> Fix:
     """Advice for collectives that the script starts itself; `kind`: of the collective, as people call it."""
     return advice(
-        "Start the collective earlier and wait where its result is needed",
+        "Start the collective asynchronously",
         f"work = {_CALLS.get(kind, _CALLS['all-reduce'])}\n...                      # compute that does not need it\nwork.wait()\n"
         f"{_BESIDES.get(kind, _ALL_REDUCE)}",
         "buffers of pending collectives must not be written before wait()",
@@ -104,7 +104,7 @@ def overlap_collective(verify: str, kind: str = "all-reduce") -> Fix:
 def fully_shard(verify: str) -> Fix:
     """An edit: each rank holds 1/N of parameters, gradients and optimizer state."""
     return patch(
-        "Share parameters, gradients and optimizer state among the ranks",
+        "Use fully_shard()",
         "fully-shard",
         "for block in model.layers:\n    fully_shard(block)\nfully_shard(model)   # before the optimizer is made; torch 2.6\n"
         '# Accelerate: FullyShardedDataParallelPlugin(fsdp_version=2); HF: fsdp="full_shard"; '
@@ -115,9 +115,9 @@ def fully_shard(verify: str) -> Fix:
 
 
 def zero(verify: str, stage: int = 2) -> Fix:
-    """`stage`: 1 shares optimizer state among the ranks, 2 gradients too, 3 parameters too."""
+    """`stage`: 1 shards optimizer state over the ranks, 2 gradients too, 3 parameters too."""
     return patch(
-        f"Share state among the ranks with DeepSpeed (ZeRO stage {stage})",
+        f"Use DeepSpeed ZeRO stage {stage}",
         "deepspeed-zero",
         f'"zero_optimization": {{"stage": {stage}}}   # in the configuration of DeepSpeed\n'
         f"# Accelerate: deepspeed_config: zero_stage: {stage}; "
@@ -132,21 +132,21 @@ def zero(verify: str, stage: int = 2) -> Fix:
 def data_parallel(verify: str) -> Fix:
     """Advice for nn.DataParallel, which copies the model in every step."""
     return advice(
-        "One process a GPU: DistributedDataParallel",
+        "Use DistributedDataParallel",
         "# started by: torchrun --nproc-per-node=gpu train.py\n"
         'local_rank = int(os.environ["LOCAL_RANK"])\n'
         'torch.cuda.set_device(local_rank)\ntorch.distributed.init_process_group("nccl")\n'
         "model = DistributedDataParallel(model.to(local_rank), device_ids=[local_rank])\n"
         "loader = DataLoader(..., sampler=DistributedSampler(dataset))   # and sampler.set_epoch(epoch)",
-        "the batch size is then the one of each process",
+        "the batch size is then per process",
         verify,
     )
 
 
 def grouped_gemm(verify: str, target: Target | None = None) -> Fix:
-    """Advice for mixtures of experts: one product for all of a layer."""
+    """Advice for mixtures of experts: one grouped GEMM for all of a layer."""
     return advice(
-        "Multiply all experts at once",
+        "Use grouped GEMM",
         "order = expert.argsort()   # expert: the number of each token's expert\n"
         "ends = torch.bincount(expert, minlength=len(experts)).cumsum(0).to(torch.int32)\n"
         "weights = torch.stack([e.weight.t() for e in experts])   # better one parameter from the start\n"
@@ -164,10 +164,10 @@ def grouped_gemm(verify: str, target: Target | None = None) -> Fix:
 def one_image(dockerfile: str, verify: str, *, torch: str, cuda: str) -> Fix:
     """`dockerfile`: one with the captured versions, for people who have none."""
     return patch(
-        "Run all ranks from one image",
+        "Use one container image",
         "pin-container",
         dockerfile,
-        "the driver is the host's: it has to be new enough for the image's CUDA",
+        "the driver is the host's: it must be new enough for the image's CUDA",
         verify,
         safety="display",
         params={"torch": torch, "cuda": cuda},
