@@ -37,6 +37,6 @@ class RepeatedBlocks(Evidence, frozen=True):
             if match := _MODULE.fullmatch(name):
                 visited[match.group(1)].add(match.group(2))
         if not visited or not run.is_cat(Cat.PYTHON).any():
-            raise NotCaptured("no modules in the stacks", "profile(with_stack=True)")
+            raise NotCaptured("modules not recorded", "profile(with_stack=True)")
         blocks = [(k, len(v)) for k, v in visited.items() if not _BUILDING.fullmatch(k)]
         return cls(tuple(sorted(blocks, key=lambda b: (_WHOLE.search(b[0]) is None, -b[1], b[0]))))

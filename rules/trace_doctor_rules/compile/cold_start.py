@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from trace_doctor import Claim, Context, Fix, Rule, threshold
 from trace_doctor.evidence.compile.compile_events import CompileEvents
-from trace_doctor.evidence.durations import two_figures
 from trace_doctor.evidence.intervals import clip, intervals, total
 from trace_doctor.evidence.trace.recorded_operators import RecordedOperators
 from trace_doctor.evidence.trace.steps import Steps
@@ -32,33 +31,32 @@ def _first_steps(compile_s: float, *, steps: int = 3, step_s: float = 0.5, block
 
 
 class ColdStart(Rule):
-    """Compiling takes most of what was captured.
+    """Compilation takes most of the captured time.
 
     What it does
-    Reports captures in which torch.compile worked longer than everything else. Compiling again what was compiled before is
-    TD502's.
+    Reports captures in which torch.compile runs longer than everything else. Recompilation is reported by TD502.
 
     Why is this bad
-    Every start of the job waits for it, each restart after a failure too, and on many ranks all wait for the slowest.
-    A model of equal blocks is compiled block by block in a fraction of that time. And such a capture tells little of the
+    Every start of the job waits for it, also each restart after a failure, and on many ranks all wait for the slowest.
+    A model of equal blocks compiles in a fraction of that time block by block. Such a capture also tells little about the
     steps that follow.
 
     Evidence
-    The outermost stretches of Dynamo, Inductor and Triton at work in the whole window, warm-up included. Whether the
-    model repeats a block is read from the modules in the stacks.
+    The outermost events of Dynamo, Inductor and Triton in the whole window, warm-up included. Modules in the stacks show
+    whether the model repeats a block.
 
     How the saving is estimated
-    None is claimed: it is time at the start, not of a step.
+    No saving is claimed: it is time at the start, not of a step.
 
     Fix
-    Compile the repeated block once (regional compilation), and keep the compiler's caches between starts. Where it takes
-    seconds only, record later.
+    Compile the repeated block once (regional compilation), and persist the compiler caches. Where compilation takes only
+    seconds, record later.
 
     Fix safety
-    Unsafe: nothing is fused across blocks any more, and the last bits differ.
+    Unsafe: nothing is fused across blocks, and results are not bitwise identical.
 
     When to ignore
-    When the capture was made to look at compilation.
+    When the capture was made to study compilation.
 
     References
     https://docs.pytorch.org/tutorials/recipes/regional_compilation.html
@@ -67,7 +65,7 @@ class ColdStart(Rule):
 
     code = "TD505"
     name = "cold-start"
-    title = "Compiling takes most of the start"
+    title = "Compilation dominates the capture"
     about = ("compile", "cold_start")
     needs = (CompileEvents, Steps)
     wants = (RepeatedBlocks,)
@@ -76,13 +74,13 @@ class ColdStart(Rule):
 
     min_share: float = threshold(
         0.5,
-        "compiling, as a share of the captured window",
+        "compilation, as a share of the captured window",
         unit="share",
         source="more than all else together",
     )
     min_seconds: float = threshold(
         10.0,
-        "compiling below which nobody waits, and it is the capture that begins too early",
+        "compilation time below which only the capture starts too early",
         unit="s",
         source="as long as starting the process takes",
     )
@@ -109,14 +107,14 @@ class ColdStart(Rule):
             "no repeated block",
             lambda: _first_steps(20, blocks=1),
             severity="info",
-            message="20 s",
+            message="takes 20 s of",
             fixes=("caches",),
         ),
         Invalid(
             "seconds, but most of them",
             lambda: _first_steps(5),
-            message="5 s of the 6.5 s captured (77%)",
-            fixes=("Record after", "repeated block", "caches"),
+            message="torch.compile takes 5 s of the 6.5 s captured (77%).",
+            fixes=("Start recording after", "repeated block", "caches"),
         ),
     ]
 
@@ -128,18 +126,18 @@ class ColdStart(Rule):
             return
         blocks = ctx.get(RepeatedBlocks)
         repeated = blocks.largest(self.min_instances) if blocks is not None else None
-        repeats = f"; the model repeats {repeated[0]} {repeated[1]} times" if repeated else ""
+        repeats = f" The model repeats {repeated[0]} {repeated[1]} times." if repeated else ""
         longest = sorted(compilations, key=lambda c: c.start - c.end)[:10]
-        verify = "start again: the first steps take less time"
+        verify = "Start again: the first steps take less time."
         yield Claim(
-            message=f"torch.compile worked {two_figures(took / 1e3)} of the {two_figures(length / 1e3)} captured ({took / length:.0%}){repeats}.",
+            message=f"torch.compile takes {took / 1e9:.3g} s of the {length / 1e9:.3g} s captured ({took / length:.0%}).{repeats}",
             confidence="high",
             severity="info",
             evidence=[
                 table(
-                    "The longest compilations",
-                    {"function": "text", "event": "code", "took": "us"},
-                    [[c.frame.function if c.frame else "not captured", c.what, c.ns / 1e3] for c in longest],
+                    "Longest compilations",
+                    {"function": "text", "event": "code", "time": "us"},
+                    [[c.frame.function if c.frame else "not recorded", c.what, c.ns / 1e3] for c in longest],
                 )
             ],
             fixes=[
@@ -153,18 +151,18 @@ class ColdStart(Rule):
 
 
 _RECORD_LATER = Fix(
-    title="Record after the compilation",
+    title="Start recording after compilation",
     kind="advice",
     safety="display",
     text="with profile(schedule=schedule(wait=3, warmup=2, active=5, repeat=1)) as prof:   # or call the model a few times before\n"
     "    for batch in loader:\n        train_step(batch)\n        prof.step()",
-    verify="a new capture shows steps and no compilation",
+    verify="A new capture shows steps and no compilation.",
 )
 
 
 def _keep_caches(verify: str) -> Fix:
     return Fix(
-        title="Keep the compiler's caches between starts",
+        title="Persist compiler caches",
         kind="env",
         safety="display",
         text=(

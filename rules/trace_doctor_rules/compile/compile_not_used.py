@@ -56,30 +56,30 @@ _PATCHED = _SCRIPT.replace("for x, y", "model = torch.compile(model)\nfor x, y")
 
 
 class CompileNotUsed(Rule):
-    """Nothing is compiled, though much of the time would go.
+    """The model is not compiled, though compilation would likely save time.
 
     What it does
-    Finds steps without any compiled code in which chains of elementwise kernels take a good part of the time, or in
-    which the GPU waits for the launches of few small kernels (many are TD202's).
+    Finds steps without any compiled code in which chains of elementwise kernels take much of the time, or in which the
+    GPU waits for the launches of few small kernels (many are reported by TD202).
 
     Why is this bad
     Each elementwise kernel reads its input from memory and writes its output back. A chain of them moves the same data
-    several times; the compiler makes one kernel of it, and launches fewer.
+    several times. The compiler fuses it into one kernel, with fewer launches.
 
     Evidence
-    No compiled region, compiled graph, fused Triton kernel, CUDA graph or compilation anywhere in the capture. Elementwise
-    kernels that follow each other on one stream, outside the optimizer. Or, as for TD202: small kernels, and a GPU that
-    waits for the host's own work.
+    No compiled region, compiled graph, fused Triton kernel, CUDA graph or compilation anywhere in the capture.
+    Elementwise kernels that follow each other on one stream, outside the optimizer. Or, as for TD202: small kernels, and
+    a GPU that waits for the host's own work.
 
     How the saving is estimated
-    A model: the steps re-timed as if each chain took as long as its longest kernel, or with half of the host's own work.
-    What the compiler really makes of the model is not in the capture: confidence is low, and it stays a hint.
+    A model: the steps are re-timed as if each chain took as long as its longest kernel, or with half of the host's own
+    work. The capture does not show what the compiler makes of the model: confidence is low, and severity stays info.
 
     Fix
-    model = torch.compile(model); where launches take the time mode="reduce-overhead", which records them in CUDA graphs.
+    Use model = torch.compile(model). Where launches take the time, mode="reduce-overhead" captures them in CUDA graphs.
 
     Fix safety
-    Unsafe: results may differ in the last bits; the first steps compile; changing shapes compile again.
+    Unsafe: results may not be bitwise identical. The first steps compile, and changing shapes recompile.
 
     When to ignore
     When the model does not compile, or its shapes change all the time.
@@ -90,20 +90,20 @@ class CompileNotUsed(Rule):
 
     code = "TD503"
     name = "compile-not-used"
-    title = "Nothing is compiled"
+    title = "Model is not compiled"
     about = ("dispatch", "launch")
     needs = (Steps, GpuTimeline, CompileEvents, PointwiseRuns, HostBound, Replay, Moments)
     yields_to = ("TD501", "TD202")
 
     min_saving: float = threshold(
         0.03,
-        "what fusing the chains must save by the model, as a share of the step",
+        "modeled saving of fusing the chains, as a share of the step",
         unit="share",
-        source="the severity `warning` would begin there; real training runs of matrix products stay below 1 %",
+        source="the severity `warning` would begin there; real training runs dominated by matmuls stay below 1 %",
         note_from=NOTE_FROM,
     )
     min_chains: int = threshold(
-        10, "chains of two elementwise kernels and more", unit="count", source="fewer are a loss function"
+        10, "chains of two or more elementwise kernels", unit="count", source="fewer are a loss function"
     )
     min_share: float = threshold(
         0.30,
@@ -137,7 +137,7 @@ class CompileNotUsed(Rule):
         Invalid(
             "chains of six",
             _training,
-            message="elementwise",
+            message="Without torch.compile, 120 elementwise kernels per step (100 fusible) take 75% of kernel time.",
             thresholds={"min_chains": 100},
             confidence="low",
             severity="info",
@@ -148,7 +148,7 @@ class CompileNotUsed(Rule):
         Invalid(
             "small kernels that wait for launches",
             _small_kernels,
-            message="waits for the host",
+            message="% of the step waiting for 20 kernel launches per step.",
             fixes=('mode="reduce-overhead"',),
             thresholds={"min_kernels": 100},
             confidence="low",
@@ -158,13 +158,12 @@ class CompileNotUsed(Rule):
     def check(self, ctx: Context) -> Iterator[Claim]:
         if _compiles(ctx):
             return
-        chains, bound = ctx[PointwiseRuns], ctx[HostBound]
+        chains, bound, count = ctx[PointwiseRuns], ctx[HostBound], ctx[Steps].count
         outcome = ctx[Replay].without(chains.removal)
         if chains.runs >= self.min_chains and outcome.share_of_step >= self.min_saving:
             message = (
-                f"Nothing is compiled: {chains.kernels:,} elementwise kernels take "
-                f"{chains.ns / max(chains.compute, 1):.0%} of the compute time, {len(chains.spare):,} of them right behind "
-                f"another: fused, {outcome.estimate}."
+                f"Without torch.compile, {chains.kernels / count:,.0f} elementwise kernels per step "
+                f"({len(chains.spare) / count:,.0f} fusible) take {chains.ns / max(chains.compute, 1):.0%} of kernel time."
             )
             times = [(int(chains.run.ts[r]), int(chains.run.end[r])) for r in chains.spare.tolist()]
             yield self._claim(ctx, message, outcome.saving(), times)
@@ -173,8 +172,8 @@ class CompileNotUsed(Rule):
         waits = bound.own_share >= self.min_share and bound.own > bound.other
         if small and waits and bound.lasting >= self.min_saving:
             message = (
-                f"Nothing is compiled, and the GPU waits for the host to launch {bound.kernels} kernels for "
-                f"{bound.own_share:.0%} of the step: with half the host work, {bound.halved.estimate}."
+                f"Without torch.compile, the GPU idles {bound.own_share:.0%} of the step waiting for "
+                f"{bound.kernels / count:,.0f} kernel launches per step."
             )
             owned = [(int(s), int(e)) for s, e in bound.owned]
             yield self._claim(ctx, message, bound.halved.saving(), owned, "reduce-overhead")
@@ -187,13 +186,18 @@ class CompileNotUsed(Rule):
         owned: list[tuple[int, int]],
         mode: str | None = None,
     ) -> Claim:
-        """A hint without a removal: what is only modelled is no part of the combined replay. Where launches are what takes
+        """Without a removal: what is only modeled is no part of the combined replay. Where launches are what takes
         the time, `mode` is the one that records them in CUDA graphs."""
         chains, moments = ctx[PointwiseRuns], ctx[Moments]
         count = ctx[Steps].count
         elementwise = table(
-            "Elementwise kernels (per steady step)",
-            {"kernels": "count", "they take": "us", "of all kernels": "share", "behind another": "count"},
+            "Elementwise kernels",
+            {
+                "kernels/step": "count",
+                "time/step": "us",
+                "of kernel time": "share",
+                "fusible/step": "count",
+            },
             [
                 [
                     round(chains.kernels / count, 1),
@@ -207,7 +211,7 @@ class CompileNotUsed(Rule):
             message=message,
             confidence="low",
             severity="info",
-            saving=replace(saving, basis="model", how=f"a model of what a compiler fuses: {saving.how}"),
+            saving=replace(saving, basis="model", how=f"a model of what the compiler fuses: {saving.how}"),
             location=Location(ts_us=moments.ts_us(owned[0][0])),
             evidence=[elementwise],
             fixes=[techniques.compile_model(_VERIFY, mode)],
@@ -216,7 +220,7 @@ class CompileNotUsed(Rule):
         )
 
 
-_VERIFY = "record the same steps again: `Torch-Compiled Region` appears, and the step should be shorter"
+_VERIFY = "Record the same steps again: `Torch-Compiled Region` appears and the step is shorter."
 
 
 def _compiles(ctx: Context) -> bool:

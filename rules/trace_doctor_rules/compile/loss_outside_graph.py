@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trace_doctor import Claim, Context, Rule, Saving, threshold
-from trace_doctor.evidence.durations import milliseconds
+from trace_doctor.evidence.durations import three_figures
 from trace_doctor.evidence.idle.gaps import IdleCauses
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
@@ -66,32 +66,32 @@ _PATCHED = _SCRIPT.replace("torch.nn.CrossEntropyLoss()", "torch.compile(torch.n
 
 
 class LossOutsideGraph(Rule):
-    """The model is compiled, its loss is not.
+    """The model is compiled, but its loss runs eager.
 
     What it does
-    Finds work of a loss that runs outside compiled graphs in steps that run compiled graphs.
+    Finds loss kernels outside compiled graphs in steps that run compiled graphs.
 
     Why is this bad
     With a large vocabulary the loss reads and writes the logits, the largest tensor of the step, several times: upcast,
-    log-softmax, and their gradients. Compiled, they are one or two passes.
+    log-softmax and their gradients. Compiled, this takes one or two passes.
 
     Evidence
     Kernels launched by `aten::cross_entropy_loss`, `aten::log_softmax` and other losses or their backward, outside
-    `Torch-Compiled Region`s, as a share of the steady steps. A loss written by hand is what runs between the compiled
-    forward and the compiled backward, where no product is among it; in a capture of the CPU alone these operators' time.
-    The CPU's losses of torch.nn.functional do not count: they are slower compiled.
+    `Torch-Compiled Region`s, as a share of the steady steps. A loss in user code is what runs between the compiled
+    forward and the compiled backward, without a matmul; in a CPU-only capture the time of these operators. Losses of
+    torch.nn.functional on a CPU do not count: compiled, they are slower.
 
     How the saving is estimated
-    A model: passes over the logits that fusing takes away, 40 % of that time.
+    A model: fusion saves passes over the logits, 40 % of that time.
 
     Fix
-    Compile the loss too, or a function that calls model and loss.
+    Compile the loss too, or one function that calls model and loss.
 
     Fix safety
-    Unsafe: the last bits differ.
+    Unsafe: results are not bitwise identical.
 
     When to ignore
-    When the loss is a fused kernel of a library already.
+    When the loss already is a fused kernel of a library.
 
     References
     https://docs.pytorch.org/docs/stable/generated/torch.compile.html
@@ -100,7 +100,7 @@ class LossOutsideGraph(Rule):
 
     code = "TD504"
     name = "loss-outside-graph"
-    title = "The loss is not compiled"
+    title = "Loss runs outside the compiled graph"
     needs = (EagerLoss, Steps)
     to_pass = (IdleCauses,)
 
@@ -108,11 +108,11 @@ class LossOutsideGraph(Rule):
         0.05,
         "time of the loss outside compiled graphs, as a share of the step",
         unit="share",
-        source="a healthy compiled training spends 3 to 4 % there, of which fusing would save one or two",
+        source="a healthy compiled training spends 3 to 4 % there, of which fusion would save one or two",
     )
     fused_away: float = threshold(
         0.4,
-        "part of that time which fusing saves",
+        "share of that time that fusion saves",
         unit="share",
         source="log-softmax and its backward pass over the logits five times, fused three times; by hand on a CPU, torch 2.13: 33 to 56 %",
     )
@@ -129,7 +129,7 @@ class LossOutsideGraph(Rule):
             "cross entropy beside a compiled model",
             lambda: _training(200),
             saving_us=80,
-            message="aten::_log_softmax",
+            message="The loss runs outside the compiled graph: 200 µs per step",
             codemod="compile-loss",
             before=_SCRIPT,
             after=_PATCHED,
@@ -155,11 +155,11 @@ class LossOutsideGraph(Rule):
         share = us * 1e3 / steps.step_ns if steps.step_ns else 0.0
         if share < self.min_share:
             return
-        what = "its loss does not" if loss.by_name else "what follows until its backward (the loss) does not"
         yield Claim(
             message=(
-                f"The model runs compiled, {what}: {milliseconds(us)} of a step ({share:.0%}) in "
-                f"{loss.operators[0][0].removeprefix('autograd::engine::evaluate_function: ')} and the like."
+                f"The loss {'' if loss.by_name else 'likely '}runs outside the compiled graph: {three_figures(us)} per step "
+                f"({share:.0%} of the step), mostly in "
+                f"{loss.operators[0][0].removeprefix('autograd::engine::evaluate_function: ')}."
             ),
             confidence="medium" if loss.by_name else "low",
             severity=None if loss.by_name else "info",
@@ -167,15 +167,19 @@ class LossOutsideGraph(Rule):
                 time_us_per_step=us * self.fused_away,
                 share_of_step=share * self.fused_away,
                 basis="model",
-                how=f"{self.fused_away:.0%} of the loss's time: the passes over the logits that fusing takes away",
+                how=f"{self.fused_away:.0%} of the loss's time: the passes over the logits that fusion saves",
             ),
             evidence=[
                 table(
-                    "The loss's work in the steady steps",
-                    {"operator": "code", "kernels" if loss.on_gpu else "times": "count", "together": "us"},
+                    "Loss operators in the steady steps",
+                    {"operator": "code", "kernels" if loss.on_gpu else "calls": "count", "total time": "us"},
                     [[name, count, ns / 1e3] for name, count, ns in loss.operators],
                 )
             ],
-            fixes=[techniques.compile_loss("record again: the loss's operators are gone from the trace")],
+            fixes=[
+                techniques.compile_loss(
+                    "Record the same steps again: the loss operators are gone from the trace."
+                )
+            ],
             key="loss",
         )

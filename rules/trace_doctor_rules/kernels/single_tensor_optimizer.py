@@ -12,7 +12,7 @@ from msgspec import structs
 from trace_doctor import NOTE_FROM, Claim, Confidence, Context, Fix, Rule, Run, Saving, Table, threshold
 from trace_doctor.evidence.compute.optimizer_work import OptimizerWork
 from trace_doctor.evidence.compute.update_loops import UpdateLoops
-from trace_doctor.evidence.durations import two_figures
+from trace_doctor.evidence.durations import three_figures
 from trace_doctor.evidence.idle.cpu_timeline import Processor
 from trace_doctor.evidence.idle.gaps import IdleCauses
 from trace_doctor.evidence.idle.host_causes import CAUSE, HostCauses
@@ -158,41 +158,42 @@ _NO_STEP = "no step of an optimizer"
 
 
 class SingleTensorOptimizer(Rule):
-    """The optimizer updates one parameter after the other, each with a dozen small kernels.
+    """The optimizer updates one parameter after the other, each with about a dozen small kernels.
 
     What it does
     Finds `Optimizer.step` of a torch.optim class that runs many small operators and none of the `_foreach_` or `_fused_`
-    ones that update all parameters at once; and loops of the user's own that do the same to one tensor after the other: an
-    update rule, an average of the weights, clipping.
+    ones that update all parameters in one call. Finds loops in user code that do the same to one tensor after the other:
+    an update rule, an average of the weights, clipping.
 
     Why is this bad
-    Every parameter costs about ten launches. Between the backward and the next forward the host is busy launching
-    kernels of a few microseconds, and the GPU waits for most of them. On a CPU each operator reads and writes whole tensors.
+    Every parameter costs about ten launches. Between backward and the next forward the host launches kernels of a few
+    microseconds, and the GPU waits for most of them. On a CPU each operator reads and writes whole tensors.
 
     Evidence
-    Operators and GPU work inside `Optimizer.step#…`. PyTorch 2 takes the foreach form by itself where all parameters lie
-    on the GPU: single-tensor updates come from `foreach=False`, an older PyTorch, parameters on the CPU or tensor
-    subclasses. Fused optimizers of other libraries and compiled ones do not count. A loop of the user's own is a run of
-    elementwise operators that work in place, with nothing between: inside the `step()` of a class of the user's, or, in
-    training, over tensors of several shapes or as many as backward had gradients.
+    Operators and GPU work inside `Optimizer.step#…`. PyTorch 2 uses foreach by default where all parameters are on the
+    GPU: single-tensor updates come from `foreach=False`, an older PyTorch, parameters on the CPU or tensor subclasses.
+    Fused optimizers of other libraries and compiled ones do not count. A loop in user code is a run of elementwise
+    operators that work in place, with nothing between: inside the `step()` of a user's class, or, in training, over
+    tensors of several shapes or as many as backward had gradients.
 
-    On a CPU PyTorch 2.13 takes neither form by itself, so it is a note there: of Adam, AdamW and Adagrad, whose fused step
-    takes a third of the time or less (torch 2.13, 60 to 150 tensors of 64 to a million numbers: 13 to 50 %); of other
-    classes and loops only where operators are so small that calling them is most of their time.
+    On a CPU PyTorch 2.13 uses neither by default, so the finding is info there. It is for Adam, AdamW and Adagrad, whose
+    fused step takes a third of the time or less (torch 2.13, 60 to 150 tensors of 64 to a million numbers: 13 to 50 %).
+    Other classes and loops count only where operators are so small that calling them takes most of their time.
 
     How the saving is estimated
-    The captured steps are re-timed without the host time of these operators but the first, and without two of three of
+    The captured steps are re-timed without the host time of these operators except the first, and without two of three of
     their kernels: a fused Adam reads and writes 7 numbers for each parameter, the single operators about 20. (Of a loop
-    with two operators half the kernels stay, of one with one all.) On a CPU without two of three operators, or every other
-    one. An estimate: on a GPU the foreach form reads and writes as much as the single operators (all kernels stay), and small
-    parameters cost a fused one next to nothing (none stay); on a CPU the fused step took 13 to 50 % of the time.
+    with two operators half the kernels stay, of one with one all.) On a CPU two of three operators are left out, or every
+    other one. It is an estimate. On a GPU foreach reads and writes as much as the single operators (all kernels stay), and
+    small parameters cost a fused optimizer next to nothing (none stay). On a CPU the fused step took 13 to 50 % of the
+    time.
 
     Fix
-    `fused=True` where the class has it in the torch of the capture, else `foreach=True`; by hand `torch._foreach_…` over lists of tensors, or
-    `torch.compile` around the loop.
+    Set `fused=True` where the class has it in the torch of the capture, else `foreach=True`. In own loops use
+    `torch._foreach_…` on lists of tensors, or `torch.compile` for the function with the loop.
 
     Fix safety
-    Unsafe: the last bits of updates differ; foreach keeps temporaries as large as the parameters.
+    Unsafe: updates are not bitwise identical, and foreach needs temporaries as large as the parameters.
 
     When to ignore
     When memory is short (foreach) or the parameters are few and large.
@@ -204,7 +205,7 @@ class SingleTensorOptimizer(Rule):
 
     code = "TD304"
     name = "single-tensor-optimizer"
-    title = "The optimizer updates parameters one by one"
+    title = "Optimizer updates parameters one by one"
     about = ("optimizer",)
     needs = (Steps, Processor, UpdateLoops, HostCauses, Replay, Moments)
     wants = (CallSites, OptimizerWork)
@@ -221,7 +222,7 @@ class SingleTensorOptimizer(Rule):
         0.05,
         "the same on a CPU",
         unit="share",
-        source="what PyTorch does there by itself is worth a note only where much is to be had",
+        source="PyTorch's default is worth an info finding only where the saving is large",
     )
     small_us: float = threshold(
         15.0,
@@ -258,7 +259,7 @@ class SingleTensorOptimizer(Rule):
     ]  # fmt: skip
     INVALID = [
         Invalid(
-            "AdamW with foreach=False", _training, message="280 operators and 2 ms of host time a step: ", confidence="medium", thresholds={"min_operators": 280},
+            "AdamW with foreach=False", _training, message="AdamW.step() updates parameters one by one. Its 280 operators per step take 1.96 ms on the host.", confidence="medium", thresholds={"min_operators": 280},
             codemod="optimizer-args", before=_SCRIPT, after=_PATCHED,
         ),
         Invalid("NAdam has no fused form", lambda: _training(optimizer="NAdam"), codemod="optimizer-args", message="NAdam"),
@@ -272,14 +273,14 @@ class SingleTensorOptimizer(Rule):
             lambda: _by_hand(_PARTS, optimizer="MyAdam", cold=True),
             confidence="low",
             severity="info",
-            message="first time",
+            message="lazy loading",
         ),
         Invalid("an average of the weights", _by_hand, message="A loop", confidence="low", fixes=("_foreach_",)),
         Invalid("an average that is written back", lambda: _by_hand(("aten::mul", "aten::mul", "aten::add", "aten::copy_")), message="A loop"),
         Invalid("views and reads between", lambda: _by_hand((*_PARTS, "aten::view", "aten::item")), message="A loop"),
         Invalid("as many tensors as gradients", lambda: _by_hand(shapes=()), message="A loop"),
-        Invalid("CPU", lambda: _training(gpu=False, us=50), severity="info", message="a fused form", codemod="optimizer-args"),
-        Invalid("CPU, NAdam of small tensors", lambda: _training(optimizer="NAdam", gpu=False), severity="info", message="host time a step: ", thresholds={"small_us": 3.0}),
+        Invalid("CPU", lambda: _training(gpu=False, us=50), severity="info", message="A fused version for CPUs exists.", codemod="optimizer-args"),
+        Invalid("CPU, NAdam of small tensors", lambda: _training(optimizer="NAdam", gpu=False), severity="info", message="on the host.", thresholds={"small_us": 3.0}),
         Invalid("CPU, by hand", lambda: _by_hand(_PARTS, optimizer="MyAdam", gpu=False, us=50), severity="info"),
     ]  # fmt: skip
 
@@ -317,10 +318,10 @@ class SingleTensorOptimizer(Rule):
         host = sum(end - start for start, end in update.spans) / count / 1e3
         yield Claim(
             message=(
-                f"{update.who}{f' in {site}' if site else ''} updates parameters one by one, with "
-                f"{len(operators) / count:,.0f} operators and {two_figures(host)} "
-                f"of host time a step{_instead(update, on_gpu=on_gpu)}: {outcome.estimate}"
-                f"{'; most of that is kernels used for the first time' if cold else ''}."
+                f"{update.who}{f' in {site}' if site else ''} updates parameters one by one. "
+                f"Its {len(operators) / count:,.0f} operators per step take {three_figures(host)} on the host."
+                f"{' A fused version for CPUs exists.' if update.fused and not on_gpu else ''}"
+                f"{' Most of that time is lazy loading of kernels at their first use.' if cold else ''}"
             ),
             confidence="low" if cold else _confidence(ctx, outcome, update),
             severity="info" if cold or not on_gpu else None,
@@ -334,7 +335,7 @@ class SingleTensorOptimizer(Rule):
             location=location(site, ts_us=ctx[Moments].ts_us(update.spans[0][0])),
             evidence=[
                 _table(run, update, operators, gpu, count),
-                outcome.table("What if all parameters were updated at once", "fused"),
+                outcome.table("Simulated: all parameters updated in one call", "fused"),
             ],
             spans=ctx[Moments].longest(list(update.spans), update.who),
             fixes=_fixes(update, site, run, on_gpu=on_gpu),
@@ -351,11 +352,6 @@ def _mostly_cold(ctx: Context, update: Update) -> bool:
     return 2 * int(covered(np.array(update.spans), cold).sum()) > sum(
         end - start for start, end in update.spans
     )
-
-
-def _instead(update: Update, *, on_gpu: bool) -> str:
-    """On a CPU PyTorch never takes another form by itself."""
-    return "" if on_gpu or not update.fused else ", though there is a fused form for CPUs"
 
 
 def _confidence(ctx: Context, outcome: ReplayOutcome, update: Update) -> Confidence:
@@ -379,14 +375,20 @@ def _saving(
     return structs.replace(
         outcome.saving_between(least, most),
         basis="bound",
-        how=f"{outcome.how}; {share} of the {whose} time is left for one update of all parameters",
+        how=f"{outcome.how}; {share} of the {whose} time remains for one update of all parameters",
     )
 
 
 def _table(run: Run, update: Update, operators: Rows, gpu: Rows, count: int) -> Table:
     return table(
-        "What step() does (per steady step)",
-        {"optimizer": "text", "operators": "count", "kernels": "count", "host": "us", "GPU": "us"},
+        "Work of step()",
+        {
+            "optimizer": "text",
+            "operators/step": "count",
+            "kernels/step": "count",
+            "host/step": "us",
+            "GPU/step": "us",
+        },
         [
             [
                 update.who,
@@ -399,10 +401,10 @@ def _table(run: Run, update: Update, operators: Rows, gpu: Rows, count: int) -> 
     )
 
 
-_VERIFY = "record the same steps again: Optimizer.step holds a few _fused_ or _foreach_ operators, and the step is shorter"
+_VERIFY = "Record the same steps again: Optimizer.step runs a few _fused_ or _foreach_ operators and the step is shorter."
 
 _VERIFY_LOOP = (
-    "record the same steps again: the loop holds a few _foreach_ operators, and the step is shorter"
+    "Record the same steps again: a few _foreach_ operators replace the loop and the step is shorter."
 )
 
 
