@@ -1,4 +1,4 @@
-"""What to do about code that is compiled again and again, by what changed."""
+"""Fixes for repeated recompilation, by what changed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from trace_doctor import Fix, Target
 from trace_doctor_rules import techniques
 
-VERIFY = "record the same steps again: TD502 should be gone; TORCH_LOGS=recompiles prints nothing after the first steps"
+VERIFY = "Record the same steps again: TD502 is gone and TORCH_LOGS=recompiles prints nothing after the first steps."
 _SIZE = re.compile(r"tensor '(.+?)' (?:size|stride) mismatch at index (\d+)")
 _NUMBER = re.compile(r"==\s*-?(?:\d+\.?\d*(?:e[-+]?\d+)?|inf|nan)\b")
 _FLAG = re.compile(
@@ -39,20 +39,20 @@ def _for_shapes(file: str | None, size: re.Match[str] | None) -> list[Fix]:
     variable = name.removeprefix("L['").removesuffix("']")
     return [
         Fix(
-            title="Compile for changing shapes",
+            title="Set dynamic=True",
             kind="patch",
             codemod="set-call-args",
             params={"callee": "torch.compile", "args": {"dynamic": True}, "remove": []},
             target=Target(file=file),
             text="model = torch.compile(model, dynamic=True)",
             verify=VERIFY,
-            risk="code for any shape can be slower than code for one, and its results may differ in the last bits",
+            risk="code for any shape can be slower than code for one, and its results may not be bitwise identical",
         ),
         techniques.mark_dynamic(
             VERIFY, variable, int(dim), Target(file=file), known=size is not None and variable.isidentifier()
         ),
         Fix(
-            title="Or let only a few shapes occur",
+            title="Pad inputs to a few shapes",
             kind="advice",
             safety="display",
             text="pad every batch to one of a few sizes; DataLoader(..., drop_last=True) for the smaller last batch",
@@ -63,7 +63,7 @@ def _for_shapes(file: str | None, size: re.Match[str] | None) -> list[Fix]:
 
 def _for_numbers() -> Fix:
     return Fix(
-        title="Pass numbers that change as tensors",
+        title="Pass changing numbers as tensors",
         kind="advice",
         safety="display",
         text="scale = torch.tensor(scale, device=x.device)  # a Python float or int is compiled in as a constant",
@@ -73,7 +73,7 @@ def _for_numbers() -> Fix:
 
 def _for_flags(reason: str) -> Fix:
     return Fix(
-        title="Keep what the compiled code depends on the same from call to call",
+        title="Keep guarded flags constant between calls",
         kind="advice",
         safety="display",
         text=f"the guard that failed: {reason}\ncompile one function per variant where both are needed",
@@ -83,9 +83,9 @@ def _for_flags(reason: str) -> Fix:
 
 def _ask_pytorch() -> Fix:
     return Fix(
-        title="Find out what changes",
+        title="Run with TORCH_LOGS=recompiles",
         kind="command",
         safety="display",
-        text="TORCH_LOGS=recompiles python train.py\n# or record the trace with record_shapes=True and TORCH_TRACE=folder beside it",
-        verify="the log names the guard that failed for each recompilation",
+        text="TORCH_LOGS=recompiles python train.py\n# or record the trace with record_shapes=True and TORCH_TRACE=folder next to it",
+        verify="The log names the guard that failed for each recompilation.",
     )

@@ -20,7 +20,6 @@ from trace_doctor import (
 )
 from trace_doctor.evidence.compile.compile_events import CompileEvents
 from trace_doctor.evidence.compile.graph_breaks import Break
-from trace_doctor.evidence.durations import two_figures
 from trace_doctor.evidence.replay.what_if import Removal, Replay, ReplayOutcome
 from trace_doctor.evidence.trace.recorded_operators import RecordedOperators
 from trace_doctor.evidence.trace.spans import Moments
@@ -165,45 +164,44 @@ class Net(torch.nn.Module):
 
 
 class GraphBreak(Rule):
-    """torch.compile cuts a function in pieces.
+    """torch.compile splits a function into several graphs.
 
     What it does
-    Finds the lines at which a compiled function leaves its graph and goes on as another one, and the host time that
-    each costs between the pieces. Functions that are compiled separately, or block by block, are not breaks.
+    Finds the lines at which a compiled function leaves its graph and continues as another one, and the host time that
+    each costs between the graphs. Functions that are compiled separately, or block by block, are not breaks.
 
     Why is this bad
-    Every piece is entered through Python again: guards are checked, the bytecode between the pieces is interpreted,
-    nothing is fused across the cut, and CUDA graphs end there. On a fast GPU the device waits meanwhile. A break inside
-    a loop makes torch.compile give up the whole function, silently.
+    Every further graph is entered through Python: guards are checked, and the bytecode between the graphs is interpreted.
+    Nothing is fused across the break, and CUDA graphs end there. A fast GPU waits meanwhile. A break inside a loop makes
+    torch.compile skip the whole function, silently.
 
     Evidence
-    A `Torch-Compiled Region` inside another of a different frame id, on the same thread (torch 2.5 and later), but for what a
-    running graph or an operator calls. With
-    `with_stack=True` the continuation is called `torch_dynamo_resume_in_<function>_at_<line>`, which names the line;
-    a TORCH_TRACE log beside the trace names it too, with PyTorch's own reason. A function that calls a broken one is
-    cut as well: only the innermost line is reported. Without names, nesting less than two deep or seen in one call only
-    is reported as a hint.
+    A `Torch-Compiled Region` inside another of a different frame id, on the same thread (torch 2.5 and later), except for
+    what a running graph or an operator calls. With `with_stack=True` the continuation is called
+    `torch_dynamo_resume_in_<function>_at_<line>`, which names the line. A TORCH_TRACE log next to the trace names it too,
+    with PyTorch's own reason. A function that calls a broken one breaks as well: only the innermost line is reported.
+    Without names, nesting less than two deep or in one call only is reported as info.
 
     How the saving is estimated
-    The captured steps are re-timed without the host time between the end of one piece's compiled code and the start of
-    the next, and without what Python does around the graph of each further piece, forward and backward: one graph is
-    entered once. Calls that wait for the device are left out (they are TD201's). An estimate, for one graph runs in place
-    of several: the interval goes from the time between the pieces alone to that of the further pieces as a whole, which
-    fusion across the cut cannot undercut. Without GPU work it is that time as it stands.
+    The captured steps are re-timed without the host time between the end of one graph's compiled code and the start of
+    the next, and without what Python does around each further graph, forward and backward: one graph is entered once.
+    Synchronizing calls are left out (TD201 reports them). It is an estimate, because one graph replaces several. The
+    interval goes from the time between the graphs alone to that of the further graphs as a whole, which fusion across the
+    break cannot undercut. Without GPU work it is that time as it stands.
 
     Fix
-    By what stands on the line: drop prints and logging or move them out; `.item()`, `float()`, `int()` →
+    By what is on the line: remove prints and logging or move them out; `.item()`, `float()`, `int()` →
     `torch._dynamo.config.capture_scalar_outputs = True`, or read the value outside; a branch or assertion on a
     tensor's value → `torch.where`, `torch.cond`, `torch._check`; NumPy → torch; any other call →
     `torch.compiler.disable`, which makes the break deliberate. Then `fullgraph=True` turns a new break into an error.
 
     Fix safety
-    Unsafe: output disappears, and code that is compiled as one graph may differ in the last bits. `fullgraph=True` is
-    only shown, because it raises as long as any break is left.
+    Unsafe: output disappears, and code compiled as one graph may not be bitwise identical. `fullgraph=True` is only
+    shown, because it raises as long as any break is left.
 
     When to ignore
-    When the break is deliberate (`torch.compiler.disable`), or the pieces are so long that the time between them does
-    not show.
+    When the break is deliberate (`torch.compiler.disable`), or the graphs are so long that the time between them is
+    negligible.
 
     References
     https://docs.pytorch.org/docs/stable/compile/programming_model.common_graph_breaks.html
@@ -212,7 +210,7 @@ class GraphBreak(Rule):
 
     code = "TD501"
     name = "graph-break"
-    title = "A compiled function is cut in pieces"
+    title = "Graph break in a compiled function"
     about = ("compile",)
     needs = (Steps, CompileEvents, Replay, Moments)
     to_pass = (RecordedOperators,)
@@ -231,7 +229,7 @@ class GraphBreak(Rule):
     )
     min_share: float = threshold(
         0.03,
-        "host time between the pieces below which it is a hint, as a share of the step",
+        "host time between the graphs below which severity is info, as a share of the step",
         unit="share",
         source="the severity `warning` begins there",
     )
@@ -247,9 +245,9 @@ class GraphBreak(Rule):
         Invalid(
             "a print in forward",
             _broken,
-            message="forward is cut at train.py:8 into 2 more pieces in each of 5 calls: about 260 µs",
+            message="forward breaks at train.py:8 into 2 extra graphs in each of 5 calls.",
             confidence="high",
-            fixes=("train.py:8", "error"),
+            fixes=("train.py:8", "fullgraph"),
             saving_us=240,
             tolerance=0.1,
             file="train.py",
@@ -261,28 +259,28 @@ class GraphBreak(Rule):
         Invalid(
             "the same without stacks",
             lambda: _broken(stacks=False),
-            message="entering them; the line was not captured",
+            message="in each of 5 calls. The line was not recorded.",
             confidence="medium",
-            fixes=("Find the line", "error"),
+            fixes=("TORCH_LOGS", "fullgraph"),
             saving_us=240,
             tolerance=0.1,
         ),
         Invalid("a queue that stands still", lambda: _broken(stall=300), confidence="low"),
         Invalid("in an annotation", lambda: _called_by("FSDP::forward", "user_annotation"), severity="info", confidence="low"),
-        Invalid("in what a running graph calls", _broken_inside_a_graph, message="forward is cut at train.py:8 into 1 more piece"),
+        Invalid("in what a running graph calls", _broken_inside_a_graph, message="forward breaks at train.py:8 into 1 extra graph in"),
         Invalid("on the CPU", lambda: _broken(gpu=False), confidence="medium", message="train.py:8", saving_us=290),
         Invalid(
             "hidden behind GPU work",
             lambda: _broken(gpu_us=300),
-            message="the time between the pieces is hidden behind other work.",
+            message="The time between the graphs overlaps other work.",
             severity="info",
             saving_us=0,
         ),
-        Invalid("a chain of one without names", _chain_of_one, severity="info", confidence="low", message="into 1 more piece in"),
+        Invalid("a chain of one without names", _chain_of_one, severity="info", confidence="low", message="into 1 extra graph in"),
         Invalid(
             "a chain of one, with nothing between",
             lambda: _chain_of_one(before=False),
-            message="function of region 0 is cut into 1 more piece in each of 5 calls: no time passes",
+            message="function of region 0 breaks into 1 extra graph in each of 5 calls. No time passes",
             severity="info",
             confidence="low",
         ),
@@ -291,7 +289,7 @@ class GraphBreak(Rule):
             _eager_inside,
             severity="info",
             confidence="medium",
-            message="forward_blocks (defined at train.py:15) is not compiled at all",
+            message="forward_blocks (defined at train.py:15) runs eager because",
         ),
         Invalid("given up whole, and nothing around it", _given_up, severity="info", message="train.py:12"),
     ]  # fmt: skip
@@ -326,7 +324,7 @@ class GraphBreak(Rule):
                 ts_us=moments.ts_us(gaps[0][0]) if gaps else None,
             ),
             evidence=_tables(ctx, graph_break),
-            spans=moments.longest(gaps, "between two pieces"),
+            spans=moments.longest(gaps, "between two graphs"),
             fixes=_fixes(graph_break),
             removal=removal if graph_break.gaps else None,
             owned=gaps,
@@ -357,34 +355,32 @@ def _deliberate(graph_break: Break) -> bool:
 
 
 def _message(graph_break: Break, saving: Saving | None) -> str:
-    """One sentence: what is cut, where, why, how often, what it costs."""
+    """What breaks, where, why, how often; and where no time passes, that."""
     reason = f" ({graph_break.logged[0].reason})" if graph_break.logged else ""
+    place = f"{graph_break.file}:{graph_break.line}{reason}"
     if graph_break.whole and graph_break.line:
-        return (
-            f"{graph_break.function} breaks at {graph_break.file}:{graph_break.line}{reason} and is not compiled at all: "
-            "it runs eagerly inside a compiled function."
-        )
+        return f"{graph_break.function} breaks at {place} and runs eager inside a compiled function."
     if graph_break.whole:
         return (
-            f"{graph_break.function} (defined at {graph_break.file}:{graph_break.defined}) is not compiled at all: torch.compile gave it up, and "
-            "it runs eagerly; the line that breaks was not captured."
+            f"{graph_break.function} (defined at {graph_break.file}:{graph_break.defined}) runs eager because "
+            "torch.compile skipped it. The line that breaks was not recorded."
         )
     if not graph_break.pieces:
-        return f"{graph_break.function} leaves its graph at {graph_break.file}:{graph_break.line}{reason}; nothing compiled follows."
+        return f"{graph_break.function} breaks at {place}. No compiled code follows."
     who = graph_break.function or f"The compiled function of region {graph_break.outermost}"
-    where = f" at {graph_break.file}:{graph_break.line}{reason}" if graph_break.line else ""
     per_call = graph_break.pieces / max(graph_break.calls, 1)
-    pieces = f"{per_call:.0f} more piece{'s' if per_call >= 1.5 else ''}"
-    cost = (
-        f"about {two_figures(saving.time_us_per_step)} of a step ({saving.share_of_step:.1%}) pass between the pieces and in "
-        "entering them"
-        if saving is not None and saving.time_us_per_step and saving.share_of_step
-        else "no time passes between the pieces"
+    negligible = (
+        " No time passes between the graphs."
         if saving is None
-        else "the time between the pieces is hidden behind other work"
+        else ""
+        if saving.time_us_per_step and saving.share_of_step
+        else " The time between the graphs overlaps other work."
     )
-    unknown = "" if graph_break.line else "; the line was not captured"
-    return f"{who} is cut{where} into {pieces} in each of {graph_break.calls} calls: {cost}{unknown}."
+    return (
+        f"{who} breaks{f' at {place}' if graph_break.line else ''} into {per_call:.0f} extra "
+        f"graph{'s' if per_call >= 1.5 else ''} in each of {graph_break.calls} calls."
+        f"{negligible}{'' if graph_break.line else ' The line was not recorded.'}"
+    )
 
 
 def _tables(ctx: Context, graph_break: Break) -> list[Table]:
@@ -399,8 +395,8 @@ def _tables(ctx: Context, graph_break: Break) -> list[Table]:
         rows.append([compile_id, name, len(runs), depth, took])
     tables = [
         table(
-            "Pieces behind the break" if graph_break.gaps else "Compiled code that ends there",
-            {"region": "code", "function": "code", "runs": "count", "nested": "count", "takes": "us"},
+            "Graphs after the break" if graph_break.gaps else "Compiled code that ends at the break",
+            {"region": "code", "function": "code", "runs": "count", "depth": "count", "time/run": "us"},
             rows,
         )
     ]
@@ -408,7 +404,7 @@ def _tables(ctx: Context, graph_break: Break) -> list[Table]:
         reasons = {(b.gb, b.reason): b for b in graph_break.logged}.values()
         tables.append(
             table(
-                "What PyTorch says (TORCH_TRACE)",
+                "Reason in the TORCH_TRACE log",
                 {"id": "code", "reason": "text", "explanation": "text", "hint": "text"},
                 [[b.gb, b.reason, b.explanation, next(iter(b.hints), "")] for b in reasons],
             )
@@ -418,7 +414,7 @@ def _tables(ctx: Context, graph_break: Break) -> list[Table]:
 
 # -- fixes -----------------------------------------------------------------------------------------------------
 
-_VERIFY = "record the same steps again: TD501 should be gone; or run with TORCH_LOGS=graph_breaks, which names every break"
+_VERIFY = "Record the same steps again: TD501 is gone. Or run with TORCH_LOGS=graph_breaks, which names every break."
 
 
 def _fixes(graph_break: Break) -> list[Fix]:
@@ -436,10 +432,10 @@ def _fixes(graph_break: Break) -> list[Fix]:
 
 
 _FIND_THE_LINE = Fix(
-    title="Find the line that breaks the graph",
+    title="Run with TORCH_LOGS=graph_breaks",
     kind="command",
     safety="display",
     text="TORCH_LOGS=graph_breaks python train.py\n"
-    "# or record the trace with with_stack=True, or with TORCH_TRACE=folder beside it",
-    verify="the log names file and line of every break",
+    "# or record the trace with with_stack=True, or with TORCH_TRACE=folder next to it",
+    verify="The log names file and line of every break.",
 )

@@ -16,7 +16,7 @@ from trace_doctor import (
 from trace_doctor.evidence.compile.cache_misses import UncompiledCalls
 from trace_doctor.evidence.compile.compile_events import CompileEvents
 from trace_doctor.evidence.compile.recompiles import Compilation
-from trace_doctor.evidence.durations import two_figures
+from trace_doctor.evidence.durations import three_figures
 from trace_doctor.evidence.intervals import clip, intersect, intervals, total
 from trace_doctor.evidence.replay.what_if import Removal
 from trace_doctor.evidence.trace.call_sites import location
@@ -155,22 +155,22 @@ class Recompile(Rule):
     """torch.compile compiles the same function again and again.
 
     What it does
-    Finds functions that are compiled again after the warm-up, the time it takes, and what made the code at hand unfit.
+    Finds functions that recompile after the warm-up, the time it takes, and the guard that failed.
 
     Why is this bad
-    Compiling takes seconds; the step waits for it. After `torch._dynamo.config.recompile_limit` versions no other is
-    made: what fits none of them runs without the compiler, silently.
+    Compilation takes seconds, and the step waits for it. After `torch._dynamo.config.recompile_limit` versions no other
+    is compiled: what fits none of them falls back to eager, silently.
 
     Evidence
     `_compile.compile_inner (dynamo_timed)` and the compilation of backward in steps after the warm-up, with the id of
-    the code they make, `frame/recompile` with recompile ≥ 1, from the `…_data: compile_id=` annotations (torch 2.13) or
-    the code that runs next. Where nothing has ids (torch before 2.5): compilations in three steps after the warm-up.
-    `TorchDynamo Cache Lookup`, outside of any compilation, with eager operators behind it and neither compiled code nor a
-    compilation: such calls run without the compiler. That the limit is reached is said where no later call of the function
-    runs compiled code, or where the log says it; elsewhere it is a note, for Dynamo may have been told not to compile
-    (`torch.compiler.set_stance`, a dispatch mode). Versions are counted where the capture holds the first one. The
-    cause is PyTorch's own account where a TORCH_TRACE log lies beside the trace, else the
-    shapes of the function's inputs before and after where `record_shapes=True` recorded them.
+    the code they compile, `frame/recompile` with recompile ≥ 1, from the `…_data: compile_id=` annotations (torch 2.13)
+    or the code that runs next. Where nothing has ids (torch before 2.5): compilations in three steps after the warm-up.
+    `TorchDynamo Cache Lookup`, outside of any compilation, with eager operators after it and neither compiled code nor a
+    compilation: such calls fall back to eager. The message says that the limit is reached where no later call of the
+    function runs compiled code, or where the log says it. Elsewhere the finding is info, because Dynamo may have been
+    told not to compile (`torch.compiler.set_stance`, a dispatch mode). Versions are counted where the capture holds the
+    first one. The cause is PyTorch's own account where a TORCH_TRACE log is next to the trace, else the shapes of the
+    function's inputs before and after, where `record_shapes=True` recorded them.
 
     How the saving is estimated
     Measured: the time inside these events, with a GPU only as far as it idles meanwhile, over the steady steps.
@@ -181,8 +181,8 @@ class Recompile(Rule):
     keep them the same from call to call.
 
     Fix safety
-    Unsafe: code for dynamic shapes can be slower than code for one, and its results may differ in the last bits. Marking
-    one dimension is shown only: it is the other way to the same end.
+    Unsafe: code for dynamic shapes can be slower than code for one, and may not be bitwise identical. Marking one
+    dimension is shown only: it is the alternative.
 
     When to ignore
     When the recorded steps hold the only change of shape of the whole training (the last, smaller batch of an epoch).
@@ -194,7 +194,7 @@ class Recompile(Rule):
 
     code = "TD502"
     name = "recompile"
-    title = "Compiled code is thrown away and made again"
+    title = "Repeated recompilation"
     about = ("compile",)
     needs = (Steps, CompileEvents, Moments)
     wants = (GpuTimeline,)
@@ -202,9 +202,9 @@ class Recompile(Rule):
 
     min_recompiles: int = threshold(
         2,
-        "recompilations of one function below which it is only a hint",
+        "recompilations of one function below which severity is info",
         unit="count",
-        source="one is what automatic dynamic shapes cost once per training",
+        source="automatic dynamic shapes recompile once per training",
     )
 
     min_steps: int = threshold(
@@ -215,7 +215,7 @@ class Recompile(Rule):
     )
     min_misses: int = threshold(
         3,
-        "calls in steady steps that fit no compiled version, none being made, of one function",
+        "calls of one function in steady steps that fit no compiled version, without a compilation",
         unit="count",
         source="none in 100 real captures with lookups; where the limit is reached, every call",
     )
@@ -241,7 +241,7 @@ class Recompile(Rule):
         Valid("without numbers, in its first steps only", lambda: _unnumbered(0, 1, steps=2)),
     ]  # fmt: skip
     INVALID = [
-        Invalid("three times in eight steps", _recompiling, message="recompiled 3 times", confidence="high", saving_us=3 * 5000 / 8, file="train.py"),
+        Invalid("three times in eight steps", _recompiling, message="recompiled 3 times in 8 steps. Compilation takes 15 ms", confidence="high", saving_us=3 * 5000 / 8, file="train.py"),
         Invalid("ids from the code that runs next", lambda: _recompiling(ids=False), message="3 times"),
         Invalid(
             "shapes recorded",
@@ -251,16 +251,16 @@ class Recompile(Rule):
             before="import torch\nmodel = torch.compile(model)\n",
             after="import torch\nmodel = torch.compile(model, dynamic=True)\n",
         ),
-        Invalid("without numbers", lambda: _unnumbered(3, 5, 7), message="is compiled after the warm-up 3 times", confidence="medium"),
+        Invalid("without numbers", lambda: _unnumbered(3, 5, 7), message="compiled after the warm-up 3 times", confidence="medium"),
         Invalid("without numbers, in every step", lambda: _unnumbered(*range(8)), message="8 times"),
-        Invalid("past the limit", _looked_up, message="5 calls in 5 steps fit none of its compiled versions, and no other is made: no later call", confidence="high", severity="warning", file="train.py", line=20),
-        Invalid("past the limit, no stacks", lambda: _looked_up(stacks=False), message="no later call", confidence="medium", severity="warning"),
-        Invalid("past the limit of a capture that holds all versions", lambda: _looked_up(version=0), message="its 1 compiled version,"),
-        Invalid("past the limit, the first version older than the capture", lambda: _looked_up(version=1), message="its compiled versions"),
-        Invalid("a later call finds its code", lambda: _looked_up(found="0001001"), message="5 calls in 7 steps fit none of its compiled versions, and no other is made: other calls", confidence="medium", severity="info"),
+        Invalid("past the limit", _looked_up, message="falls back to eager in 5 calls in 5 steps: none of its compiled versions fits and no new one is compiled. No later call", confidence="high", severity="warning", file="train.py", line=20),
+        Invalid("past the limit, no stacks", lambda: _looked_up(stacks=False), message="No later call", confidence="medium", severity="warning"),
+        Invalid("past the limit of a capture that holds all versions", lambda: _looked_up(version=0), message="its 1 compiled version fits"),
+        Invalid("past the limit, the first version older than the capture", lambda: _looked_up(version=1), message="its compiled versions fits"),
+        Invalid("a later call finds its code", lambda: _looked_up(found="0001001"), message="in 5 calls in 7 steps: none of its compiled versions fits and no new one is compiled. Other calls", confidence="medium", severity="info"),
         Invalid("a later call finds its code, no stacks", lambda: _looked_up(found="0001001", stacks=False), confidence="low", severity="info"),
         Invalid("on a CPU", lambda: _recompiling(gpu=False), message="in 8 steps", saving_us=3 * 5000 / 8),
-        Invalid("the only step", lambda: _recompiling(healthy=0, times=1), message="once in 1 step;"),
+        Invalid("the only step", lambda: _recompiling(healthy=0, times=1), message="once in 1 step. "),
         Invalid("once", lambda: _recompiling(healthy=4, times=1), severity="info", confidence="medium"),
         Invalid("in every step of the capture", lambda: _recompiling(healthy=0, times=4), message="4 times"),
     ]  # fmt: skip
@@ -292,7 +292,7 @@ class Recompile(Rule):
             confidence="high" if frame and proven else "medium" if frame or proven else "low",
             severity="warning" if proven and misses else "info",
             location=location(frame, ts_us=moments.ts_us(misses[0].start) if misses else None),
-            spans=[moments.span(m.start, m.end, "looked up in vain") for m in misses[:10]],
+            spans=[moments.span(m.start, m.end, "no compiled version fits") for m in misses[:10]],
             fixes=fixes(frame.file if frame else None, calls.changed[:1], same_shapes=False),
             owned=[(m.start, m.end) for m in misses],
             key=f"{frame.function if frame else ''} uncompiled",
@@ -351,42 +351,44 @@ def _message(
     share: float,
     steps: int,
 ) -> str:
-    """One sentence: what is compiled again, how often, why, what it costs."""
+    """What recompiles, how often, why, what it costs."""
     frame = times[0].frame
     what = (
         f"{frame.function} ({frame.file}:{frame.line})"
         if frame
         else f"The compiled function of region {frame_id}"
         if frame_id is not None
-        else "Code of functions that this torch does not number"
+        else "Code without frame ids"
     )
     often = "once" if len(times) == 1 else f"{len(times)} times"
-    why = f", first because {because(changed[0])}" if changed else "; what changed was not captured"
+    why = f" because {because(changed[0])}" if changed else ""
+    unknown = "" if changed else " The cause was not recorded."
     window = f"{steps} step{'s' if steps > 1 else ''}"
     again = "recompiled" if frame_id is not None else "compiled after the warm-up"
-    return f"{what} is {again} {often} in {window}{why}: {two_figures(ns / 1e3)} of compiling, {share:.0%} of their time."
+    return (
+        f"{what} {again} {often} in {window}{why}. "
+        f"Compilation takes {three_figures(ns / 1e3)}, {share:.0%} of that time.{unknown}"
+    )
 
 
 def _uncompiled_message(calls: UncompiledCalls, steps: int) -> str:
-    """What runs without the compiler, how often, and as far as it is known why."""
+    """What falls back to eager, how often, and as far as it is known why."""
     frame, limit, number = calls.frame, calls.limit, len(calls.misses)
     what = f"{frame.function} ({frame.file}:{frame.line})" if frame else "A compiled function"
     count = calls.versions or 0
     versions = f"its {f'{count} ' if count else ''}compiled version{'s' * (count != 1)}"
     if limit is not None:
         value = f" ({limit.value})" if limit.value else ""
-        why = f"torch._dynamo.config.{limit.setting}{value} is reached, as PyTorch's log says"
+        why = f"The log of PyTorch says torch._dynamo.config.{limit.setting}{value} was reached"
         why += f", last because {because(calls.changed[0])}" if calls.changed else ""
     elif calls.found_later:
-        why = "other calls run compiled code, and why none is made for these was not captured"
+        why = "Other calls run compiled code. The cause was not recorded"
     else:
-        why = "no later call runs compiled code, as when torch._dynamo.config.recompile_limit is reached"
+        why = "No later call runs compiled code, as when torch._dynamo.config.recompile_limit is reached"
+    fits = f"none of {versions} fits and no new one is compiled"
     if not number:
-        return f"{what} runs without the compiler where none of {versions} fits, and no other is made: {why}."
-    return (
-        f"{what} runs without the compiler: {number} calls in {steps} step{'s' * (steps > 1)} fit none of {versions}, "
-        f"and no other is made: {why}."
-    )
+        return f"{what} falls back to eager where {fits}. {why}."
+    return f"{what} falls back to eager in {number} calls in {steps} step{'s' * (steps > 1)}: {fits}. {why}."
 
 
 def _table(some: Sequence[Compilation], steady: Sequence[tuple[int, int]]) -> Table:
@@ -395,7 +397,7 @@ def _table(some: Sequence[Compilation], steady: Sequence[tuple[int, int]]) -> Ta
 
     return table(
         "Compilations after the warm-up",
-        {"makes": "code", "event": "code", "steady step": "count", "takes": "us", "because": "text"},
+        {"compile id": "code", "event": "code", "steady step": "count", "time": "us", "cause": "text"},
         [
             [
                 c.compile_id,

@@ -12,11 +12,11 @@ def compile_model(verify: str, mode: str | None = None) -> Fix:
     """An edit. `mode`: one of torch.compile's; None for its default."""
     mode_argument = f', mode="{mode}"' if mode else ""
     return patch(
-        "Compile the model",
+        "Use torch.compile",
         "compile-model",
         f"model = torch.compile(model{mode_argument})\n"
         '# HF: TrainingArguments(torch_compile=True); Accelerate: TorchDynamoPlugin(backend="inductor")',
-        f"{LAST_BITS}; the first steps compile; changing shapes compile again"
+        f"{LAST_BITS}; the first steps compile; changing shapes recompile"
         + ("; outputs are overwritten by the next call (CUDA graphs)" if mode == "reduce-overhead" else ""),
         verify,
         params={"mode": mode} if mode else {},
@@ -26,7 +26,7 @@ def compile_model(verify: str, mode: str | None = None) -> Fix:
 def compile_blocks(verify: str) -> Fix:
     """An edit: compiles in the time of one block, where the model repeats it."""
     return patch(
-        "Compile the repeated block once",
+        "Compile the repeated block",
         "compile-blocks",
         "for block in model.layers:\n    block.compile()\n"
         "# Accelerate: TorchDynamoPlugin(use_regional_compilation=True)",
@@ -38,7 +38,7 @@ def compile_blocks(verify: str) -> Fix:
 def compile_loss(verify: str) -> Fix:
     """An edit for a model that is compiled already."""
     return patch(
-        "Compile the loss as well",
+        "Compile the loss",
         "compile-loss",
         "loss_fn = torch.compile(loss_fn)   # or a function that calls model and loss, compiled as one",
         LAST_BITS,
@@ -49,9 +49,9 @@ def compile_loss(verify: str) -> Fix:
 def mark_dynamic(
     verify: str, name: str, dim: int, target: Target | None = None, *, known: bool = True
 ) -> Fix:
-    """`known`: the capture names the input; what is only part of one (`batch['ids']`) is said, not edited."""
+    """`known`: the capture names the input; what is only part of one (`batch['ids']`) is shown, not edited."""
     fix = patch(
-        "Or say which dimension changes",
+        "Call mark_dynamic()",
         "mark-dynamic",
         f"torch._dynamo.mark_dynamic({name}, {dim})  # before the call of the compiled function",
         "raises where the compiled code needs that size to be one number",
@@ -66,7 +66,7 @@ def mark_dynamic(
 def steady_shapes(verify: str) -> Fix:
     """Advice: padding to few sizes, and the largest batch first."""
     return advice(
-        "Keep shapes alike, or run the largest first",
+        "Pad to fixed shapes",
         "def pad(batch, value, bucket=64):   # (batch, length); labels with -100, masks with 0\n"
         "    return torch.nn.functional.pad(batch, (0, -batch.shape[1] % bucket), value=value)\n\n"
         "# before the loop, a step with the largest shape: the allocator settles at its maximum at once\n"
@@ -74,13 +74,13 @@ def steady_shapes(verify: str) -> Fix:
         "loss_fn(model(largest), largest).backward()\n"
         "optimizer.zero_grad(set_to_none=True)\n"
         "# HF: DataCollatorWithPadding(tokenizer, pad_to_multiple_of=64)",
-        "padding computes on what is then thrown away",
+        "padding computes on values that are discarded",
         verify,
     )
 
 
-_BY_LINE = """What helps depends on what stands on {file}:{line}:
-- print or logging: drop it, or move it out of the compiled function
+_BY_LINE = """The fix depends on the code at {file}:{line}:
+- print or logging: remove it, or move it out of the compiled function
 - .item(), float(), int(): torch._dynamo.config.capture_scalar_outputs = True, or read the value outside
 - if, while or assert on a tensor's value: torch.where, torch.cond, torch._check
 - NumPy: the torch function of the same name
@@ -93,10 +93,10 @@ def keep_in_graph(verify: str, place: Target, hints: Iterable[str] = ()) -> Fix:
     if lines := "".join(f"\n- {hint}" for hint in hints):
         text += f"\nPyTorch's own hints:{lines}"
     return patch(
-        f"Keep {place.file}:{place.line} inside the graph",
+        f"Remove the graph break at {place.file}:{place.line}",
         "graph-break-line",
         text,
-        "compiled as one graph, results may differ in the last bits",
+        "compiled as one graph, results may not be bitwise identical",
         verify,
         params={"line": place.line, "file": place.file, "function": place.function},
         target=place,
@@ -106,11 +106,11 @@ def keep_in_graph(verify: str, place: Target, hints: Iterable[str] = ()) -> Fix:
 def forbid_graph_breaks() -> Fix:
     """Shown only: it raises as long as a break is left, so it comes after the others."""
     return patch(
-        "Then make a new break an error",
+        "Set fullgraph=True",
         "set-call-args",
         "model = torch.compile(model, fullgraph=True)",
         "raises as long as any graph break is left",
-        "the script runs: no break is left",
+        "The script runs: no break is left.",
         params={"callee": "torch.compile", "args": {"fullgraph": True}, "remove": []},
         safety="display",
     )
