@@ -90,12 +90,20 @@ def plain_path(name: str) -> str:
     return ntpath.normpath(name) if "\\" in name else posixpath.normpath(name)
 
 
+def called(function: str) -> str:
+    """A function as people write it: `train()`. `<module>` and `<lambda>` stay as they are."""
+    return function if function.endswith((")", ">")) else f"{function}()"
+
+
 class Frame(Struct, frozen=True, array_like=True):
     """A Python function in a trace."""
 
     file: str
     line: int
     function: str
+
+    def __str__(self) -> str:
+        return f"{called(self.function)} ({self.file}:{self.line})"
 
 
 _PYTHON_EVENT = re.compile(r"(.+)\((\d{1,9})\): (.+)", re.DOTALL)

@@ -148,7 +148,7 @@ class CompileNotUsed(Rule):
         Invalid(
             "small kernels that wait for launches",
             _small_kernels,
-            message="% of the step waiting for 20 kernel launches per step.",
+            message="% of the step waiting for 20 kernel launches.",
             fixes=('mode="reduce-overhead"',),
             thresholds={"min_kernels": 100},
             confidence="low",
@@ -173,7 +173,7 @@ class CompileNotUsed(Rule):
         if small and waits and bound.lasting >= self.min_saving:
             message = (
                 f"Without torch.compile, the GPU idles {bound.own_share:.0%} of the step waiting for "
-                f"{bound.kernels / count:,.0f} kernel launches per step."
+                f"{bound.kernels / count:,.0f} kernel launches."
             )
             owned = [(int(s), int(e)) for s, e in bound.owned]
             yield self._claim(ctx, message, bound.halved.saving(), owned, "reduce-overhead")

@@ -25,6 +25,7 @@ from trace_doctor.evidence.trace.recorded_operators import RecordedOperators
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
+from trace_doctor.user_frames import called
 from trace_doctor_rules import techniques
 from trace_doctor_rules._shared import table
 
@@ -245,7 +246,7 @@ class GraphBreak(Rule):
         Invalid(
             "a print in forward",
             _broken,
-            message="forward breaks at train.py:8 into 2 extra graphs in each of 5 calls.",
+            message="forward() breaks at train.py:8 into 2 extra graphs in each of 5 calls.",
             confidence="high",
             fixes=("train.py:8", "fullgraph"),
             saving_us=240,
@@ -267,7 +268,7 @@ class GraphBreak(Rule):
         ),
         Invalid("a queue that stands still", lambda: _broken(stall=300), confidence="low"),
         Invalid("in an annotation", lambda: _called_by("FSDP::forward", "user_annotation"), severity="info", confidence="low"),
-        Invalid("in what a running graph calls", _broken_inside_a_graph, message="forward breaks at train.py:8 into 1 extra graph in"),
+        Invalid("in what a running graph calls", _broken_inside_a_graph, message="forward() breaks at train.py:8 into 1 extra graph in"),
         Invalid("on the CPU", lambda: _broken(gpu=False), confidence="medium", message="train.py:8", saving_us=290),
         Invalid(
             "hidden behind GPU work",
@@ -289,7 +290,7 @@ class GraphBreak(Rule):
             _eager_inside,
             severity="info",
             confidence="medium",
-            message="forward_blocks (defined at train.py:15) runs eager because",
+            message="forward_blocks() (defined at train.py:15) runs eager because",
         ),
         Invalid("given up whole, and nothing around it", _given_up, severity="info", message="train.py:12"),
     ]  # fmt: skip
@@ -358,16 +359,17 @@ def _message(graph_break: Break, saving: Saving | None) -> str:
     """What breaks, where, why, how often; and where no time passes, that."""
     reason = f" ({graph_break.logged[0].reason})" if graph_break.logged else ""
     place = f"{graph_break.file}:{graph_break.line}{reason}"
+    function = graph_break.function
+    who = called(function) if function else f"The compiled function of region {graph_break.outermost}"
     if graph_break.whole and graph_break.line:
-        return f"{graph_break.function} breaks at {place} and runs eager inside a compiled function."
+        return f"{who} breaks at {place} and runs eager inside a compiled function."
     if graph_break.whole:
         return (
-            f"{graph_break.function} (defined at {graph_break.file}:{graph_break.defined}) runs eager because "
-            "torch.compile skipped it. The line that breaks was not recorded."
+            f"{who} (defined at {graph_break.file}:{graph_break.defined}) runs eager because torch.compile skipped it. "
+            "The line that breaks was not recorded."
         )
     if not graph_break.pieces:
-        return f"{graph_break.function} breaks at {place}. No compiled code follows."
-    who = graph_break.function or f"The compiled function of region {graph_break.outermost}"
+        return f"{who} breaks at {place}. No compiled code follows."
     per_call = graph_break.pieces / max(graph_break.calls, 1)
     negligible = (
         " No time passes between the graphs."
@@ -391,7 +393,7 @@ def _tables(ctx: Context, graph_break: Break) -> list[Table]:
         frame = next((r.frame for r in runs if r.frame), None)
         took = sum(r.end - r.start for r in runs) / 1e3 / max(len(runs), 1)
         depth = max((r.depth for r in runs), default=0)
-        name = f"{frame.function} ({frame.file}:{frame.line})" if frame else None
+        name = f"{frame}" if frame else None
         rows.append([compile_id, name, len(runs), depth, took])
     tables = [
         table(

@@ -241,7 +241,7 @@ class Recompile(Rule):
         Valid("without numbers, in its first steps only", lambda: _unnumbered(0, 1, steps=2)),
     ]  # fmt: skip
     INVALID = [
-        Invalid("three times in eight steps", _recompiling, message="recompiled 3 times in 8 steps. Compilation takes 15 ms", confidence="high", saving_us=3 * 5000 / 8, file="train.py"),
+        Invalid("three times in eight steps", _recompiling, message="forward() (train.py:20) recompiled 3 times in 8 steps. Compilation takes 15 ms", confidence="high", saving_us=3 * 5000 / 8, file="train.py"),
         Invalid("ids from the code that runs next", lambda: _recompiling(ids=False), message="3 times"),
         Invalid(
             "shapes recorded",
@@ -251,11 +251,11 @@ class Recompile(Rule):
             before="import torch\nmodel = torch.compile(model)\n",
             after="import torch\nmodel = torch.compile(model, dynamic=True)\n",
         ),
-        Invalid("without numbers", lambda: _unnumbered(3, 5, 7), message="compiled after the warm-up 3 times", confidence="medium"),
+        Invalid("without numbers", lambda: _unnumbered(3, 5, 7), message="Functions without frame ids compiled 3 times after the warm-up in 8 steps.", confidence="medium"),
         Invalid("without numbers, in every step", lambda: _unnumbered(*range(8)), message="8 times"),
         Invalid("past the limit", _looked_up, message="falls back to eager in 5 calls in 5 steps: none of its compiled versions fits and no new one is compiled. No later call", confidence="high", severity="warning", file="train.py", line=20),
         Invalid("past the limit, no stacks", lambda: _looked_up(stacks=False), message="No later call", confidence="medium", severity="warning"),
-        Invalid("past the limit of a capture that holds all versions", lambda: _looked_up(version=0), message="its 1 compiled version fits"),
+        Invalid("past the limit of a capture that holds all versions", lambda: _looked_up(version=0), message="none of its 1 compiled versions fits"),
         Invalid("past the limit, the first version older than the capture", lambda: _looked_up(version=1), message="its compiled versions fits"),
         Invalid("a later call finds its code", lambda: _looked_up(found="0001001"), message="in 5 calls in 7 steps: none of its compiled versions fits and no new one is compiled. Other calls", confidence="medium", severity="info"),
         Invalid("a later call finds its code, no stacks", lambda: _looked_up(found="0001001", stacks=False), confidence="low", severity="info"),
@@ -317,7 +317,7 @@ class Recompile(Rule):
                 time_us_per_step=ns / count / 1e3,
                 share_of_step=share,
                 basis="measured",
-                how=f"time inside {len(some)} compilations of this function, averaged over {count} steady steps",
+                how=f"time inside {len(some)} compilation{'s' * (len(some) > 1)} of this function, averaged over {count} steady step{'s' * (count > 1)}",
             ),
             location=location(frame, ts_us=moments.ts_us(some[0].start)),
             evidence=[_table(some, steady)],
@@ -354,19 +354,19 @@ def _message(
     """What recompiles, how often, why, what it costs."""
     frame = times[0].frame
     what = (
-        f"{frame.function} ({frame.file}:{frame.line})"
+        f"{frame}"
         if frame
         else f"The compiled function of region {frame_id}"
         if frame_id is not None
-        else "Code without frame ids"
+        else "Functions without frame ids"
     )
     often = "once" if len(times) == 1 else f"{len(times)} times"
     why = f" because {because(changed[0])}" if changed else ""
     unknown = "" if changed else " The cause was not recorded."
     window = f"{steps} step{'s' if steps > 1 else ''}"
-    again = "recompiled" if frame_id is not None else "compiled after the warm-up"
+    again = f"recompiled {often}" if frame_id is not None else f"compiled {often} after the warm-up"
     return (
-        f"{what} {again} {often} in {window}{why}. "
+        f"{what} {again} in {window}{why}. "
         f"Compilation takes {three_figures(ns / 1e3)}, {share:.0%} of that time.{unknown}"
     )
 
@@ -374,9 +374,9 @@ def _message(
 def _uncompiled_message(calls: UncompiledCalls, steps: int) -> str:
     """What falls back to eager, how often, and as far as it is known why."""
     frame, limit, number = calls.frame, calls.limit, len(calls.misses)
-    what = f"{frame.function} ({frame.file}:{frame.line})" if frame else "A compiled function"
+    what = f"{frame}" if frame else "A compiled function"
     count = calls.versions or 0
-    versions = f"its {f'{count} ' if count else ''}compiled version{'s' * (count != 1)}"
+    versions = f"its {f'{count} ' if count else ''}compiled versions"
     if limit is not None:
         value = f" ({limit.value})" if limit.value else ""
         why = f"The log of PyTorch says torch._dynamo.config.{limit.setting}{value} was reached"

@@ -170,7 +170,7 @@ class UnalignedDims(Rule):
         Valid("no GPU", without_gpu, skipped="no GPU work"),
     ]  # fmt: skip
     INVALID = [
-        Invalid("a vocabulary of 50257", _training, message="GEMMs take 1.2 ms per step, 75% of kernel time. Dimensions not divisible by 8: 50257.", confidence="low"),
+        Invalid("a vocabulary of 50257", _training, message="GEMMs with misaligned dimensions take 1.2 ms per step, 75% of kernel time. Not divisible by 8: 50257.", confidence="low"),
         Invalid(
             "as large as an aligned one, and slower", lambda: _training(us=2400, width=49152), saving_us=3 * (2400 - 1636),
         ),
@@ -179,7 +179,7 @@ class UnalignedDims(Rule):
         Invalid("a hidden size of 770", lambda: _training(50304, hidden=770), message="770"),
         Invalid("square, of two matrices", lambda: _alone(_GEMM.replace("_tn_", "_nn_")), message="4097"),
         Invalid("square, with a bias", lambda: _alone(_GEMM, bias=True), message="4097"),
-        Invalid("the same with Tensile", lambda: _alone("Cijk_Ailk_Bljk_BBS_BH_MT128x64x64_MI32x32x8x1", 1025, 8192), message="not divisible by 8: 1025."),
+        Invalid("the same with Tensile", lambda: _alone("Cijk_Ailk_Bljk_BBS_BH_MT128x64x64_MI32x32x8x1", 1025, 8192), message="Not divisible by 8: 1025."),
         Invalid("with stacks", lambda: _training(stacks=True), file="model.py"),
     ]  # fmt: skip
 
@@ -203,8 +203,8 @@ class UnalignedDims(Rule):
         odd_sizes = ", ".join(str(n) for n in sorted(_used(bad, sizes), reverse=True)[:4])
         yield Claim(
             message=(
-                f"Half-precision GEMMs{f' in {site}' if site else ''} take {cost(kernels, ns / 1e3, ns / per_step)}. "
-                f"Dimensions not divisible by {self.multiple}: {odd_sizes}.{negligible(saving.share_of_step)}"
+                f"Half-precision GEMMs{f' in {site}' if site else ''} with misaligned dimensions take {cost(kernels, ns / 1e3, ns / per_step)}. "
+                f"Not divisible by {self.multiple}: {odd_sizes}.{negligible(saving.share_of_step)}"
             ),
             confidence="low",
             saving=saving,

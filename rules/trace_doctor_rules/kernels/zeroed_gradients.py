@@ -223,10 +223,10 @@ def _message(
     outcome: ReplayOutcome, fills: GradientFills, count: int, size: int | None, site: Site | None
 ) -> str:
     what = "zero_grad()" if all(fills.names) else "zero_grad() or a loop"
-    fills_per_step = f"{len(fills.operators) / count:,.0f} operators per step"
+    often = len(fills.operators) / count
     kept = f"{size / 2**20:,.0f} MiB" if size else "their memory"
     return (
-        f"{what}{f' in {site}' if site else ''} fills gradients with zeros ({fills_per_step}) "
+        f"{what}{f' in {site}' if site else ''} fills gradients with zeros ({often:,.0f} operator{'s' * (often >= 1.5)} per step) "
         f"and keeps {kept} through forward.{negligible(outcome.share_of_step)}"
     )
 

@@ -19,6 +19,7 @@ from trace_doctor.model import Location, Target
 from trace_doctor.run import Cat, Run
 from trace_doctor.user_frames import (
     Frame,
+    called,
     is_user_frame,
     is_user_function,
     plain_path,
@@ -47,8 +48,7 @@ class Site(Struct, frozen=True):
     exact: bool = False
 
     def __str__(self) -> str:
-        name = self.function if self.function.endswith((")", ">")) else f"{self.function}()"
-        return f"{name} ({self.file}:{self.line})" if self.exact else f"{name} ({self.file})"
+        return f"{called(self.function)} ({self.file}{f':{self.line}' if self.exact else ''})"
 
     @property
     def target(self) -> Target:
