@@ -70,7 +70,7 @@ def advised(*stacks: list[Frame], twins: dict[int, int] | None = None) -> list[s
         (LION, "Update parameters in place"),
         (BY_HAND, "Update parameters in place"),
         (LOSS, "Chunk or fuse the loss"),
-        (SDPA, "flash kernel"),
+        (SDPA, "flash backend"),
         (NAMED_LIKE_SDPA, "Use scaled_dot_product_attention"),
         (SLICES, "split() or unbind()"),
         (WORKSPACE, "Disable cudnn.benchmark"),

@@ -18,7 +18,7 @@ from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.evidence.trace.threads import Threads
 
-ADVICE = f"profile(..., profile_memory=True) over four and more steps, or on a GPU {CAPTURE_ADVICE}"
+ADVICE = f"profile(..., profile_memory=True) over at least four steps, or on a GPU {CAPTURE_ADVICE}"
 
 
 class Risen(Struct, frozen=True):
