@@ -62,11 +62,22 @@ def resolve(selector: str) -> list[type[Rule]]:
         return list(all_rules())
     hits = [r for r in all_rules() if r.name == selector or r.code.startswith(selector.upper())]
     if not hits:
-        known = [k for r in all_rules() for k in (r.code, r.name)]
-        near = difflib.get_close_matches(selector, known, n=1, cutoff=0.55)
-        hint = f"did you mean {near[0]}?" if near else "`trace-doctor rules` lists them"
-        raise UsageError(f"no rule {selector!r}; {hint}")
+        raise UsageError(f"no rule {selector!r}; {_hint(selector)}")
     return hits
+
+
+def _hint(selector: str) -> str:
+    """The code that differs in letters which look like digits, all of its family, or the nearest name."""
+    codes = [r.code for r in all_rules()]
+    if (code := selector.upper()).startswith("TD"):
+        digits = "TD" + code[2:].translate(str.maketrans("OIL", "011"))
+        if digits in codes:
+            return f"did you mean {digits}?"
+        if family := [c for c in codes if c[:3] == digits[:3]]:
+            return f"{digits[:3]}xx has {', '.join(family)}"
+    elif near := difflib.get_close_matches(selector, [r.name for r in all_rules()], n=1, cutoff=0.55):
+        return f"did you mean {near[0]}?"
+    return "`trace-doctor rules` lists them"
 
 
 def choose(

@@ -38,11 +38,13 @@ def analyze(
     ] = False,
     no_zoom: o.NoZoom = False,
     show_skipped: o.ShowSkipped = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace a report file that is not ours.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace a report file that trace-doctor did not write.")
+    ] = False,
     console: ColorConsole,
     loading: o.Loading,
 ) -> None:
-    """Diagnose traces and memory snapshots. Text goes to the terminal, an HTML report beside it."""
+    """Diagnose traces and memory snapshots. Prints a summary and writes an HTML report."""
     config = setup.load(source=source, output=output, **rules.overrides, **loading.limits)
     sinks = parse_outputs(config.settings.output) or default_sinks(console.silent, force)
     spare(sinks, [*paths, config.settings.source or None, setup.config], config.folders)

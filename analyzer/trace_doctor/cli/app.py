@@ -95,7 +95,7 @@ def root(
         typer.Option("--verbose", "-v", is_eager=True, help="With --version: also the decoder in use."),
     ] = False,
 ) -> None:
-    """What makes a PyTorch training job slow or memory-hungry, what it costs, and the patch."""
+    """Find out why PyTorch training is slow or runs out of memory, and get the patch."""
 
 
 def application(*only: str) -> typer.Typer:
@@ -103,7 +103,7 @@ def application(*only: str) -> typer.Typer:
     run needs one."""
     app = typer.Typer(
         cls=Commands,
-        help="What makes a PyTorch training job slow or memory-hungry, what it costs, and the patch.",
+        help="Find out why PyTorch training is slow or runs out of memory, and get the patch.",
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
         no_args_is_help=True,

@@ -25,7 +25,7 @@ def check(
         str | None, typer.Option(help="Fail at this severity: critical, warning (default), info, never.")
     ] = None,
     require: Annotated[
-        list[str] | None, typer.Option(help="Exit 3 when one of these rules lacks its evidence.")
+        list[str] | None, typer.Option(help="Exit 3 if one of these rules is skipped.")
     ] = None,
     baseline: Annotated[
         Path | None,
@@ -35,9 +35,9 @@ def check(
     ] = None,
     update_baseline: Annotated[
         bool,
-        typer.Option("--update-baseline", help="Write what is found now to the baseline, and accept it."),
+        typer.Option("--update-baseline", help="Write the current findings to the baseline."),
     ] = False,
-    exit_zero: Annotated[bool, typer.Option("--exit-zero", help="Exit 0 whatever is found.")] = False,
+    exit_zero: Annotated[bool, typer.Option("--exit-zero", help="Exit 0 whatever the findings are.")] = False,
     source: o.Source = None,
     output: o.Output = None,
     rules: o.Rules,
@@ -51,7 +51,7 @@ def check(
     console: ColorConsole,
     loading: o.Loading,
 ) -> None:
-    """The same diagnosis as a gate. Exit 0 ok, 1 failed, 2 usage or no readable input, 3 could not decide."""
+    """Fail CI on findings. Exit 0 passed, 1 failed, 2 usage error or no readable input, 3 inconclusive."""
     from trace_doctor.gate.decision import checked, terms_of
 
     config = setup.load(

@@ -15,7 +15,7 @@ _LINK = re.compile(r"\[[^\]]*\]\(([^)]*)\)")
 
 
 def config(file: ConfigFile = None) -> None:
-    """Show every setting with its value and where that comes from."""
+    """Show every setting, its value and its origin."""
     from trace_doctor.config import load_config
 
     loaded = load_config(file=file)

@@ -97,10 +97,9 @@ class Console:
         """What people read, to stdout as the terminal can show it."""
         if not self.silent:
             ascii = not (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf")
-            columns = min(shutil.get_terminal_size().columns, 80) if sys.stdout.isatty() else 80
-            sys.stdout.write(
-                render(replace(options, color=self.in_color, width=max(columns, 40), ascii=ascii))
-            )
+            columns = shutil.get_terminal_size().columns  # COLUMNS, where it is set; 80 of a pipe
+            width = min(max(columns, 40), 160)
+            sys.stdout.write(render(replace(options, color=self.in_color, width=width, ascii=ascii)))
             sys.stdout.flush()
 
     @property

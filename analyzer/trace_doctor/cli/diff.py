@@ -33,7 +33,7 @@ def diff(
     console: ColorConsole,
     loading: o.Loading,
 ) -> None:
-    """What changed between two recordings, beyond the noise. Exit 0 whatever changed (`check` gates), 2 no input, 3 a side
+    """Show what changed between two recordings beyond the noise. Exit 0 whatever changed (`check` gates), 2 no input, 3 a side
     is not whole."""
     from trace_doctor.api import diff as api_diff
     from trace_doctor.reporters.difference import render

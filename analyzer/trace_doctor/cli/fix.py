@@ -13,6 +13,7 @@ from trace_doctor.cli.outputs import Sink
 from trace_doctor.cli.paths import spare
 from trace_doctor.cli.progress import progress_on
 from trace_doctor.errors import UsageError
+from trace_doctor.reporters.units import plural
 
 if TYPE_CHECKING:
     from trace_doctor.fixes import Plan, PlannedFix
@@ -149,29 +150,42 @@ def _result(paths: list[str], source: Path, setup: o.Setup, loading: o.Loading, 
 
 
 def _explain(plan: Plan, console: Console) -> None:
-    """Each fix in a line or two on stderr: what it does, or why the script is not edited."""
+    """Each fix in a line on stderr: what it does, or why the script is not edited. --verbose adds what may go wrong, how to
+    verify it, and the fixes for which the script has no place."""
+    left_out = 0
     for item in plan.items:
         finding, fix_ = item.finding, item.fix
         if item.status == "advice" and fix_.framework not in ("torch", "", *plan.frameworks):
             continue  # advice for a framework that the scripts do not use
+        if item.status in ("unresolved", "already") and not console.verbose:
+            left_out += 1
+            continue
         head = f"{item.label} {finding.name}: {fix_.title}"
         if item.status in ("ready", "held") and item.change is not None:
             _line(f"{head}  [{item.safety}]  {item.change.script.name}:{item.change.line}", console)
-            _consequences(item, console)
-            continue
-        how = "by hand" if item.status == "advice" else item.status
-        _line(f"{head}  [{how}]{': ' if item.why else ''}{item.why}", console)
-        for place in item.candidates[:_MOST_PLACES]:
-            console.hint(f"    {place.file}:{place.line}: {place.code}")
-        if (more := len(item.candidates) - _MOST_PLACES) > 0:
-            console.hint(f"    and {more:,} more")
-        if item.status in ("advice", "display", "ambiguous", "unresolved") and fix_.text:
-            console.hint("".join(f"    {line}\n" for line in fix_.text.splitlines()).rstrip("\n"))
-            _consequences(item, console)
+        else:
+            how = _HOW.get(item.status, item.status)
+            _line(f"{head}  [{how}]{': ' if item.why else ''}{item.why}", console)
+        if console.verbose:
+            _in_full(item, console)
     for note in plan.notes:
         console.hint(note)
     if not plan.items:
-        console.hint("no finding has a fix: nothing to do")
+        console.hint("no fixes available")
+    elif left_out:
+        console.hint(f"{plural(left_out, 'fix', 'fixes')} without a match in the script  (--verbose)")
+
+
+def _in_full(item: PlannedFix, console: Console) -> None:
+    """The places that a fix may be for, its text where the script is not edited, its risk and how to verify it."""
+    for place in item.candidates[:_MOST_PLACES]:
+        console.hint(f"    {place.file}:{place.line}: {place.code}")
+    if (more := len(item.candidates) - _MOST_PLACES) > 0:
+        console.hint(f"    and {more:,} more")
+    if item.status not in ("ready", "held", "already") and item.fix.text:
+        console.hint("".join(f"    {line}\n" for line in item.fix.text.splitlines()).rstrip("\n"))
+    if item.status != "already":
+        _consequences(item, console)
 
 
 def _consequences(item: PlannedFix, console: Console) -> None:
@@ -190,12 +204,13 @@ def _line(text: str, console: Console) -> None:
 
 
 _MOST_PLACES = 20
+_HOW = {"advice": "manual", "display": "manual", "unresolved": "no match", "already": "already done"}
 _RISKS = {
-    "safe": "none known: the losses stay bit by bit the same",
+    "safe": "none known: the losses stay bitwise identical",
     "unsafe": "may change numerics, randomness, memory or checkpoints",
-    "display": "it is for you to judge",
+    "display": "for you to judge",
 }
-_VERIFY = "capture again; `trace-doctor verify BEFORE AFTER` compares the captures"
+_VERIFY = "record again; `trace-doctor verify BEFORE AFTER` compares the recordings"
 
 
 def _ask(plan: Plan, console: Console) -> Plan:
@@ -212,9 +227,7 @@ def _print_patch(plan: Plan, console: Console) -> None:
     data = plan.patch()
     console.print_patch(data)
     if data:
-        console.hint(
-            f"{_count(plan)}: nothing was changed; write it with --patch FILE or apply it with --apply"
-        )
+        console.hint(f"{_count(plan)}: not applied; use --apply, or --patch FILE to write the patch")
 
 
 def _write_patch(plan: Plan, path: Path, console: Console) -> None:
@@ -231,10 +244,9 @@ def _report_edits(plan: Plan, changed: list[str], console: Console) -> None:
     unsafe = len([i for i in plan.of("held") if i.safety == "unsafe" and i.why != "not chosen"])
     if unsafe:
         console.hint(
-            f"{unsafe} more {'fix' if unsafe == 1 else 'fixes'} with --unsafe-fixes (may change numerics or memory)"
+            f"{plural(unsafe, 'more fix', 'more fixes')} with --unsafe-fixes (may change numerics or memory)"
         )
 
 
 def _count(plan: Plan) -> str:
-    count = len(plan.of("ready"))
-    return f"{count} {'fix' if count == 1 else 'fixes'}"
+    return plural(len(plan.of("ready")), "fix", "fixes")

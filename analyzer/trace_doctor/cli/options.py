@@ -71,14 +71,14 @@ Steps = Annotated[
     str | None, typer.Option(metavar="FIRST:LAST", help="Only these steps, the last one excluded.")
 ]
 Device = Annotated[int | None, typer.Option(help="Only this device.")]
-NoSource = Annotated[bool, typer.Option("--no-source", help="Embed no line of the script in any output.")]
+NoSource = Annotated[bool, typer.Option("--no-source", help="Do not embed source lines in any output.")]
 ShowSkipped = Annotated[
-    bool, typer.Option("--show-skipped", help="List skipped rules with how to capture them.")
+    bool, typer.Option("--show-skipped", help="List skipped rules and what to record for them.")
 ]
 NoZoom = Annotated[bool, typer.Option("--no-zoom", help="HTML without the zoomable panels: 2 MB less.")]
 AllowDirty = Annotated[
     bool,
-    typer.Option("--allow-dirty", help="Apply although there is no clean git work tree to go back to."),
+    typer.Option("--allow-dirty", help="Edit even if the git work tree is dirty or missing."),
 ]
 
 
@@ -122,14 +122,14 @@ class Coverage:
         str | None,
         typer.Option(
             metavar="N|all",
-            help="Ranks that must have been read; fewer exit 3. all: as many as the captures say the job has.",
+            help="Exit 3 if fewer ranks were read. all: the world size in the captures.",
         ),
     ] = None
     allow_partial: Annotated[
         bool,
         typer.Option(
             "--allow-partial",
-            help="Say what was not read or is missing, but let it decide nothing (default: exit 3).",
+            help="Report missing or unread captures without exiting 3.",
         ),
     ] = False
 
@@ -156,13 +156,13 @@ class Loading:
 
     jobs: Annotated[
         int | None,
-        typer.Option(min=1, help="Processes that read captures (default: as many as there are cores)."),
+        typer.Option(min=1, help="Processes that read captures (default: number of cores)."),
     ] = None
     max_memory: Annotated[
         str | None,
         typer.Option(
             metavar="SIZE",
-            help="Memory to use at most: 4GB, 512MB, or 50% of what is available (default: 75%). "
+            help="Memory limit: 4GB, 512MB, or 50% of what is available (default: 75%). "
             "A file that needs more is refused.",
         ),
     ] = None

@@ -60,7 +60,7 @@ def record(
     ],
     out: Annotated[
         Path,
-        typer.Option(metavar="DIR", help="The recording goes to a new folder in here, named by the time."),
+        typer.Option(metavar="DIR", help="Folder for recordings; each gets a new folder named by its time."),
     ] = Path("logs"),
     max_steps: Annotated[int, typer.Option(help="Steps to record, warm-up included.")] = 400,
     max_seconds: Annotated[
@@ -71,14 +71,14 @@ def record(
         bool, typer.Option("--let-it-run", help="Do not stop the script when enough is recorded.")
     ] = False,
     step_every: Annotated[
-        int | None, typer.Option(help="So many calls of the model make a step, where there is no optimizer.")
+        int | None, typer.Option(help="Model calls per step, for scripts without an optimizer.")
     ] = None,
     no_stacks: Annotated[
-        bool, typer.Option("--no-stacks", help="No Python stacks: findings name no lines.")
+        bool, typer.Option("--no-stacks", help="Do not record Python stacks; findings then name no lines.")
     ] = False,
     console: _Console,
 ) -> None:
-    """Run a training script as it is and record a capture of it. Exit: the script's, 125 if ours failed or nothing was recorded."""
+    """Run a training script unchanged and record it. Exit code: the script's, 125 if recording failed or recorded nothing."""
     if os.name == "nt":
         raise UsageError(
             "record needs Linux or macOS; trace_doctor.record() in the script works on Windows too"

@@ -24,7 +24,7 @@ def report(
     no_zoom: o.NoZoom = False,
     console: ColorConsole,
 ) -> None:
-    """Render a saved result again, in any format."""
+    """Render a saved result in any format."""
     from trace_doctor.reporters.saved import read_saved
 
     sinks = parse_outputs(o.in_parts(output, "output")) or [Sink("text")]

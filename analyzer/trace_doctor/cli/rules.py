@@ -33,7 +33,7 @@ def rule(
     output: Format = "text",
     config: ConfigFile = None,
 ) -> None:
-    """Explain a rule. What it looks for, why that is bad, its thresholds in force, its fixes."""
+    """Explain a rule: what it checks, why that matters, its thresholds in force, its fixes."""
     from trace_doctor.config import load_config
     from trace_doctor.errors import UsageError
     from trace_doctor.registry import all_rules, resolve

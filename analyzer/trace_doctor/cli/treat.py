@@ -31,7 +31,7 @@ TYPER = {"context_settings": {"allow_interspersed_args": False}}
 def treat(
     *,
     command: Annotated[
-        list[str], typer.Argument(metavar="-- COMMAND...", help="What starts the training, as you start it.")
+        list[str], typer.Argument(metavar="-- COMMAND...", help="The command that starts the training.")
     ],
     source: Annotated[Path, typer.Option(help="Folder (or file) of the training script.")] = Path("."),
     unsafe_fixes: Annotated[
@@ -42,9 +42,9 @@ def treat(
         bool, typer.Option("--interactive", "-i", help="Ask for each fix whether to try it.")
     ] = False,
     select: o.Findings = None,
-    apply: Annotated[bool, typer.Option("--apply", help="In the end, edit the scripts.")] = False,
+    apply: Annotated[bool, typer.Option("--apply", help="Edit the scripts after all trials.")] = False,
     patch: Annotated[
-        Path, typer.Option(metavar="FILE", help="Where the patch of what helped is written.")
+        Path, typer.Option(metavar="FILE", help="File for the patch of the fixes that helped.")
     ] = DEFAULT_PATCH,
     output: Annotated[
         list[str] | None,
@@ -57,19 +57,19 @@ def treat(
         int | None,
         typer.Option(help="Steps of a plain run, warm-up included (default: what takes 5 seconds, 40 to 400)."),
     ] = None,
-    max_seconds: Annotated[float, typer.Option(help="When it ends at the latest, with what it knows.")] = 3600.0,
-    max_trials: Annotated[int | None, typer.Option(min=1, help="Try so many fixes at most.")] = None,
+    max_seconds: Annotated[float, typer.Option(help="Time limit; what is known by then is reported.")] = 3600.0,
+    max_trials: Annotated[int | None, typer.Option(min=1, help="Try at most this many fixes.")] = None,
     min_gain: Annotated[
         str, typer.Option(help="A fix is kept if it gains more than this share of the step or the peak.")
     ] = "1%",
     loss_tolerance: Annotated[
-        str, typer.Option(help="How far the losses of an unsafe fix may lie apart, on average.")
+        str, typer.Option(help="Mean relative difference of losses that an unsafe fix may have.")
     ] = "2%",
     without_losses: Annotated[
-        bool, typer.Option("--without-losses", help="Keep unsafe fixes also where no loss can be seen.")
+        bool, typer.Option("--without-losses", help="Keep unsafe fixes even if no loss was recorded.")
     ] = False,
     step_every: Annotated[
-        int | None, typer.Option(min=1, help="Module calls that make a step, where there is no optimizer.")
+        int | None, typer.Option(min=1, help="Module calls per step, for scripts without an optimizer.")
     ] = None,
     link: Annotated[
         list[str] | None,
@@ -85,7 +85,7 @@ def treat(
     setup: o.Setup,
     console: ColorConsole,
 ) -> None:  # fmt: skip
-    """Record, try each fix on the command itself, keep what helps. Exit 0 something helped or nothing was to be tried, 1 no fix helped, 2 files of yours changed."""
+    """Record a command, try each fix on it, keep what helps. Exit 0 a fix helped or there was none to try, 1 no fix helped, 2 files of yours changed."""
     from trace_doctor.treatment import TreatOptions
     from trace_doctor.treatment import treat as run
 

@@ -38,7 +38,7 @@ def verify(
     console: ColorConsole,
     loading: o.Loading,
 ) -> None:
-    """Say whether a fix kept its promise. Exit 0 gone, 1 still there or new, 2 no input, 3 cannot tell."""
+    """Compare predicted and measured effect of a fix. Exit 0 fixed, 1 not fixed or new, 2 no input, 3 inconclusive."""
     from trace_doctor.api import verify as api_verify
     from trace_doctor.reporters import Options
 

@@ -71,7 +71,7 @@ def apply(plan: Plan, *, allow_dirty: bool = False) -> list[str]:
 def no_way_back(root: Path, files: Sequence[Path]) -> str | None:
     """Why an edit could not be told from what was there before, and what allows it all the same; None in a clean work tree."""
     if not in_git(root):
-        return "not in a git work tree, so there is no commit to go back to: pass --allow-dirty to edit all the same"
+        return "not under git, so there is no undo: pass --allow-dirty to edit anyway"
     changes = uncommitted(root, files)
     return None if changes is None else f"{changes}: commit or stash first, or pass --allow-dirty"
 

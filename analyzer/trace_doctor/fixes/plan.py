@@ -311,7 +311,7 @@ def _line_now(script: Script, line: int, excerpts: Mapping[int, str]) -> int:
     same = [n for n in range(1, len(script.line_starts) + 1) if script.line_text(n) == text]
     if len(same) == 1 and text.strip():
         return same[0]
-    raise NoEdit("unresolved", f"{script.name}:{line} reads otherwise by now: the script has changed since")
+    raise NoEdit("unresolved", f"{script.name}:{line} changed since the capture")
 
 
 def _target(mod: Codemod, finding: Finding, fix: Fix, params: Parameters) -> Target | None:

@@ -120,11 +120,11 @@ def _work(before: Result, after: Result) -> Iterator[str]:
         pair = [
             min(s for s in side if s.split(" [")[0] == min(operators[0] & operators[1])) for side in shapes
         ]
-        yield f"another model or batch: {pair[0]} before, {pair[1]} after"
+        yield f"different model or batch size: {pair[0]} before, {pair[1]} after"
     for what, most in (("kernels", _KERNELS), ("operators", _OPERATORS)):
         a, b = (_most(r, what) for r in (before, after))
         if a and b and max(a, b) > most * min(a, b):
-            yield f"{a:,.0f} {what} a step before, {b:,.0f} after: expected only where the fix changes them"
+            yield f"{a:,.0f} {what} per step before, {b:,.0f} after: expected only where the fix changes them"
             return
 
 

@@ -184,7 +184,7 @@ def _stale(result: Result, baseline: Baseline, known: Mapping[str, Known]) -> li
         elif entry.code in looked:
             notes.append(f"stale baseline entry: {name} is no longer found; --update-baseline drops it")
         else:
-            notes.append(f"baseline entry not checked: {name}, whose rule could not look")
+            notes.append(f"baseline entry not checked: {name}, rule skipped")
     return notes
 
 
@@ -218,7 +218,7 @@ def _verdict(
 ) -> str:
     few = f" ({ranks})" if ranks else ""
     if code == 3:
-        return f"check could not decide{few}: {_listed(undecided)}"
+        return f"check is inconclusive{few}: {_listed(undecided)}"
     if code == 0:
         kind = "new finding" if terms.baseline is not None else "finding"
         parts = [] if terms.fail_on == "never" else [f"no {kind} at {terms.fail_on} or above"]
@@ -236,7 +236,7 @@ def _verdict(
             f"{len(broken)} {'limits' if len(broken) > 1 else 'limit'} exceeded ({', '.join(b.name for b in broken)})"
         )
     if undecided:
-        reasons.append(f"could not decide the rest: {_listed(undecided)}")
+        reasons.append(f"inconclusive for the rest: {_listed(undecided)}")
     return f"check failed{few}: {'; '.join(reasons)}"
 
 

@@ -193,7 +193,7 @@ def _verdict(difference: Difference) -> str:
     if peak:
         sentence = peak if step.verdict == "not_captured" else f"{sentence}, {peak}"
     new = sum(f.checked_before for f in difference.new)
-    moved = [f"{n} finding{'s' if n > 1 else ''} {word}" for n, word in ((gone, "gone"), (new, "new")) if n]
+    moved = [f"{n} finding{'s' if n > 1 else ''} {word}" for n, word in ((gone, "fixed"), (new, "new")) if n]
     sentence = ", ".join([sentence, *(moved or ["no finding came or went"])])
     sentence = f"{sentence}; not all of both sides was compared" if difference.undecided else sentence
     return sentence[0].upper() + sentence[1:]

@@ -144,12 +144,12 @@ def _decide(
     bad = [f.id for f in new if f.checked_before and fail_on != "never" and _counts(f.severity, fail_on)]
     unknown = [f.id for f in followed if f.fate == "not_captured"]
     if there or bad:
-        parts = [f"{', '.join(there)} not gone"] * bool(there) + [f"{', '.join(bad)} new"] * bool(bad)
-        parts += [f"could not decide the rest: {'; '.join(undecided[:3])}"] * bool(undecided)
+        parts = [f"{', '.join(there)} not fixed"] * bool(there) + [f"{', '.join(bad)} new"] * bool(bad)
+        parts += [f"inconclusive for the rest: {'; '.join(undecided[:3])}"] * bool(undecided)
         return 1, f"verify failed: {'; '.join(parts)}"
-    blind = [f"AFTER does not show whether {', '.join(unknown)} is gone"] * bool(unknown)
+    blind = [f"AFTER does not show whether {', '.join(unknown)} is fixed"] * bool(unknown)
     if blind or undecided:
-        return 3, f"verify could not decide: {'; '.join([*blind, *undecided[:3]])}"
+        return 3, f"verify is inconclusive: {'; '.join([*blind, *undecided[:3]])}"
     if not followed:
         return 0, "nothing to verify: BEFORE has no finding"
     noted = [f.id for f in followed if f.fate != "gone"]
@@ -157,9 +157,9 @@ def _decide(
     if noted:
         return (
             0,
-            f"verify passed: {', '.join(noted)} {'is' if len(noted) == 1 else 'are'} no more than a note now",
+            f"verify passed: {', '.join(noted)} {'is' if len(noted) == 1 else 'are'} downgraded to info",
         )
-    return 0, f"verify passed: {gone} gone"
+    return 0, f"verify passed: {gone} fixed"
 
 
 def memory_change(before: Result, after: Result) -> MemoryChange:

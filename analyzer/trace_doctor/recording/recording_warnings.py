@@ -65,7 +65,7 @@ def _nothing(command: Sequence[str], processes: Mapping[int, Mapping[str, str]])
         return "no process of the command imported torch: it has to be the training script, or what starts it"
     if failed := next((events[FAILED] for events in processes.values() if FAILED in events), None):
         return f"the recorder failed: {failed}"
-    return "torch was imported, but nothing was trained (--step-every N counts calls of the model instead)"
+    return "torch was imported, but no optimizer step ran (--step-every N counts model calls instead)"
 
 
 def _silent(ranks: Sequence[RankRecord]) -> Iterator[str]:
@@ -106,7 +106,7 @@ def _of_ranks(ranks: Sequence[RankRecord], options: RecordOptions, outcome: Comm
 
 def _of_rank(rank: RankRecord, options: RecordOptions, outcome: CommandOutcome) -> Iterator[str]:
     if not rank.ended:
-        yield "the process ended without a word; what it had written until then is kept"
+        yield "the process exited unexpectedly; what it had written until then is kept"
     texts = (*rank.impossible, *rank.warnings)
     came = {p.name for p in rank.phases} | {warning.partition(":")[0] for warning in texts}
     if missing := [p for p in options.phases if p not in came]:

@@ -11,9 +11,9 @@ from trace_doctor.reporters.terminal import Terminal
 from trace_doctor.reporters.units import duration, plural, share, size
 
 FATES: dict[Fate, tuple[str, str, str]] = {
-    "gone": ("✔", "gone", "good"),
+    "gone": ("✔", "fixed", "good"),
     "smaller": ("▲", "smaller", "warning"),
-    "still_there": ("✖", "still there", "critical"),
+    "still_there": ("✖", "not fixed", "critical"),
     "not_captured": ("?", "not captured", "dim"),
 }
 INDENT = 16
@@ -55,9 +55,9 @@ def followed(terminal: Terminal, one: Followed) -> None:
     _head(terminal, f"{symbol} {word}", one.id, one.name, where_briefly(one.location), style)
     if one.after_saving is not None:
         before, now = (_cost(s) for s in (one.promised, one.after_saving))
-        terminal.put(f"costs {before} before, {now} after", indent=INDENT)
+        terminal.put(f"cost {before} before, {now} after", indent=INDENT)
     elif promised := saving_words(one.promised):
-        terminal.put(f"promised {promised}", indent=INDENT)
+        terminal.put(f"predicted: {promised}", indent=INDENT)
     if one.reason:
         terminal.put(one.reason, indent=INDENT)
     if one.capture:
@@ -69,7 +69,7 @@ def _head(terminal: Terminal, first: str, id: str, name: str, where: str, style:
 
 
 def _cost(saving: Saving | None) -> str:
-    return cost_words(saving) or "nothing known"
+    return cost_words(saving) or "an unknown amount"
 
 
 def signed(value: float, words: Callable[[float], str]) -> str:
@@ -79,12 +79,12 @@ def signed(value: float, words: Callable[[float], str]) -> str:
 
 def appeared(terminal: Terminal, new: Appeared) -> None:
     """A finding that BEFORE did not have."""
-    word = "new" if new.checked_before else "unseen before"
+    word = "new" if new.checked_before else "newly checked"
     first = f"{SYMBOL[new.severity]} {word}"
     _head(terminal, first, new.id, new.name, where_briefly(new.location), new.severity)
     terminal.put(new.message, indent=INDENT)
     if not new.checked_before:
-        terminal.put("BEFORE could not have shown it: it may be old", "dim", indent=INDENT)
+        terminal.put("BEFORE could not show it: it may predate the fix", "dim", indent=INDENT)
 
 
 def step_time(terminal: Terminal, change: StepChange) -> None:
@@ -101,7 +101,7 @@ def step_time(terminal: Terminal, change: StepChange) -> None:
         indent=INDENT,
         first="step time",
     )
-    noise = f"; less than {duration(change.noise_us or 0.0)} is noise"
+    noise = f"; noise threshold {duration(change.noise_us or 0.0)}"
     terminal.put(f"median of {_spread(a)} before, of {_spread(b)} after{noise}", "dim", indent=INDENT)
 
 
@@ -111,7 +111,7 @@ def _spread(time: StepTime) -> str:
 
 
 def _steps(time: StepTime) -> str:
-    return plural(time.steps, "plain step" if time.plain else "steady step")
+    return plural(time.steps, "step without profiler" if time.plain else "steady step")
 
 
 def memory(terminal: Terminal, comparison: Comparison) -> None:
@@ -140,6 +140,6 @@ def doubts(terminal: Terminal, comparison: Comparison) -> None:
     for reason in comparison.undecided:
         terminal.put(reason, "critical", indent=2, first="?")
     for reason in comparison.partial:
-        terminal.put(f"let pass by --allow-partial: {reason}", "warning", indent=2, first="!")
+        terminal.put(f"accepted by --allow-partial: {reason}", "warning", indent=2, first="!")
     for warning in comparison.warnings:
         terminal.put(warning, "warning", indent=2, first="!")

@@ -92,9 +92,11 @@ def _fault(first: Finding, result: Result) -> str:
     if saving and saving.share_of_step and saving.share_of_step >= (saving.share_of_peak or 0.0):
         several = len({i.rank for i in result.inputs if i.kind == "trace"}) > 1
         of_whom = f" (rank {first.rank})" if several and first.rank is not None else ""
-        return f"{title}: {how_known(saving)} {figure_words(saving, saving.share_of_step, estimate_share)} of each step{of_whom}"
+        return f"{title}: {how_known(saving)} {figure_words(saving, saving.share_of_step, estimate_share)} of step time{of_whom}"
     if saving and saving.bytes:
-        return f"{title}: {how_known(saving)} {figure_words(saving, saving.bytes, estimate_size)} of the peak"
+        return (
+            f"{title}: {how_known(saving)} {figure_words(saving, saving.bytes, estimate_size)} of peak memory"
+        )
     return title
 
 
@@ -118,7 +120,7 @@ def _uncertain(result: Result) -> str:
     elif saving.basis == "model":
         why = "estimated, not measured: try the fix, and compare with trace-doctor verify"
     elif saving.basis == "bound":
-        why = "the replay does not explain this capture: record it again, with nothing else running"
+        why = "the simulation does not reproduce this capture: record again, with nothing else running"
     else:
         why = "its finding says why"
     return f"{_fault(note, result)}, which is not certain ({why})"
@@ -137,8 +139,8 @@ def _start_up(result: Result) -> str:
     )
     queued = most.queued_share or 0.0
     if 2 * queued >= (most.start_up_share or 0.0):
-        return f"For {share(queued, 0)} of the capture the GPU is at, or behind, work that was queued before the recording: {about}"
-    return f"{share(most.start_up_share or 0.0, 0)} of the capture is start-up (warm-up, first uses, compilation): {about}"
+        return f"For {share(queued, 0)} of the capture the GPU runs, or waits for, work that was queued before the recording: {about}"
+    return f"{share(most.start_up_share or 0.0, 0)} of the capture is start-up (warm-up, lazy initialization, compilation): {about}"
 
 
 def least_explained(result: Result) -> Unowned | None:
@@ -206,21 +208,17 @@ def shortages(result: Result) -> list[str]:
 
 def _without_fault(result: Result) -> str:
     if nothing_captured(result):
-        return (
-            "Not captured: no event of torch.profiler in it; `trace-doctor capture` prints how to record some"
-        )
+        return "No torch.profiler events were recorded; `trace-doctor capture` prints how to record some"
     looked = _looked(result)
     if not looked:
         why = ": the snapshot has no usable allocation history" if result.memory_held else ""
-        return f"Nothing could be checked{why}"
+        return f"No rule could run{why}"
     if result.findings:
-        return f"No serious fault found; {plural(len(result.findings), 'finding')} for information"
+        return f"No warnings; {len(result.findings):,} info"
     blind = sum(o.outcome in ("skipped", "error") for o in result.outcomes)
-    rest = f"; {blind:,} could not" if blind else ""
+    rest = f", {blind:,} skipped" if blind else ""
     above = " above min-confidence and min-saving" if result.summary.left_out else ""
-    return (
-        f"Nothing found{above}{but_suppressed(result)} by the {plural(looked, 'rule')} that could look{rest}"
-    )
+    return f"No problems{above}{but_suppressed(result)}: {plural(looked, 'rule')} passed{rest}"
 
 
 def but_suppressed(result: Result) -> str:

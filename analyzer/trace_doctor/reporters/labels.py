@@ -31,6 +31,7 @@ from trace_doctor.reporters.units import (
     plural,
     share,
     size,
+    step_change,
 )
 
 
@@ -43,22 +44,26 @@ class Kind(NamedTuple):
 
 BUSY: dict[str, Kind] = {
     "compute": Kind(PART_NAMES["compute"], "kernels were running"),
-    "comm": Kind(PART_NAMES["exposed_comm"], "only collectives were running: no compute hid them"),
+    "comm": Kind(PART_NAMES["exposed_comm"], "only collectives were running: no compute overlapped them"),
     "copy": Kind(PART_NAMES["exposed_copy"], "only memory copies were running"),
 }
 IDLE: dict[str, Kind] = {
     "data_loading": Kind(PART_NAMES["data_loading"], "the host was fetching the next batch"),
-    "sync": Kind(PART_NAMES["sync"], "the host had waited for the GPU and so lost its lead"),
-    "allocator": Kind(PART_NAMES["allocator"], "the host was in cudaMalloc, cudaFree or a relative of them"),
+    "sync": Kind(PART_NAMES["sync"], "the host had waited for the GPU and lost its run-ahead"),
+    "allocator": Kind(PART_NAMES["allocator"], "the host was in cudaMalloc, cudaFree or a similar call"),
     "compile": Kind(PART_NAMES["compile"], "the host was compiling: dynamo, inductor, Triton"),
-    "cold_start": Kind(PART_NAMES["cold_start"], "a first use: modules loaded, libraries initialised"),
+    "cold_start": Kind(
+        PART_NAMES["cold_start"], "lazy initialization: modules and libraries load at their first use"
+    ),
     "optimizer": Kind(PART_NAMES["optimizer"], "the host was preparing the optimizer step"),
-    "annotation": Kind(PART_NAMES["annotation"], "the host was inside a named block that launched nothing"),
-    "python": Kind(PART_NAMES["python"], "no operator was open on the host: Python, or nothing recorded"),
+    "annotation": Kind(
+        PART_NAMES["annotation"], "the host was inside a record_function block that launched nothing"
+    ),
+    "python": Kind(PART_NAMES["python"], "no operator ran on the host: Python code, or nothing was recorded"),
     "dispatch": Kind(PART_NAMES["dispatch"], "the host was preparing operators and launches"),
     "launch": Kind(PART_NAMES["launch"], "the work was on its way from the host to the device"),
-    "profiler": Kind(PART_NAMES["profiler"], "the profiler itself held the host"),
-    "unattributed": Kind(PART_NAMES["unattributed"], "nothing in the capture explains the wait"),
+    "profiler": Kind(PART_NAMES["profiler"], "the profiler itself blocked the host"),
+    "unattributed": Kind(PART_NAMES["unattributed"], "nothing in the capture explains the idle time"),
 }
 KINDS: dict[str, Kind] = {**BUSY, **IDLE}
 
@@ -66,12 +71,14 @@ MEMORY: dict[str, Kind] = {
     "parameters": Kind("parameters", "the model's weights"),
     "gradients": Kind("gradients", "what backward leaves for the optimizer"),
     "optimizer_state": Kind("optimizer state", "what the optimizer keeps between steps"),
-    "activations": Kind("activations", "kept by forward for backward"),
+    "activations": Kind("activations", "saved by forward for backward"),
     "inputs": Kind("inputs", "the batch"),
-    "temporaries": Kind("temporaries", "born and freed within one phase"),
+    "temporaries": Kind("temporaries", "allocated and freed within one phase"),
     "workspaces": Kind("library workspaces", "scratch of cuBLAS, cuDNN and the like"),
-    "held_before_recording": Kind("held before recording", "allocated before the record began"),
-    "unknown": Kind("unknown", "the record does not say"),
+    "held_before_recording": Kind(
+        "allocated before recording", "allocated before the allocation history began"
+    ),
+    "unknown": Kind("unknown", "the allocation history does not say"),
 }
 
 FAMILIES: dict[str, str] = {
@@ -89,13 +96,20 @@ SYMBOL: dict[Severity, str] = {"critical": "✖", "warning": "▲", "info": "●
 SEVERITIES: tuple[Severity, ...] = ("critical", "warning", "info")
 HOW_KNOWN: dict[Known, str] = {"up_to": "up to", "about": "about"}
 BASIS = {
+    "measured": "measured",
+    "replay": "simulated",
+    "bound": "upper bound",
+    "model": "estimated",
+}
+"""the basis of a saving in a word"""
+BASIS_MEANING = {
     "measured": "measured in the capture",
-    "replay": "from re-timing the captured steps without the cause",
-    "bound": "a bound: what the ledger allows at most",
+    "replay": "from simulating the captured steps without the cause",
+    "bound": "an upper bound: what the step time breakdown allows at most",
     "model": "from a model, not from this capture",
 }
 SAFETY = {
-    "safe": "the losses stay bit by bit the same",
+    "safe": "the losses stay bitwise identical",
     "unsafe": "may change numerics, randomness, memory or checkpoints: review it",
     "display": "shown for you to decide, never applied",
 }
@@ -183,16 +197,16 @@ def facts(result: Result) -> list[str]:
     """What was captured, in a few words each: device, ranks, steps, step time, busy share, peak."""
     summary = result.summary
     traces = 0 if Names(result).ranked else len({row.input for row in result.time_ledger})
-    slowest = f" (the slowest of {traces:,} captures)" if traces > 1 else ""
+    slowest = f" (slowest of {traces:,} captures)" if traces > 1 else ""
     devices = list(dict.fromkeys(i.device_name for i in result.inputs if i.device_name))
     ranks = len({i.rank for i in result.inputs})
     steps = max((i.steps for i in result.inputs), default=0)
     parts = [*devices[:2], plural(ranks, "rank") if ranks > 1 else "", plural(steps, "step") if steps else ""]
     if summary.step_us is not None and summary.plain_step_us is not None:
         plain, profiled = duration(summary.plain_step_us), duration(summary.step_us)
-        parts.append(f"step {plain} plain, {profiled} under the profiler{slowest}")
+        parts.append(f"{plain}/step ({profiled} with profiler){slowest}")
     elif summary.step_us is not None:
-        parts.append(f"{duration(summary.step_us)} a step{slowest}")
+        parts.append(f"{duration(summary.step_us)}/step{slowest}")
     if summary.gpu_busy_share is not None:
         parts.append(f"GPU busy {share(summary.gpu_busy_share)}")
     if summary.peak_allocated_bytes is not None:
@@ -241,10 +255,10 @@ def where_in_capture(location: Location) -> str:
 
 
 def saving_words(saving: Saving | None) -> str:
-    """`up to -33% step (≈59 ms, replay)`, or `about -33% step (20–45%, ≈59 ms, model)`; empty where a finding claims nothing.
-    The measured figure that a message has may differ from the rounded one."""
+    """`saves up to 33% of step (178 → 120 ms, simulated)`, or `saves about 33% of step (20–45%, 178 → 120 ms, estimated)`; empty
+    where a finding claims nothing."""
     costs = cost_words(saving)
-    return f"{how_known(saving)} {costs}" if saving is not None and costs else ""
+    return f"saves {how_known(saving)} {costs}" if saving is not None and costs else ""
 
 
 def how_known(figure: HowKnown) -> str:
@@ -268,26 +282,25 @@ def figure_words(
 
 
 def cost_words(saving: Saving | None) -> str:
-    """As `saving_words`, without how it is known."""
+    """As `saving_words`, without "saves" and how it is known."""
     if saving is None:
         return ""
     parts = []
-    time = saving.time_us_per_step
-    basis = "" if saving.known == "about" and saving.basis == "bound" else saving.basis
-
-    if saving.share_of_step:
-        also = f"≈{estimate_duration(time)}" if time else ""
-        parts.append(figure_words(saving, saving.share_of_step, estimate_share, also, basis, of=" step"))
+    time, part = saving.time_us_per_step, saving.share_of_step
+    basis = "" if saving.known == "about" and saving.basis == "bound" else BASIS[saving.basis]
+    if part:
+        change = step_change(time / part, time) if time else ""
+        parts.append(figure_words(saving, part, estimate_share, change, basis, of=" of step"))
     elif time:
-        parts.append(figure_words(saving, time, estimate_duration, basis, of=" a step"))
+        parts.append(figure_words(saving, time, estimate_duration, basis, of="/step"))
     if saving.bytes:
         unless_said = "" if parts else basis
         if peak := saving.share_of_peak:
             also = f"≈{estimate_size(saving.bytes)}"
-            parts.append(figure_words(saving, peak, estimate_share, also, unless_said, of=" peak"))
+            parts.append(figure_words(saving, peak, estimate_share, also, unless_said, of=" of peak"))
         else:
             parts.append(figure_words(saving, saving.bytes, estimate_size, unless_said))
-    return ", ".join(f"-{part}" for part in parts)
+    return " and ".join(parts)
 
 
 def by_hand(result: Result) -> Saving | None:
@@ -308,25 +321,25 @@ def together(result: Result, between: str) -> str:
     gain = []
     if upto.share_of_step and upto.time_us_per_step:
         gain.append(
-            f"-{estimate_share(upto.share_of_step)} step (≈{estimate_duration(upto.time_us_per_step)})"
+            f"{estimate_share(upto.share_of_step)} of step (≈{estimate_duration(upto.time_us_per_step)})"
         )
     if upto.bytes:
-        gain.append(f"-{estimate_size(upto.bytes)}")
-    gains = f"together {how_known(upto)} {', '.join(gain)}" if gain else ""
+        gain.append(f"{estimate_size(upto.bytes)} of memory")
+    gains = f"combined: {how_known(upto)} {' and '.join(gain)}" if gain else ""
     if most is not None:  # what the findings say is more than the patches give
-        hand = f"by hand {how_known(most)} -{estimate_share(most.share_of_step or 0.0)} step"
-        gains = f"{hand}, patches {gains}" if gains else hand
+        hand = f"manual fix: {how_known(most)} {estimate_share(most.share_of_step or 0.0)} of step"
+        gains = f"{hand}; patches {gains}" if gains else hand
     return f"{between}{gains}" if gains else ""
 
 
 def how_made(fix: Fix) -> str:
-    """By whom a fix is made: `safe` or `unsafe` where `fix` makes it, `by hand` or `in the launcher` where it does not."""
+    """By whom a fix is made: `safe` or `unsafe` where `fix` makes it, `manual` or `environment` where it does not."""
     if fix.kind == "patch" and fix.safety != "display" and (fix.codemod or fix.diff):
         return fix.safety
-    return _WHERE.get(fix.kind, "by hand")
+    return _WHERE.get(fix.kind, "manual")
 
 
-_WHERE = {"env": "in the launcher", "config": "in a configuration file", "command": "a command"}
+_WHERE = {"env": "environment", "config": "configuration file", "command": "command"}
 
 
 def why_no_patch(fix: Fix) -> str:

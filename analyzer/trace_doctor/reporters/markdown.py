@@ -176,7 +176,7 @@ def _not_checked(result: Result, options: Options) -> Iterator[str]:
             by_reason[reason if o.outcome == "skipped" else f"failed: {reason}"].append(f"{o.code} {o.name}")
     if by_reason:
         count = sum(map(len, by_reason.values()))
-        yield f"### {plural(count, 'rule')} could not look"
+        yield f"### {plural(count, 'rule')} skipped"
         yield "\n".join(
             f"- {md(', '.join(names))}: {md(reason)}" for reason, names in sorted(by_reason.items())
         )

@@ -68,8 +68,8 @@ def _headline(recorded: Recorded) -> str:
     steps = max((len(of) for of in recording.steps.values()), default=0)
     ranks = f" of {len(recording.ranks)} ranks" if len(recording.ranks) > 1 else ""
     ways = sorted({r.found_steps_by for r in recording.ranks.values() if r.found_steps_by})
-    how = f" (found by: {', '.join(ways)}{_accumulation(recording)})" if ways else ""
-    stopped = ", and stopped the script" if recorded.stopped_by_us else ""
+    how = f" (detected by {', '.join(ways)}{_accumulation(recording)})" if ways else ""
+    stopped = "; script stopped" if recorded.stopped_by_us else ""
     return f"recorded {plural(steps, 'step')}{ranks}{how}{', but nothing to analyze' if recorded.empty else ''}{stopped}:"
 
 
@@ -87,7 +87,7 @@ def _contents(recording: Recording) -> Iterator[str]:
         others = (
             f", rank {slowest}; fastest {duration(min(medians.values()) * 1e3)}" if len(medians) > 1 else ""
         )
-        yield f"  step    {duration(middle * 1e3)} ± {duration(spread * 1e3)} plain (median of {count}{others})"
+        yield f"  step    {duration(middle * 1e3)} ± {duration(spread * 1e3)} without profiler (median of {count}{others})"
     if phased_rank := next((r for _, r in sorted(recording.ranks.items()) if r.phases), None):
         yield f"  phases  {_phases(phased_rank)}"
     files = captures(recording.folder)
@@ -105,7 +105,7 @@ def _phases(record: RankRecord) -> str:
             f" {phase.last_step - phase.first_step + 1}" if phase.last_step >= phase.first_step >= 0 else ""
         )
         slower = phase.overhead or 0.0  # below none: steps that vary more than recording costs
-        cost = f" ({slower:+.0%} a step)" if slower >= 0.005 else ""
+        cost = f" ({slower:+.0%} per step)" if slower >= 0.005 else ""
         parts.append(f"{phase.name}{steps}{cost}")
     return ", ".join(parts)
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 import msgspec
 
 from trace_doctor.model import (
-    Cell,
     Finding,
     Fix,
     Gate,
@@ -58,6 +57,8 @@ from trace_doctor.reporters.units import (
 _MOST_ROWS = 8
 _MOST_REASONS = 4
 _MOST_BLOCKS = 4
+_MOST_EVIDENCE = 3
+"""rows of a finding's table: the page has all"""
 _FROM_TABLE = 3
 """so many devices make a table"""
 _BAR = {"compute": "█", "comm": "▓", "copy": "▒", "idle": "░"}
@@ -241,7 +242,7 @@ def _time_row(terminal: Terminal, row: TimeLedgerRow, name: str, gutter: int) ->
     main_causes = [f"{IDLE[k].label} {share(v / window)}" for k, v in causes if v / window >= 0.01][:5]
     inside = f" ({', '.join(main_causes)})" if main_causes else ""
     if idle:
-        parts.append(f"{'waiting' if row.device < 0 else 'idle'} {share(idle / window)}{inside}")
+        parts.append(f"{'not computing' if row.device < 0 else 'idle'} {share(idle / window)}{inside}")
     label = terminal.clean(f"  {name}")
     pieces = _bar({**busy, "idle": idle}, terminal.width - gutter)
     bar = "".join(terminal.style(terminal.clean(text), style) for text, style in pieces)
@@ -285,7 +286,7 @@ def _finding(terminal: Terminal, finding: Finding, names: Names, more: str) -> N
     terminal.put(finding.message, indent=2)
     if finding.evidence:
         _evidence(terminal, finding.evidence[0])
-    fixes = [fix for fix in finding.fixes if is_patch(fix)][:2] or finding.fixes[:2]
+    fixes = [fix for fix in finding.fixes if is_patch(fix)][:1] or finding.fixes[:1]
     for fix in fixes:
         _fix(terminal, fix)
     hidden = len(finding.fixes) - len(fixes)
@@ -294,28 +295,34 @@ def _finding(terminal: Terminal, finding: Finding, names: Names, more: str) -> N
 
 
 def _evidence(terminal: Terminal, table: Table) -> None:
-    """One line: the first row of the table; of a table of names and values the first few."""
-    pairs = len(table.columns) == 2 and table.columns[0].unit == "text"
-    rows = [_row(table, row, titled=not pairs) for row in table.rows[: 4 if pairs else 1]]
-    if any(rows):
-        terminal.put(f"{table.title}: {', '.join(s for s in rows if s)}", "dim", indent=2)
-
-
-def _row(table: Table, row: list[Cell], *, titled: bool) -> str:
-    """`step 5 · takes 176.1 ms · inside the loader 68.7 ms`."""
-    cells = []
-    for column, value in zip(table.columns, row, strict=False):
-        scale = Scale.of(column.unit, [value])
-        text = scale.with_unit(value)
-        if text == "yes":
-            cells.append(column.title)
-        elif text:
-            cells.append(f"{column.title} {text}" if scale.numeric and titled else text)
-    return (" · " if titled else " ").join(cells)
+    """The first rows of the table, with as many of its columns as the width has room for."""
+    rows = table.rows[:_MOST_EVIDENCE]
+    scales = [
+        Scale.of(column.unit, [row[n] for row in rows if n < len(row)])
+        for n, column in enumerate(table.columns)
+    ]
+    cells = [
+        [terminal.clean(scale.with_unit(value)) for scale, value in zip(scales, row, strict=False)]
+        for row in rows
+    ]
+    room, widths = terminal.width - 3, []
+    for n, column in enumerate(table.columns):
+        width = max(columns(terminal.clean(t)) for t in [column.title, *(r[n] for r in cells if n < len(r))])
+        if widths and sum(abs(w) + 1 for w in widths) + width + 2 > room:
+            break
+        width = min(width, room - 2)
+        widths.append(-width - 1 if scales[n].numeric else width + 1)
+    if not any(text for row in cells for text in row[: len(widths)]):
+        return
+    terminal.put(table.title, "dim", indent=2)
+    heads = [(column.title, width) for column, width in zip(table.columns, widths, strict=False)]
+    terminal.row([("", 0), *heads], "dim")
+    for row in cells:
+        terminal.row([("", 0), *zip(row, widths, strict=False)], "dim")
 
 
 def _fix(terminal: Terminal, fix: Fix) -> None:
-    needs = "; a patch with --source DIR" if needs_source(fix) else ""
+    needs = ", needs --source" if needs_source(fix) else ""
     terminal.put(f"{fix.title} [{how_made(fix)}{needs}]", indent=7, first="  fix:")
     if reason := why_no_patch(fix):
         terminal.put(f"no patch: {reason}", "dim", indent=7)
@@ -331,7 +338,7 @@ def _footer(terminal: Terminal, result: Result, options: Options) -> None:
     if others:
         paths = ", ".join(f"{i.path} ({i.reason})" for i in others[:3])
         more = f" and {len(others) - 3:,} more" if len(others) > 3 else ""
-        terminal.put(f"{plural(len(others), 'file')} not analysed: {paths}{more}")
+        terminal.put(f"{plural(len(others), 'file')} not analyzed: {paths}{more}")
     for path in result.critical_path[:8]:
         terminal.put(f"Critical path (HTA), rank {path.rank}, step {path.step}: {shares_of_path(path)}")
     for limit in result.limits:
@@ -343,10 +350,10 @@ def _footer(terminal: Terminal, result: Result, options: Options) -> None:
     if patches:
         _next_fix(terminal, options.given, f"{plural(patches, 'patch', 'patches')} ready")
     elif possible and result.source_root is not None:
-        _next_fix(terminal, options.given, "what to change, and why it is no patch")
+        _next_fix(terminal, options.given, "what to change, and why there is no patch")
     elif possible:
         where = "; DIR holds the script" if options.given.endswith(" DIR") else ""
-        _next_fix(terminal, options.given, f"{plural(possible, 'fix', 'fixes')} can become a patch{where}")
+        _next_fix(terminal, options.given, f"{plural(possible, 'patch', 'patches')} possible{where}")
     elif result.findings:
         terminal.put(f"Next: trace-doctor rule {result.findings[0].code}")
     elif any(o.outcome == "skipped" and o.capture for o in result.outcomes):
@@ -388,7 +395,7 @@ def _not_checked(terminal: Terminal, outcomes: list[Outcome], options: Options) 
     if undecided := [o for o in outcomes if o.outcome == "undecided"]:
         codes = ", ".join(o.code for o in undecided)
         terminal.put(
-            f"{plural(len(undecided), 'rule')} undecided ({codes}): much of what they are about has no owner"
+            f"{plural(len(undecided), 'rule')} undecided ({codes}): no finding explains much of the time they check"
         )
     if skipped:
         _skipped(terminal, skipped, options)
@@ -406,10 +413,9 @@ def _skipped(terminal: Terminal, skipped: list[Outcome], options: Options) -> No
     groups = sorted(by_reason.items(), key=lambda kv: (-len(kv[1]), kv[0]))
     if not options.show_skipped:
         reasons = groups[:_MOST_REASONS] if len(groups) > _MOST_REASONS + 1 else groups
-        counts = [f"{len(members)} × " if len(groups) > 1 else "" for _, members in reasons]
-        parts = [count + reason for count, (reason, _) in zip(counts, reasons, strict=True)]
+        parts = [f"{reason} ({len(members)})" if len(groups) > 1 else reason for reason, members in reasons]
         if rest := len(skipped) - sum(len(members) for _, members in reasons):
-            parts.append(f"{rest} × other reasons")
+            parts.append(f"other ({rest})")
         terminal.put(f"{plural(len(skipped), 'rule')} skipped: {'; '.join(parts)}  (--show-skipped)")
         return
     terminal.put(f"{plural(len(skipped), 'rule')} skipped:")

@@ -29,7 +29,7 @@ def render(treatment: Treatment, options: Options) -> str:
         terminal.blank()
     _together(terminal, treatment)
     for change in treatment.by_hand:
-        terminal.put(f"{change.label} {change.fix}: {change.why}", "dim", indent=_INDENT, first="by hand")
+        terminal.put(f"{change.label} {change.fix}: {change.why}", "dim", indent=_INDENT, first="manual")
     for note in treatment.notes:
         terminal.put(note, "dim", indent=2, first="-")
     if treatment.changed:
@@ -87,7 +87,7 @@ def moved(effect: Effect) -> str:
     test goes by and which need not be that of the medians."""
     words = duration if effect.unit == "us" else size
     sign = "-" if effect.ratio < 1 else "+"
-    change = f"{sign}{share(abs(1 - effect.ratio))} pair by pair"
+    change = f"{sign}{share(abs(1 - effect.ratio))} (median of pairs)"
     return f"{words(effect.before)} → {words(effect.after)} ({change})"
 
 

@@ -37,7 +37,7 @@ def changed_words(changed: Sequence[FileChange], count: int) -> str:
     more = f" and {count - _MOST_NAMES} more" if count > _MOST_NAMES else ""
     return (
         f"files of yours changed while the command ran in the copy: {', '.join(names[:_MOST_NAMES])}{more}. "
-        "A run wrote them, or somebody else did meanwhile: this cannot be told"
+        "Either a run wrote them, or something else did meanwhile"
     )
 
 
@@ -53,7 +53,7 @@ def _of_trials(treatment: Treatment, interrupted: int | None) -> Treatment:
     if not treatment.attempts:
         return replace(treatment, code=0, verdict=_nothing_to_try(treatment))
     if not attempts:
-        return replace(treatment, code=1, verdict="no fix was decided: there was no time for one")
+        return replace(treatment, code=1, verdict="no fix was decided: time limit reached")
     if not helpful:
         return replace(
             treatment, code=1, verdict=f"no fix helped, of {plural(len(attempts), 'fix', 'fixes')} tried"
@@ -61,7 +61,7 @@ def _of_trials(treatment: Treatment, interrupted: int | None) -> Treatment:
     names = ", ".join(a.label for a in helpful)
     sentence = f"{plural(len(helpful), 'fix helps', 'fixes help')} ({names}){_gain(treatment.together)}"
     if treatment.confirmed is False:
-        return replace(treatment, code=1, verdict=f"{sentence}; together, in runs of their own, they do not")
+        return replace(treatment, code=1, verdict=f"{sentence}; not confirmed combined, in separate runs")
     return replace(treatment, code=0, verdict=sentence)
 
 

@@ -14,7 +14,7 @@ from trace_doctor.reporters.compared import (
     memory,
     step_time,
 )
-from trace_doctor.reporters.labels import how_known, interval
+from trace_doctor.reporters.labels import BASIS, how_known, interval
 from trace_doctor.reporters.terminal import Terminal
 from trace_doctor.reporters.units import duration, estimate_duration, estimate_size, share, size
 
@@ -39,7 +39,10 @@ def _promise(terminal: Terminal, verification: Verification) -> None:
     """What the findings that are gone promised, beside what was measured."""
     promise, peaks = verification.promise, verification.memory
     if promise.time_us_per_step:
-        inside = [interval(promise, promise.time_us_per_step, estimate_duration), promise.basis or ""]
+        inside = [
+            interval(promise, promise.time_us_per_step, estimate_duration),
+            BASIS[promise.basis] if promise.basis else "",
+        ]
         sentence = f"{how_known(promise)} {estimate_duration(promise.time_us_per_step)} of the mean step"
         sentence += f" ({', '.join(p for p in inside if p)})"
         if promise.measured_us is not None:
@@ -50,18 +53,18 @@ def _promise(terminal: Terminal, verification: Verification) -> None:
                 verification.step_time.noise_us or 0.0,
                 promise,
             )
-        terminal.put(sentence, indent=INDENT, first="promised")
+        terminal.put(sentence, indent=INDENT, first="predicted")
     if promise.bytes:
         sentence = f"up to {estimate_size(promise.bytes)} of the peak"
         if promise.measured_bytes is not None:
             sentence += f", measured {size(promise.measured_bytes)}"
             sentence += _how_kept(promise.measured_bytes, promise.bytes, 0.02 * (peaks.allocated_before or 0))
-        terminal.put(sentence, indent=INDENT, first="promised")
+        terminal.put(sentence, indent=INDENT, first="predicted")
 
 
 def _how_kept(measured: float, promised: float, noise: float, known: HowKnown | None = None) -> str:
     if abs(measured) <= noise:
         return ": within noise"
     if measured > promised * ((known and known.high) or 1.0) + noise:
-        return ": more than promised, so something else changed as well"
-    return f": {share(measured / promised, 0)} of it" if measured > 0 else ": none of it"
+        return ": more than predicted, so something else changed as well"
+    return f" ({share(measured / promised, 0)} of it)" if measured > 0 else " (none of it)"

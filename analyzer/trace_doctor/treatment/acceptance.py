@@ -24,7 +24,7 @@ def judge(trial: Trial) -> tuple[bool, str]:
         return False, _nothing(effects, trial.rules) + _busy(trial)
     text = ", ".join(_gain(e) for e in gains)
     if effects.time in costs:
-        return False, f"{text}, but {_cost(effects.time)}: a trade that is yours to make"
+        return False, f"{text}, but {_cost(effects.time)}: trade-off: you decide"
     if costs:
         text += f"; {_cost(costs[0])}"
     return True, text + _unseen(effects)
@@ -76,4 +76,4 @@ def _nothing(effects: Effects, rules: Rules) -> str:
         return ", ".join(_cost(e) for e in worse)
     scatter = max(both[0].detectable, rules.least_gain)
     pairs = f"{effects.pairs} pairs of runs" if effects.pairs > 1 else "a pair of runs"
-    return f"no gain beyond the noise; {share(scatter)} would have shown in {pairs}"
+    return f"no gain beyond the noise; detection limit {share(scatter)} in {pairs}"

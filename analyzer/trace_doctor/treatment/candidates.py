@@ -95,7 +95,7 @@ def candidates(plan: Plan) -> tuple[list[Candidate], list[ByHand]]:
         elif (option := _outside(item)) is not None:
             options.append(option)
         elif _concerns(item, plan):
-            by_hands.append(_by_hand(item, item.why or "it is advice, to be followed by hand"))
+            by_hands.append(_by_hand(item, item.why or "it is a manual fix"))
     with_edits = {c.item.finding.id for c in options if c.item.change is not None}
     queue = [c for c in options if c.item.change is not None or c.item.finding.id not in with_edits]
     return sorted(queue, key=lambda c: -c.claim), by_hands

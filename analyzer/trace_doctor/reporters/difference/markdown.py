@@ -42,7 +42,7 @@ def _side(side: Side) -> str:
 
 
 def _warnings(difference: Difference) -> Iterator[str]:
-    missing = [*difference.undecided, *(f"let pass by --allow-partial: {why}" for why in difference.partial)]
+    missing = [*difference.undecided, *(f"accepted by --allow-partial: {why}" for why in difference.partial)]
     if missing:
         yield "**Not all of both sides:**\n\n" + "\n".join(f"- {md(why)}" for why in missing)
     if difference.warnings:
@@ -56,7 +56,7 @@ def _summary(difference: Difference) -> Iterator[str]:
         change = f"{'-' if step.change_us < 0 else '+'}{duration(abs(step.change_us))}"
         if step.before.median_us:
             change += f" ({share(abs(step.change_us) / step.before.median_us)})"
-        verdict = f"{VERDICTS[step.verdict].lower()}; less than {duration(step.noise_us or 0.0)} is noise"
+        verdict = f"{VERDICTS[step.verdict].lower()}; noise threshold {duration(step.noise_us or 0.0)}"
         rows.append(
             ["step time", duration(step.before.median_us), duration(step.after.median_us), change, verdict]
         )
@@ -94,7 +94,7 @@ def _findings(difference: Difference) -> Iterator[str]:
         for f in difference.findings
     ]  # fmt: skip
     rows += [
-        ["new" if f.checked_before else "unseen before", md(f"{f.id} {f.name}"), code(w) if (w := where_briefly(f.location)) else "", f.confidence, md(f.message)]
+        ["new" if f.checked_before else "newly checked", md(f"{f.id} {f.name}"), code(w) if (w := where_briefly(f.location)) else "", f.confidence, md(f.message)]
         for f in difference.new
     ]  # fmt: skip
     if rows:
@@ -107,7 +107,7 @@ def _findings(difference: Difference) -> Iterator[str]:
 def _rules(difference: Difference) -> Iterator[str]:
     changed = [r for r in difference.rules if not r.findings_before and not r.findings_after]
     if changed:
-        yield "### Rules that say something else"
+        yield "### Rules whose outcome changed"
         yield "\n".join(
             f"- {md(f'{r.code} {r.name}: {outcome(r, False)} → {outcome(r, True)}')}{f' ({md(r.reason)})' if r.reason else ''}"
             for r in changed

@@ -28,7 +28,7 @@ class Block(NamedTuple):
 
 def blocks(difference: Difference) -> Iterator[Block]:
     """Where the time and the memory went; a block without changes says why."""
-    per = "a step" if difference.per_step else "in the recorded window"
+    per = "per step" if difference.per_step else "in the recorded window"
     yield Block("time", f"Time {per}, by part", difference.time, _part, "no time ledger on both sides")
     yield Block("kernels", f"Kernels, {per}", difference.kernels, short_kernel, "no GPU work on both sides")
     yield Block(
@@ -36,7 +36,7 @@ def blocks(difference: Difference) -> Iterator[Block]:
         f"Host self time {per}",
         difference.operators,
         str,
-        "no operators of the host on both sides",
+        "no host operators on both sides",
     )
     yield Block(
         "peak", "Peak memory, by category", difference.peak, _category, "no memory snapshot on both sides"

@@ -81,7 +81,7 @@ def _findings(terminal: Terminal, difference: Difference) -> None:
     others = [r for r in difference.rules if not r.findings_before and not r.findings_after]
     if others:
         terminal.blank()
-        terminal.put("Rules that could look on one side only", "bold")
+        terminal.put("Rules run on one side only", "bold")
     for rule in others[:_MOST]:
         line = f"{rule.code} {rule.name}: {outcome(rule, False)} → {outcome(rule, True)}"
         terminal.put(f"{line}{f' ({rule.reason})' if rule.reason else ''}", "dim", indent=2)

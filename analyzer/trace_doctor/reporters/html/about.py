@@ -135,7 +135,7 @@ def help_panel() -> Html:
             ),
             el(
                 "li",
-                "“Where the step goes” splits that time without remainder. Hatched parts are waiting; their name is what the host was doing.",
+                "“Step time breakdown” splits that time without remainder. Hatched parts are idle; their name is what the host was doing.",
             ),
             el(
                 "li",

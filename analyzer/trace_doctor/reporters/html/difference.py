@@ -198,9 +198,9 @@ def _findings(difference: Difference) -> Html:
 def _followed(f: Followed) -> Row:
     symbol, word, style = FATES[f.fate]
     kind = {"good": "gate-passed", "critical": "gate-failed", "warning": "gate-undecided"}.get(style, "muted")
-    cost = cost_words(f.promised).replace("-", "−")
+    cost = cost_words(f.promised)
     if f.after_saving is not None:
-        cost += f" → {cost_words(f.after_saving).replace('-', '−')}"
+        cost += f" → {cost_words(f.after_saving)}"
     return [
         el("span", f"{symbol} {word}", class_=kind),
         el("span", el("span", f.id, class_="code-id"), " ", f.title or f.name),
@@ -214,13 +214,13 @@ def _followed(f: Followed) -> Row:
 
 def _appeared(f: Appeared) -> Row:
     return [
-        el("span", "▲ new" if f.checked_before else "? unseen before", class_="gate-failed"),
+        el("span", "▲ new" if f.checked_before else "? newly checked", class_="gate-failed"),
         el("span", el("span", f.id, class_="code-id"), " ", f.title or f.name),
         badge(f.severity),
         el("code", where_briefly(f.location)),
-        cost_words(f.saving).replace("-", "−"),
+        cost_words(f.saving),
         f.confidence,
-        f.message if f.checked_before else f"{f.message} BEFORE could not have shown it: it may be old.",
+        f.message if f.checked_before else f"{f.message} BEFORE could not show it: it may predate the fix.",
     ]
 
 

@@ -22,7 +22,7 @@ from trace_doctor.reporters.html.parts import (
     term,
 )
 from trace_doctor.reporters.labels import (
-    BASIS,
+    BASIS_MEANING,
     SAFETY,
     device_name,
     is_patch,
@@ -82,11 +82,11 @@ def _none(result: Result) -> Html:
     passed = sum(o.outcome == "passed" for o in result.outcomes)
     skipped = sum(o.outcome in ("skipped", "error") for o in result.outcomes)
     if not passed:
-        sentence = "No rule could look at this capture."
+        sentence = "No rule could run on this capture."
     else:
-        sentence = f"Nothing found{but_suppressed(result)} by the {plural(passed, 'rule')} that could look."
+        sentence = f"No problems{but_suppressed(result)}: {plural(passed, 'rule')} passed."
     could_not = el(
-        "p", f"{plural(skipped, 'rule')} could not: ", el("a", "what was not captured", href="#skipped"), "."
+        "p", f"{plural(skipped, 'rule')} skipped: ", el("a", "what was not recorded", href="#skipped"), "."
     )
     return el("div", el("p", el("strong", sentence)), could_not if skipped else None, class_="empty")
 
@@ -150,7 +150,9 @@ def _facts(finding: Finding, result: Result) -> Html:
     facts: list[tuple[Child, Child]] = []
     saving = finding.saving
     if gain(saving) and saving:
-        facts.append((term("saving", "Saving"), [gain(saving), f" – {BASIS[saving.basis]}. ", saving.how]))
+        facts.append(
+            (term("saving", "Saving"), [gain(saving), f" – {BASIS_MEANING[saving.basis]}. ", saving.how])
+        )
     elif saving and saving.how:
         facts.append(("Saving", saving.how))
     facts.append((term("confidence", "Confidence"), finding.confidence))
@@ -259,7 +261,7 @@ def _fix(fix: Fix, finding: int, n: int) -> Html:
             "p",
             el(
                 "span",
-                "by hand" if fix.safety == "display" else fix.safety,
+                "manual" if fix.safety == "display" else fix.safety,
                 class_=f"tag safety-{fix.safety}",
             ),
             " ",

@@ -173,8 +173,8 @@ def _peak(row: MemoryLedgerRow, n: int) -> Html:
     return el(
         "div",
         el("p", el("strong", f"The peak: {size(row.peak_bytes)}"), reserved, ".", class_="peak-line"),
-        stacked(f"peak-chart-{n}", "What the peak is made of", [bar]) if parts else None,
-        data_table("What the peak is made of", columns, rows, hide_caption=True, class_="legend")
+        stacked(f"peak-chart-{n}", "Peak memory breakdown", [bar]) if parts else None,
+        data_table("Peak memory breakdown", columns, rows, hide_caption=True, class_="legend")
         if rows
         else None,
         el("p", "How the classes were told apart: ", row.how, class_="limit") if row.how else None,

@@ -36,7 +36,7 @@ def what_if(result: Result) -> Html | None:
         return None
     return section(
         "what-if",
-        "What the fixes may give",
+        "Simulated step time",
         blocks[:8],
         lead=[
             "Step time after the fixes, ",

@@ -110,7 +110,7 @@ def mini_bar(share: float, kind: str = "accent") -> Html:
 
 def gain(saving: Saving | None) -> str:
     """What a finding may save, with real minus signs."""
-    return saving_words(saving).replace("-", "−")
+    return saving_words(saving)
 
 
 def anchors(result: Result) -> frozenset[str]:

@@ -41,7 +41,7 @@ def where_the_step_goes(result: Result) -> Html:
     if not rows:
         return section(
             "time",
-            "Where the step goes",
+            "Step time breakdown",
             el("p", "No profiler trace was given, so the time was not captured.", class_="empty"),
         )
     names = Names(result)
@@ -57,8 +57,8 @@ def where_the_step_goes(result: Result) -> Html:
     others = [r for r in result.time_ledger if r not in rows]
     return section(
         "time",
-        "Where the step goes",
-        stacked("time-chart", "Where the step goes", bars),
+        "Step time breakdown",
+        stacked("time-chart", "Step time breakdown", bars),
         showing(len(bars), len(rows), "devices"),
         legend,
         _owners(result, names),

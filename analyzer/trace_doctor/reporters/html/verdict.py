@@ -87,7 +87,7 @@ def _step(result: Result) -> Html:
         return _missing("Step time", "no steps recorded" if result.time_ledger else "no trace given")
     captures = len({r.input for r in result.time_ledger})
     plain = result.summary.plain_step_us
-    beside = "" if plain is None else f"; under the profiler, {duration(plain)} without it"
+    beside = "" if plain is None else f"; {duration(plain)} without the profiler"
     if captures > 1:
         return tile("Step time", duration(us), f"mean; the slowest of {captures:,} captures{beside}")
     steps = max((r.steps for r in result.time_ledger if r.phase == "steady"), default=0)
@@ -116,7 +116,7 @@ def _main_thread(result: Result) -> Html:
     rows = main_rows(result)
     window = max(1, sum(r.window_ns for r in rows))
     busy = 1 - sum(r.idle_ns.total() for r in rows) / window
-    note = f"waiting {share(1 - busy)}"
+    note = f"not computing {share(1 - busy)}"
     return tile("Main thread busy", share(busy), note, extra=mini_bar(busy, "compute"))
 
 
@@ -142,27 +142,25 @@ def _saving(result: Result) -> Html:
     most = by_hand(result)
     name = ["Saving, ", term("saving", how_known(upto if most is None else most))]
     if upto.share_of_step:
-        time = (
-            f"{estimate_duration(upto.time_us_per_step)} a step" if upto.time_us_per_step else "of the step"
-        )
+        time = f"{estimate_duration(upto.time_us_per_step)}/step" if upto.time_us_per_step else "of the step"
         more = f", {estimate_size(upto.bytes)} of memory" if upto.bytes else ""
         gain = estimate_share(upto.share_of_step)
         time += _whose(result)
         if most is not None:  # what the page's title says is not to be had by a patch
             return tile(
                 name,
-                f"−{estimate_share(most.share_of_step or 0.0)}",
-                f"by hand; patches give {gain}, {time}{more}",
+                estimate_share(most.share_of_step or 0.0),
+                f"manual fix; patches save {gain}, {time}{more}",
                 class_="gain",
             )
-        return tile(name, f"−{gain}", time + more, class_="gain")
+        return tile(name, gain, time + more, class_="gain")
     if upto.bytes:
-        return tile(name, f"−{estimate_size(upto.bytes)}", "of peak memory", class_="gain")
+        return tile(name, estimate_size(upto.bytes), "of peak memory", class_="gain")
     if most is not None:
         return tile(
             name,
-            f"−{estimate_share(most.share_of_step or 0.0)}",
-            f"of the step, by hand{_whose(result)}",
+            estimate_share(most.share_of_step or 0.0),
+            f"of the step, manual fix{_whose(result)}",
             class_="gain",
         )
     return (
@@ -187,11 +185,7 @@ def _counts(result: Result) -> Html:
     counts = [(s, sum(f.severity == s for f in result.findings)) for s in SEVERITIES]
     tallies = [el("span", f"{n:,} ", badge(s), class_="tally") for s, n in counts if n]
     skipped = sum(o.outcome == "skipped" for o in result.outcomes)
-    note = (
-        el("a", f"{plural(skipped, 'rule')} could not look", href="#skipped")
-        if skipped
-        else "every rule could look"
-    )
+    note = el("a", f"{plural(skipped, 'rule')} skipped", href="#skipped") if skipped else "all rules ran"
     if not result.outcomes:
         note = Html("")
     return tile("Findings", f"{len(result.findings):,}", [*tallies, el("span", note)], class_="counts")
@@ -205,7 +199,7 @@ def _first_things(result: Result) -> Html | None:
     more = len(result.findings) - len(worth)
     return el(
         "div",
-        el("h2", "What to change first"),
+        el("h2", "Top fixes"),
         el("ol", [_first(f, result) for f in worth]),
         el("p", el("a", f"{plural(more, 'more finding')} below", href="#findings")) if more else None,
         class_="first",
