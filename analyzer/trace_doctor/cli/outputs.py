@@ -192,11 +192,9 @@ def _file_names(path: Path | None, result: Result) -> str:
 def report_options(
     paths: Sequence[str], source: str | Path | None, *, show_skipped: bool, no_zoom: bool
 ) -> Options:
-    """With the same captures and script for another command, to be copied; not where one of them would not fit into a
-    line, or cannot be read again, as what was piped in."""
+    """With the same captures and script for another command, to be copied; not of what was piped in."""
     from trace_doctor.reporters import Options
 
     files, script = shlex.join(paths), shlex.quote(str(source)) if source else "DIR"
-    fits = "-" not in paths and max(map(len, (files, script))) <= 55
-    arguments = f"{files} --source {script}" if fits else Options.given
+    arguments = Options.given if "-" in paths else f"{files} --source {script}"
     return Options(show_skipped=show_skipped, zoom=not no_zoom, given=arguments)

@@ -109,7 +109,7 @@ def decide(result: Result, terms: Terms | None = None) -> Gate:
         budgets=[*budgets, *worse],
         undecided=undecided,
         partial=missing if terms.allow_partial else [],
-        notes=[*(f"let pass by --allow-partial: {m}" for m in missing if terms.allow_partial), *notes],
+        notes=[*(f"accepted by --allow-partial: {m}" for m in missing if terms.allow_partial), *notes],
     )
 
 
@@ -180,9 +180,9 @@ def _stale(result: Result, baseline: Baseline, known: Mapping[str, Known]) -> li
             continue
         name = " ".join(p for p in (entry.code, entry.name, f"({entry.place})" if entry.place else "") if p)
         if any(f.fingerprint == entry.fingerprint and alike(entry, f, result) for f in hushed):
-            notes.append(f"stale baseline entry: {name} is suppressed; --update-baseline drops it")
+            notes.append(f"suppressed: {name} of the baseline; --update-baseline drops it")
         elif entry.code in looked:
-            notes.append(f"stale baseline entry: {name} is no longer found; --update-baseline drops it")
+            notes.append(f"fixed: {name} of the baseline; --update-baseline drops it")
         else:
             notes.append(f"baseline entry not checked: {name}, rule skipped")
     return notes

@@ -221,6 +221,16 @@ def held_words(row: MemoryHeldRow) -> str:
     return f"{size(row.held_bytes)} allocated when the snapshot was written"
 
 
+def against_baseline(finding: Finding, result: Result) -> str:
+    """`new`, `known` or `worse` where the gate compared with a baseline; else nothing."""
+    gate = result.gate
+    if gate is None or result.config.get("baseline") is None:
+        return ""
+    if finding.id not in gate.known:
+        return "new"
+    return "worse" if finding.id in gate.failing else "known"
+
+
 def where(location: Location) -> str:
     """`train.py:41` when the line is known, else the place in the capture."""
     if location.file:

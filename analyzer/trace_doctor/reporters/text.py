@@ -28,6 +28,7 @@ from trace_doctor.reporters.labels import (
     SEVERITIES,
     SYMBOL,
     Names,
+    against_baseline,
     budget_words,
     facts,
     held_words,
@@ -59,6 +60,8 @@ _MOST_REASONS = 4
 _MOST_BLOCKS = 4
 _MOST_EVIDENCE = 3
 """rows of a finding's table: the page has all"""
+_LEAST_TEXT = 24
+"""columns that a text of such a table keeps"""
 _FROM_TABLE = 3
 """so many devices make a table"""
 _BAR = {"compute": "█", "comm": "▓", "copy": "▒", "idle": "░"}
@@ -80,7 +83,7 @@ def render(result: Result, options: Options) -> str:
     _unexplained(terminal, result)
     for finding in result.findings:
         terminal.blank()
-        _finding(terminal, finding, names, more)
+        _finding(terminal, finding, names, more, against_baseline(finding, result))
     terminal.blank()
     _footer(terminal, result, options)
     if result.gate is not None:
@@ -273,15 +276,17 @@ def _largest(parts: dict[str, int]) -> list[tuple[str, int]]:
 # ------------------------------------------------------------------------------------------------ findings
 
 
-def _finding(terminal: Terminal, finding: Finding, names: Names, more: str) -> None:
+def _finding(terminal: Terminal, finding: Finding, names: Names, more: str, state: str) -> None:
+    """`state`: what it is beside a baseline. A known finding is no alarm, whatever its severity."""
     saving = saving_words(finding.saving)
-    head: list[Piece] = [(f"{SYMBOL[finding.severity]} {finding.code} {finding.name}", finding.severity)]
+    symbol, style = ("=", "dim") if state == "known" else (SYMBOL[finding.severity], finding.severity)
+    head: list[Piece] = [(f"{symbol} {finding.code} {finding.name}", style)]
     if saving:
         head.append((saving, "bold"))
     if where(finding.location):
         head.append((where_briefly(finding.location), ""))
     terminal.flow(head, indent=2)
-    heading = [finding.severity, f"{finding.confidence} confidence", in_which_capture(finding, names)]
+    heading = [state, finding.severity, f"{finding.confidence} confidence", in_which_capture(finding, names)]
     terminal.put(" · ".join(part for part in heading if part), "dim", indent=2)
     terminal.put(finding.message, indent=2)
     if finding.evidence:
@@ -295,7 +300,7 @@ def _finding(terminal: Terminal, finding: Finding, names: Names, more: str) -> N
 
 
 def _evidence(terminal: Terminal, table: Table) -> None:
-    """The first rows of the table, with as many of its columns as the width has room for."""
+    """The first rows of the table. Texts give way to figures; last columns that still do not fit are left out."""
     rows = table.rows[:_MOST_EVIDENCE]
     scales = [
         Scale.of(column.unit, [row[n] for row in rows if n < len(row)])
@@ -305,20 +310,20 @@ def _evidence(terminal: Terminal, table: Table) -> None:
         [terminal.clean(scale.with_unit(value)) for scale, value in zip(scales, row, strict=False)]
         for row in rows
     ]
-    room, widths = terminal.width - 3, []
-    for n, column in enumerate(table.columns):
-        width = max(columns(terminal.clean(t)) for t in [column.title, *(r[n] for r in cells if n < len(r))])
-        if widths and sum(abs(w) + 1 for w in widths) + width + 2 > room:
-            break
-        width = min(width, room - 2)
-        widths.append(-width - 1 if scales[n].numeric else width + 1)
-    if not any(text for row in cells for text in row[: len(widths)]):
+    heads = [terminal.clean(column.title) for column in table.columns]
+    if not any(text for row in cells for text in row):
         return
+    widths = [max(columns(r[n]) for r in [heads, *cells] if n < len(r)) + 1 for n in range(len(heads))]
+    room = terminal.width - 2
+    while sum(widths) + len(widths) > room and (wide := max(w for w in widths)) > _LEAST_TEXT:
+        over = sum(widths) + len(widths) - room
+        widths[widths.index(wide)] = max(wide - over, _LEAST_TEXT)
+    while len(widths) > 1 and sum(widths) + len(widths) > room:
+        widths.pop()
+    signed = [-w if scale.numeric else w for w, scale in zip(widths, scales, strict=False)]
     terminal.put(table.title, "dim", indent=2)
-    heads = [(column.title, width) for column, width in zip(table.columns, widths, strict=False)]
-    terminal.row([("", 0), *heads], "dim")
-    for row in cells:
-        terminal.row([("", 0), *zip(row, widths, strict=False)], "dim")
+    for row in [heads, *cells]:
+        terminal.row([("", 0), *zip(row, signed, strict=False)], "dim")
 
 
 def _fix(terminal: Terminal, fix: Fix) -> None:
@@ -361,14 +366,19 @@ def _footer(terminal: Terminal, result: Result, options: Options) -> None:
 
 
 def _next_fix(terminal: Terminal, arguments: str, reason: str) -> None:
-    """The command as it can be copied: one that is longer than a line goes on in the next, as a shell reads it."""
-    command = f"Next: trace-doctor fix {arguments}"
+    """The command as it can be copied: one that is longer than a line goes on in the next, as a shell reads it. Names that
+    would be cut are left to the reader."""
     paths, _, source = arguments.rpartition(" --source ")
-    if columns(command) > terminal.width and paths:
-        terminal.put(f"Next: trace-doctor fix {paths} \\")
-        terminal.put(f"--source {source}  ({reason})", indent=6)
+    first, second = f"Next: trace-doctor fix {paths}", f"--source {source}"
+    if columns(first) + 2 > terminal.width:
+        first = "Next: trace-doctor fix PATH"
+    if columns(second) + 6 > terminal.width:
+        second = "--source DIR"
+    if columns(f"{first} {second}") > terminal.width:
+        terminal.put(f"{first} \\")
+        terminal.put(f"{second}  ({reason})", indent=6)
     else:
-        terminal.put(f"{command}  ({reason})")
+        terminal.put(f"{first} {second}  ({reason})")
 
 
 def _gate(terminal: Terminal, gate: Gate) -> None:

@@ -62,10 +62,11 @@ def size(count: float) -> str:
 
 
 def step_change(before_us: float, saved_us: float) -> str:
-    """`178 → 120 ms`: a measured step and the estimated one, in the unit of the first."""
+    """`178 → 119 ms`: the step before and after, in one unit and as exactly as the first is written."""
     scale, name = _unit(_figures(before_us, 3), _TIME)
-    before, after = _figures(before_us / scale, 3), _figures(max(before_us - saved_us, 0.0) / scale, 2)
-    return f"{before:,.{_decimals(before, 3)}f} → {after:,.{_decimals(after, 2)}f} {name}"
+    before, after = _figures(before_us / scale, 3), max(before_us - saved_us, 0.0) / scale
+    decimals = _decimals(before, 3)
+    return f"{before:,.{decimals}f} → {after:,.{decimals}f} {name}"
 
 
 def estimate_size(count: float) -> str:

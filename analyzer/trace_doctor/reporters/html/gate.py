@@ -22,7 +22,7 @@ def gate(result: Result) -> Html | None:
         return None
     identifiers = anchors(result)
     lines = [
-        el("p", "Fails it: ", links(decided.failing, identifiers)) if decided.failing else None,
+        el("p", "Failing: ", links(decided.failing, identifiers)) if decided.failing else None,
         el("p", "In the baseline: ", links(decided.known, identifiers)) if decided.known else None,
         [el("p", f"Undecided: {reason}") for reason in decided.undecided],
         [el("p", note, class_="limit") for note in decided.notes],
@@ -34,7 +34,7 @@ def gate(result: Result) -> Html | None:
         if result.suppressed
         else None,
     ]
-    return section("gate", "The gate", lines, _budgets(decided), lead=_lead(decided))
+    return section("gate", "CI check", lines, _budgets(decided), lead=_lead(decided))
 
 
 def _lead(decided: Gate) -> list[Html]:
@@ -55,7 +55,7 @@ def _row(budget: Budget) -> Row:
     warned = budget.status == "failed" and budget.level == "warning"
     return [
         el("code", budget.name),
-        el("span", "▲ over, a warning" if warned else word, class_="gate-undecided" if warned else kind),
+        el("span", "▲ exceeded (warning)" if warned else word, class_="gate-undecided" if warned else kind),
         *(amount(value, budget.unit) for value in (budget.found, budget.limit, budget.baseline)),
         f"±{amount(budget.noise, budget.unit)}" if budget.noise else "",
         ", ".join(amount(value, budget.unit) for value in budget.values[:20]),
