@@ -88,6 +88,28 @@ def test_steps_that_vary_hide_a_change() -> None:
     assert change(made.time, "data_loading").verdict == "within_noise"
 
 
+@pytest.mark.parametrize(
+    ("cost_us", "fate", "words"),
+    [(2_000.0, "within_noise", "no finding came"), (60_000.0, "gone", "1 finding fixed")],
+)
+def test_a_finding_that_costs_less_than_the_steps_vary_is_neither_fixed_nor_new(
+    cost_us: float, fate: str, words: str
+) -> None:
+    """Its rule's threshold was crossed, that is all."""
+    finding = m.Finding(
+        id="TD101-1", code="TD101", name="x", title="X", severity="warning", confidence="high", message="", fingerprint="a",
+        saving=m.Saving(time_us_per_step=cost_us, share_of_step=cost_us / 100_000, basis="replay"),
+    )  # fmt: skip
+    passed, fired = (m.Outcome(code="TD101", name="x", title="X", outcome=o) for o in ("passed", "fired"))
+    noisy = capture(deviation=15.0)
+    with_it = msgspec.structs.replace(noisy, findings=[finding], outcomes=[fired])
+    without = msgspec.structs.replace(noisy, outcomes=[passed])
+    made = difference(with_it, without)
+    assert [f.fate for f in made.findings] == [fate]
+    assert words in made.verdict
+    assert [f.within_noise for f in difference(without, with_it).new] == [fate == "within_noise"]
+
+
 def test_several_recordings_decide_by_their_median_and_are_surer() -> None:
     before = several(*(capture(n, idle=i) for n, i in enumerate((40.0, 40.4, 90.0))))
     after = several(*(capture(n, idle=i) for n, i in enumerate((10.0, 10.2, 10.1))))
@@ -205,7 +227,7 @@ def test_the_command(run: Callable[..., Any], repository: Path) -> None:
     done = run("diff", *twins, "-o", "text", "-o", "html=d.html", "-o", "markdown=d.md", "-o", "json=d.json")
     assert done.code == 0
     assert "within noise" in done.out
-    assert "1 finding gone" in done.out
+    assert "1 finding fixed" in done.out
     assert (
         Difference.from_json((repository / "d.json").read_bytes()).verdict
         in (repository / "d.md").read_text()

@@ -153,6 +153,7 @@ def _explain(plan: Plan, console: Console) -> None:
     """Each fix in a line on stderr: what it does, or why the script is not edited. --verbose adds what may go wrong, how to
     verify it, and the fixes for which the script has no place."""
     left_out = 0
+    shown: set[tuple[str, str, str]] = set()
     for item in plan.items:
         finding, fix_ = item.finding, item.fix
         if item.status == "advice" and fix_.framework not in ("torch", "", *plan.frameworks):
@@ -160,6 +161,10 @@ def _explain(plan: Plan, console: Console) -> None:
         if item.status in ("unresolved", "already") and not console.verbose:
             left_out += 1
             continue
+        same = (fix_.title, item.status, item.why)  # what two findings advise, as for out of memory
+        if not console.verbose and (item.status == "covered" or (item.change is None and same in shown)):
+            continue
+        shown.add(same)
         head = f"{item.label} {finding.name}: {fix_.title}"
         if item.status in ("ready", "held") and item.change is not None:
             _line(f"{head}  [{item.safety}]  {item.change.script.name}:{item.change.line}", console)

@@ -12,14 +12,15 @@ from msgspec import Struct, field
 from trace_doctor.model import Location, Mention, Saving, Severity
 from trace_doctor.model.results import Document
 
-Fate = Literal["gone", "smaller", "still_there", "not_captured"]
+Fate = Literal["gone", "within_noise", "smaller", "still_there", "not_captured"]
 StepVerdict = Literal["faster", "slower", "within_noise", "too_few_steps", "not_captured"]
 
 
 class Followed(Mention, frozen=True, kw_only=True):
     """A finding of BEFORE and what became of it.
 
-    `gone`: its rule looked at the same rank and found nothing. `smaller`: found again, costing at most four fifths or
+    `gone`: its rule looked at the same rank and found nothing. `within_noise`: so it was, and a step varies by more than it
+    cost (`diff` alone says so). `smaller`: found again, costing at most four fifths or
     of a lower severity.
     `still_there`: found again. `not_captured`: AFTER cannot tell, with the reason and how to record it.
     """
@@ -48,6 +49,8 @@ class Appeared(Mention, frozen=True, kw_only=True):
     saving: Saving | None = None
     checked_before: bool = True
     """False where BEFORE could not have shown it: not known to be new"""
+    within_noise: bool = False
+    """whether a step varies by more than it costs (`diff` alone says so)"""
 
 
 class StepTime(Struct, frozen=True, kw_only=True):

@@ -6,12 +6,13 @@ from collections.abc import Callable
 
 from trace_doctor.model import Saving
 from trace_doctor.model.comparison import Appeared, Comparison, Fate, Followed, StepChange, StepTime
-from trace_doctor.reporters.labels import SYMBOL, cost_words, saving_words, where_briefly
+from trace_doctor.reporters.labels import SYMBOL, claim_words, cost_words, where_briefly
 from trace_doctor.reporters.terminal import Terminal
 from trace_doctor.reporters.units import duration, plural, share, size
 
 FATES: dict[Fate, tuple[str, str, str]] = {
     "gone": ("✔", "fixed", "good"),
+    "within_noise": ("?", "within noise", "dim"),
     "smaller": ("▲", "smaller", "warning"),
     "still_there": ("✖", "not fixed", "critical"),
     "not_captured": ("?", "not captured", "dim"),
@@ -56,7 +57,7 @@ def followed(terminal: Terminal, one: Followed) -> None:
     if one.after_saving is not None:
         before, now = (_cost(s) for s in (one.promised, one.after_saving))
         terminal.put(f"cost {before} before, {now} after", indent=INDENT)
-    elif promised := saving_words(one.promised):
+    elif promised := claim_words(one.promised):
         terminal.put(f"predicted: {promised}", indent=INDENT)
     if one.reason:
         terminal.put(one.reason, indent=INDENT)
@@ -79,12 +80,19 @@ def signed(value: float, words: Callable[[float], str]) -> str:
 
 def appeared(terminal: Terminal, new: Appeared) -> None:
     """A finding that BEFORE did not have."""
-    word = "new" if new.checked_before else "newly checked"
-    first = f"{SYMBOL[new.severity]} {word}"
-    _head(terminal, first, new.id, new.name, where_briefly(new.location), new.severity)
+    word = appeared_word(new)
+    symbol, style = ("?", "dim") if new.within_noise else (SYMBOL[new.severity], new.severity)
+    _head(terminal, f"{symbol} {word}", new.id, new.name, where_briefly(new.location), style)
     terminal.put(new.message, indent=INDENT)
     if not new.checked_before:
         terminal.put("BEFORE could not show it: it may predate the fix", "dim", indent=INDENT)
+
+
+def appeared_word(new: Appeared) -> str:
+    """What a finding is that AFTER alone has."""
+    if new.within_noise:
+        return "within noise"
+    return "new" if new.checked_before else "newly checked"
 
 
 def step_time(terminal: Terminal, change: StepChange) -> None:

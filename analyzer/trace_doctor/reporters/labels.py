@@ -267,8 +267,14 @@ def where_in_capture(location: Location) -> str:
 def saving_words(saving: Saving | None) -> str:
     """`saves up to 33% of step (178 → 120 ms, simulated)`, or `saves about 33% of step (20–45%, 178 → 120 ms, estimated)`; empty
     where a finding claims nothing."""
+    words = claim_words(saving)
+    return f"saves {words}" if words else ""
+
+
+def claim_words(saving: Saving | None) -> str:
+    """As `saving_words`, without "saves"."""
     costs = cost_words(saving)
-    return f"saves {how_known(saving)} {costs}" if saving is not None and costs else ""
+    return f"{how_known(saving)} {costs}" if saving is not None and costs else ""
 
 
 def how_known(figure: HowKnown) -> str:
@@ -292,7 +298,7 @@ def figure_words(
 
 
 def cost_words(saving: Saving | None) -> str:
-    """As `saving_words`, without "saves" and how it is known."""
+    """As `claim_words`, without how it is known."""
     if saving is None:
         return ""
     parts = []

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from trace_doctor.model.treatment import Attempt, Effect, Effects, Treatment
 from trace_doctor.reporters import Options
-from trace_doctor.reporters.labels import saving_words, where_briefly
+from trace_doctor.reporters.labels import claim_words, where_briefly
 from trace_doctor.reporters.terminal import Terminal
 from trace_doctor.reporters.treatment_words import changed_words
 from trace_doctor.reporters.units import duration, plural, share, size
@@ -63,7 +63,7 @@ def _attempt(terminal: Terminal, one: Attempt) -> None:
     terminal.put(head, style, indent=_INDENT, first=f"{symbol} {word}")
     if started := outside(one.environment, one.arguments):
         terminal.put(f"tried {' and '.join(started)}", indent=_INDENT)
-    if promised := saving_words(one.predicted):
+    if promised := claim_words(one.predicted):
         terminal.put(f"predicted: {promised}", indent=_INDENT)
     for line in measured(one.effects):
         terminal.put(line, indent=_INDENT)

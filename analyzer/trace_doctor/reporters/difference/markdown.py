@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from trace_doctor.model.comparison import Side
 from trace_doctor.model.difference import Change, Difference
 from trace_doctor.reporters import Options
-from trace_doctor.reporters.compared import VERDICTS
+from trace_doctor.reporters.compared import VERDICTS, appeared_word
 from trace_doctor.reporters.difference.rows import Block, beyond, blocks, moved, outcome, value, verdict
 from trace_doctor.reporters.labels import where_briefly
 from trace_doctor.reporters.markdown import code, md, table
@@ -94,7 +94,7 @@ def _findings(difference: Difference) -> Iterator[str]:
         for f in difference.findings
     ]  # fmt: skip
     rows += [
-        ["new" if f.checked_before else "newly checked", md(f"{f.id} {f.name}"), code(w) if (w := where_briefly(f.location)) else "", f.confidence, md(f.message)]
+        [appeared_word(f), md(f"{f.id} {f.name}"), code(w) if (w := where_briefly(f.location)) else "", f.confidence, md(f.message)]
         for f in difference.new
     ]  # fmt: skip
     if rows:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from trace_doctor.model.comparison import Appeared, Followed, Side
 from trace_doctor.model.difference import Change, Difference
 from trace_doctor.reporters import Options
-from trace_doctor.reporters.compared import FATES, VERDICTS
+from trace_doctor.reporters.compared import FATES, VERDICTS, appeared_word
 from trace_doctor.reporters.difference.rows import Block, blocks, moved, outcome, value, verdict
 from trace_doctor.reporters.html import page
 from trace_doctor.reporters.html.charts.bars import Bar, stacked
@@ -214,7 +214,7 @@ def _followed(f: Followed) -> Row:
 
 def _appeared(f: Appeared) -> Row:
     return [
-        el("span", "▲ new" if f.checked_before else "? newly checked", class_="gate-failed"),
+        el("span", appeared_word(f), class_="gate-failed" if appeared_word(f) == "new" else "muted"),
         el("span", el("span", f.id, class_="code-id"), " ", f.title or f.name),
         badge(f.severity),
         el("code", where_briefly(f.location)),
