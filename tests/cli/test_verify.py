@@ -57,16 +57,16 @@ def test_a_note_that_stays_is_no_failure_unless_it_was_asked_for() -> None:
     both = (SAMPLES / "fragmentation/simulated/fault", SAMPLES / "fragmentation/simulated/healthy")
     made = trace_doctor.verify(*both)
     assert {f.code: f.fate for f in made.findings} == {"TD402": "gone", "TD406": "still_there"}
-    assert made.verdict == "verify passed: the finding is gone; 1 note is not"
+    assert made.verdict == "verify passed: the finding is fixed; 1 note is not"
     assert (made.code, trace_doctor.verify(*both, select=["TD406"]).code) == (0, 1)
 
 
 def test_text_for_people_verdict_and_exit_code() -> None:
     done = run("dataloader_starvation/simulated/fault", "dataloader_starvation/simulated/healthy")
     assert done.returncode == 0, done.stderr
-    assert "✔ gone          TD101-1 dataloader-starvation" in done.stdout
-    assert "promised        up to 57 ms of the mean step (replay), measured 57.0 ms" in done.stdout
-    assert done.stderr == "verify passed: the finding is gone\n"
+    assert "✔ fixed         TD101-1 dataloader-starvation" in done.stdout
+    assert "predicted       up to 57 ms of the mean step (simulated), measured 57.0 ms" in done.stdout
+    assert done.stderr == "verify passed: the finding is fixed\n"
     assert max(map(len, done.stdout.splitlines())) <= 80
 
 

@@ -330,7 +330,7 @@ def test_git_variables_of_a_surrounding_hook_are_not_believed(
 
 
 def test_outside_of_git_there_is_no_way_back(script: Path) -> None:
-    with pytest.raises(UsageError, match="no commit to go back to"):
+    with pytest.raises(UsageError, match="no undo"):
         apply(plan(result("zero"), script.parent))
     assert script.read_text() == SCRIPT
     assert apply(plan(result("zero"), script.parent), allow_dirty=True) == ["train.py"]

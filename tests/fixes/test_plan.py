@@ -284,7 +284,7 @@ def test_lines_of_a_saved_result_are_found_where_they_are_by_now(tmp_path: Path)
     script.write_text(FORWARD.replace("    print(x.mean())\n", "    print(x.max())\n"))
     assert (
         plan(saved, tmp_path).items[0].why
-        == "train.py:8 reads otherwise by now: the script has changed since"
+        == "train.py:8 changed since the capture"
     )
 
 

@@ -87,7 +87,7 @@ def test_captures_without_any_event_do_not_pass_for_healthy() -> None:
     """A recording that went wrong must not let a merge through; one sound capture is enough to decide."""
     empty, sound = (Input(path="a.json", kind="trace", events=n) for n in (0, 7))
     gate = decide(Result(inputs=[empty, empty]))
-    assert (gate.code, gate.verdict) == (3, "check could not decide: the captures hold no event")
+    assert (gate.code, gate.verdict) == (3, "check is inconclusive: the captures hold no event")
     assert decide(Result(inputs=[empty, sound])).code == 0
 
 
@@ -116,8 +116,8 @@ def paced(*severities: Severity, ms: float = 1.0) -> Result:
         (paced("critical", "warning"), Terms(), "check failed: 2 findings at warning or above (TD401)"),
         (paced("critical"), Terms(baseline=NOTHING), "check failed: 1 new finding at warning or above (TD401)"),
         (paced(ms=3), Terms(budgets=BUDGET), "check failed: 1 limit exceeded (step_time)"),
-        (result(), Terms(budgets=BUDGET), "check could not decide: step_time"),
-        (paced(), Terms(require=["TD1", "TD2"]), "check could not decide: "),
+        (result(), Terms(budgets=BUDGET), "check is inconclusive: step_time"),
+        (paced(), Terms(require=["TD1", "TD2"]), "check is inconclusive: "),
     ],
 )  # fmt: skip
 def test_the_verdict_says_what_was_asked(found: Result, terms: Terms, verdict: str) -> None:
@@ -141,8 +141,8 @@ def test_what_the_baseline_has_and_this_result_has_not() -> None:
     silenced = Suppressed(finding=had.findings[1], kind="comment", where="a.py:1")
     for now, notes in (
         (result(), ["not checked"] * 2),
-        (msgspec.structs.replace(result(), outcomes=[looked]), ["is no longer found"] * 2),
-        (msgspec.structs.replace(result("warning"), suppressed=[silenced]), ["is suppressed"]),
+        (msgspec.structs.replace(result(), outcomes=[looked]), ["fixed: TD401"] * 2),
+        (msgspec.structs.replace(result("warning"), suppressed=[silenced]), ["suppressed: TD401"]),
         (had, []),
     ):
         said = decide(now, Terms(baseline=baseline)).notes

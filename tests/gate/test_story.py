@@ -88,7 +88,7 @@ def test_the_mended_branch_says_that_the_baseline_is_stale(
     record("host_sync", "simulated", "healthy")
     done = run("check", "logs", *ON_BRANCH)
     assert done.code == 0
-    assert "stale baseline entry: TD201 host-device-sync" in done.out
+    assert "fixed: TD201 host-device-sync" in done.out
 
 
 def test_exit_codes_without_evidence(repository: Path, run: Run, record: Record) -> None:

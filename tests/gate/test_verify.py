@@ -64,7 +64,7 @@ def fates(made: Verification) -> list[str]:
 
 def test_gone_is_what_the_same_rule_looked_for_and_did_not_find() -> None:
     made = verify(result(fault()), result())
-    assert (fates(made), made.code, made.verdict) == (["gone"], 0, "verify passed: the finding is gone")
+    assert (fates(made), made.code, made.verdict) == (["gone"], 0, "verify passed: the finding is fixed")
 
 
 def test_a_quantity_that_only_one_side_knows_tells_nothing() -> None:
@@ -268,7 +268,7 @@ def test_what_before_could_not_have_shown_is_not_known_to_be_new() -> None:
     before = result(fault(), outcomes=[outcome(kind="fired"), outcome("TD403", "skipped", inputs=[])])
     made = verify(before, result(fault("TD403", severity="critical")))
     assert (made.new[0].checked_before, made.code) == (False, 0)
-    assert "unseen before" in render(made, Options())
+    assert "newly checked" in render(made, Options())
 
 
 def test_only_the_chosen_findings_are_followed() -> None:
@@ -348,7 +348,7 @@ def test_promised_beside_measured() -> None:
     made = verify(before, result(steps=steps(35, 35, 35)))
     assert (made.promise.time_us_per_step, made.promise.measured_us) == (70_000.0, 65_000.0)
     assert made.findings[0].measured_us == 65_000.0
-    assert "up to 70 ms of the mean step (replay), measured 65.0 ms: 93% of it" in " ".join(
+    assert "up to 70 ms of the mean step (simulated), measured 65.0 ms (93% of it)" in " ".join(
         render(made, Options()).split()
     )
 
@@ -377,7 +377,7 @@ def test_what_a_few_long_steps_cost_is_measured_as_it_is_promised() -> None:
     made = verify(before, result(steps=steps(10, 10, 10, 10, 10, 10)))
     assert made.promise.measured_us == pytest.approx(2 / 6 * 5_990_000)
     assert made.step_time.verdict == "within_noise", "whether steps became faster goes by the median"
-    assert "of the mean step (bound), measured 2.00 s: 100% of it" in " ".join(
+    assert "of the mean step (upper bound), measured 2.00 s (100% of it)" in " ".join(
         render(made, Options()).split()
     )
 
@@ -448,7 +448,7 @@ def test_a_function_is_a_place_as_well() -> None:
 def test_only_notes_on_the_capture_are_followed_as_well() -> None:
     note = fault("TD001", severity="info")
     made = verify(result(note), result(outcomes=[outcome(c) for c in ("TD001", "TD101", "TD403")]))
-    assert (fates(made), made.code, made.verdict) == (["gone"], 0, "verify passed: the finding is gone")
+    assert (fates(made), made.code, made.verdict) == (["gone"], 0, "verify passed: the finding is fixed")
 
 
 # ---------------------------------------------------------------------- doubts
@@ -461,11 +461,11 @@ DOUBTS: dict[str, tuple[m.Result, m.Result]] = {
         result(inputs=[trace(torch_version=m.TorchVersion(min="2.13.0", max="2.13.0"))]),
     ),
     "another number of ranks": (result(inputs=[trace(), trace(1)]), result()),
-    "another model or batch": (
+    "different model or batch size": (
         result(inputs=[trace(work=m.Work(shapes=["aten::linear [64, 8] [8, 8]"]))]),
         result(inputs=[trace(work=m.Work(shapes=["aten::linear [128, 8] [8, 8]"]))]),
     ),
-    "kernels a step": (
+    "kernels per step": (
         result(inputs=[trace(work=m.Work(kernels=1000.0))]),
         result(inputs=[trace(work=m.Work(kernels=300.0))]),
     ),

@@ -51,11 +51,11 @@ def test_hostile_text_reaches_no_terminal(hostile_result: Result) -> None:
 
 
 def test_a_finding_says_what_where_how_much_and_what_to_do(rich_result: Result) -> None:
-    lines = render(rich_result, "text").splitlines()
-    head = lines.index("✖ TD101 dataloader-starvation  up to -33% step (≈59 ms, replay)  train.py:41")
+    lines = render(rich_result, "text", width=100).splitlines()
+    head = lines.index("✖ TD101 dataloader-starvation  saves up to 33% of step (178 → 119 ms, simulated)  train.py:41")
     assert lines[head + 1].strip().startswith("critical · high confidence")
     assert any(line == "  fix: Load in worker processes [unsafe]" for line in lines)
-    assert any("a patch with --source DIR]" in line for line in lines)
+    assert any(", needs --source]" in line for line in lines)
 
 
 def test_an_estimate_says_its_interval(rich_result: Result) -> None:
@@ -63,12 +63,12 @@ def test_an_estimate_says_its_interval(rich_result: Result) -> None:
     assert first.saving is not None
     about = replace(first, saving=first.saving.about(0.6, 9.0))
     text = render(replace(rich_result, findings=[about]), "text")
-    assert "about -33% step (20–100%, ≈59 ms, replay)" in text  # no more than the step
+    assert "about 33% of step (20–100%, 178 → 119 ms, simulated)" in text  # no more than the step
     summary = replace(
         rich_result.summary,
         saving_up_to=SavingUpTo(share_of_step=0.33, time_us_per_step=59e3, known="about", low=0.5, high=2.0),
     )
-    assert "together about -33% step" in render(replace(rich_result, summary=summary), "text")
+    assert "combined: about 33% of step" in render(replace(rich_result, summary=summary), "text")
 
 
 def test_of_a_fix_that_a_look_at_the_script_left_open_the_reason_is_said(rich_result: Result) -> None:
@@ -77,7 +77,7 @@ def test_of_a_fix_that_a_look_at_the_script_left_open_the_reason_is_said(rich_re
     found = replace(rich_result.findings[0], fixes=[looked])
     text = render(replace(rich_result, findings=[found], source_root=""), "text", given="logs --source .")
     assert "no patch: train.py:45 sets its workers already" in text
-    assert "Next: trace-doctor fix logs --source . (what to change, and why it is no patch)" in text
+    assert "Next: trace-doctor fix logs --source . (what to change, and why there is no patch)" in text
     assert "--source DIR" not in text
 
 
@@ -95,7 +95,7 @@ def test_a_snapshot_without_a_history_shows_what_it_holds_and_claims_no_peak() -
     skipped = Outcome(code="TD410", name="out-of-memory", outcome="skipped", reason="no history")
     made = Result(memory_held=[row], outcomes=[skipped])
     text = render(made, "text")
-    assert "Nothing could be checked: the snapshot has no usable allocation history" in text
+    assert "No rule could run: the snapshot has no usable allocation history" in text
     assert "11.0 GiB allocated when the snapshot was written, 12.0 GiB reserved" in text
     assert "11.0 GiB: a.py:7 in f" in text
     page = render(made, "html")
@@ -104,7 +104,7 @@ def test_a_snapshot_without_a_history_shows_what_it_holds_and_claims_no_peak() -
 
 def test_the_header_and_the_ledger(rich_result: Result) -> None:
     text = render(rich_result, "text")
-    assert "177.6 ms a step · GPU busy 56.6%" in text
+    assert "177.6 ms/step · GPU busy 56.6%" in text
     assert "idle 42.2% (data loading 33.4%" in text
 
 
@@ -118,7 +118,7 @@ def test_many_ranks_are_a_line_each(many_ranks: Result) -> None:
 
 def test_skipped_rules_are_counted_by_reason(rich_result: Result) -> None:
     text = " ".join(render(rich_result, "text").split())
-    assert "3 rules skipped: 2 × needs Python stacks (with_stack=True); 1 × needs a memory snapshot" in text
+    assert "3 rules skipped: needs Python stacks (with_stack=True) (2); needs a memory snapshot (1)" in text
     assert "TD502 recompile failed: ValueError: no such region" in text
     shown = render(rich_result, "text", show_skipped=True)
     assert "TD203 slow-launch-thread, TD204 tensor-indexing-loop" in shown
@@ -126,14 +126,14 @@ def test_skipped_rules_are_counted_by_reason(rich_result: Result) -> None:
 
 
 def test_nothing_found_is_not_nothing_checked(cpu_result: Result) -> None:
-    assert "✔ Nothing found by the 2 rules that could look" in render(cpu_result, "text")
-    assert "Nothing could be checked" in render(Result(), "text")
+    assert "✔ No problems: 2 rules passed" in render(cpu_result, "text")
+    assert "No rule could run" in render(Result(), "text")
 
 
 def test_what_is_suppressed_is_no_clean_bill(cpu_result: Result, rich_result: Result) -> None:
     silenced = Suppressed(finding=rich_result.findings[0], kind="config", where="TD101", reason="known")
     text = render(replace(cpu_result, suppressed=[silenced]), "text")
-    assert "Nothing found but 1 suppressed finding by the 2 rules that could look" in text
+    assert "No problems but 1 suppressed finding: 2 rules passed" in text
 
 
 def test_an_unknown_saving_claims_nothing() -> None:
@@ -149,20 +149,20 @@ def test_an_unknown_saving_claims_nothing() -> None:
 def test_what_only_a_hand_can_fix_is_not_left_out_of_the_total(rich_result: Result) -> None:
     """The headline says 90 %; a total of the patches alone beside it reads as a contradiction."""
     first, *others = rich_result.findings
-    assert "by hand up to" not in render(rich_result, "text")
+    assert "manual fix: up to" not in render(rich_result, "text")
     costly = msgspec.structs.replace(
         first, saving=Saving(time_us_per_step=9e4, share_of_step=0.9, basis="bound", how="x")
     )
     text = render(msgspec.structs.replace(rich_result, findings=[costly, *others]), "text", width=200)
-    assert "by hand up to -90% step, patches together up to" in text
-    assert "by hand up to -90% step" in render(Result(findings=[costly]), "text")
+    assert "manual fix: up to 90% of step; patches combined: up to" in text
+    assert "manual fix: up to 90% of step" in render(Result(findings=[costly]), "text")
     assert "no finding claims one" not in render(Result(findings=[costly]), "html")
 
 
 def test_a_patch_is_offered_only_where_there_is_one(rich_result: Result) -> None:
     assert "(1 patch ready)" in render(rich_result, "text")
     without = msgspec.structs.replace(rich_result, findings=[rich_result.findings[1]])
-    assert "(1 fix can become a patch" in render(without, "text")
+    assert "(1 patch possible" in render(without, "text")
     nothing = Result(
         outcomes=[Outcome(code="TD101", name="x", outcome="skipped", reason="no trace", capture="record")]
     )

@@ -176,7 +176,7 @@ def test_a_fix_without_effect_is_rejected_soon_and_says_what_would_have_shown(tr
     loop, runner = treated(Pretender({}), THREE[0])
     [attempt] = loop.attempts
     assert attempt.fate == "rejected"
-    assert "no gain beyond the noise" in attempt.reason and "would have shown" in attempt.reason
+    assert "no gain beyond the noise" in attempt.reason and "detection limit" in attempt.reason
     assert len(runner.runs) < 2 * RULES.repeats
     assert loop.setup.fixes == () and loop.confirmed is None
 
