@@ -143,7 +143,7 @@ def conclude(
         ignored=limit(
             sorted(scope.ignored, key=lambda i: not i.unread),
             MAX_IGNORED,
-            "files that were not analysed",
+            "files that were not analyzed",
             limits,
         ),
         ranks=ranks_of([e.summary for e in examinations], scope),

@@ -220,7 +220,7 @@ def _shortage(facts: Facts) -> str:
         return f"its steps cannot be told apart: {steps.doubt}"
     work = _work(facts, steps)
     if not len(work):
-        return "no operator and no GPU work in the analysed window"
+        return "no operator and no GPU work in the analyzed window"
     if len(work) < LEAST_EVENTS:
         step = "no step and " if steps.source == "none" else ""
         return f"{step}only {len(work)} operator{'s' if len(work) > 1 else ''} or GPU events"

@@ -12,7 +12,7 @@ from trace_doctor.model import Finding, Table
 
 MAX_LANES = 16
 MAX_IGNORED = 200
-MAX_SEGMENTS, MAX_POINTS, MAX_KERNELS, MAX_OPERATORS, MAX_SHAPES = 1200, 800, 80, 60, 160
+MAX_SEGMENTS, MAX_POINTS, MAX_KERNELS, MAX_OPERATORS, MAX_SHAPES = 1200, 800, 1200, 900, 160
 """Over all captures, so that a result of many ranks stays small enough to be sent."""
 MAX_STRIP_SEGMENTS = 360
 """Over all captures, for each of the up to six streams of a device"""
@@ -40,8 +40,8 @@ class Sizes:
         return cls(
             segments=share(MAX_SEGMENTS, lanes, 60, 600),
             strip_segments=share(MAX_STRIP_SEGMENTS, lanes, 12, 90),
-            kernels=share(MAX_KERNELS, traces, 2, 20),
-            operators=share(MAX_OPERATORS, traces, 2, 20),
+            kernels=share(MAX_KERNELS, traces, 2, 400),
+            operators=share(MAX_OPERATORS, traces, 2, 300),
             shapes=share(MAX_SHAPES, captures, 4, 24),
         )
 

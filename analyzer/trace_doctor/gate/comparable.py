@@ -91,7 +91,7 @@ def _unread(which: str, result: Result) -> Iterator[str]:
     if result.ignored:
         first, more = result.ignored[0], len(result.ignored) - 1
         others = f" and {more} other files" if more > 1 else " and another file" if more else ""
-        yield f"not analysed of {which}: {first.path} ({first.reason}){others}"
+        yield f"not analyzed of {which}: {first.path} ({first.reason}){others}"
 
 
 def _machine(before: Result, after: Result) -> Iterator[str]:

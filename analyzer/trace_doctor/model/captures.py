@@ -38,9 +38,9 @@ class Work(Struct, frozen=True, kw_only=True):
     kernels: Amount | None = None
     operators: Amount | None = None
     launches: Share | None = None
-    """of the GPU work in the analysed window: what has its launch in the file"""
+    """of the GPU work in the analyzed window: what has its launch in the file"""
     kernel_names: Count | None = None
-    """different kernels in the analysed window: `Result.kernels` lists the longest of them"""
+    """different kernels in the analyzed window: `Result.kernels` lists the longest of them"""
     operator_names: Count | None = None
     """likewise operators and runtime calls of the host, for `Result.operators`"""
     shapes: list[str] = field(default_factory=list)
@@ -85,22 +85,22 @@ class Input(Struct, frozen=True, kw_only=True):
     step_source: str | None = None
     """what marks the steps: profiler_step, loader, optimizer, marker; None without steps"""
     start_up_share: Share | None = None
-    """of the analysed window: warm-up steps, what precedes the first kernel where no steps are marked, first uses and
+    """of the analyzed window: warm-up steps, what precedes the first kernel where no steps are marked, first uses and
     compilation that do not come back in each step; None without a time ledger"""
     queued_share: Share | None = None
-    """of the analysed window, and part of that: until the device had done what was queued before the recording"""
+    """of the analyzed window, and part of that: until the device had done what was queued before the recording"""
     work: Work = Work()
     too_little: str = ""
-    """why its capture cannot be judged: nothing recorded in the analysed window, or a handful of events; empty where it can"""
+    """why its capture cannot be judged: nothing recorded in the analyzed window, or a handful of events; empty where it can"""
     warnings: list[str] = field(default_factory=list)
 
 
 NO_CAPTURE_BELOW = "no capture below this folder"
-"""Why a folder that was named is not analysed."""
+"""Why a folder that was named is not analyzed."""
 
 
 class Ignored(Struct, frozen=True, kw_only=True):
-    """A file below the paths that was not analysed, with the reason."""
+    """A file below the paths that was not analyzed, with the reason."""
 
     path: str
     reason: str

@@ -54,7 +54,7 @@ class Strip(Struct, frozen=True, kw_only=True):
 
 class Lane(OnDevice, frozen=True, kw_only=True):
     """One device's time, start to end without holes, reduced for drawing. Times are relative to `start_us`
-    of the first lane's capture (0 = start of the analysed window)."""
+    of the first lane's capture (0 = start of the analyzed window)."""
 
     label: str
     dur_us: Us
@@ -117,7 +117,7 @@ class OperatorRow(Struct, frozen=True, kw_only=True):
     kind: Literal["operator", "runtime"]
     count: Count
     self_us: Us
-    """in the analysed window"""
+    """in the analyzed window"""
     share: Share
     """of all that is listed for the capture or was left out"""
     step_us: Us | None = None

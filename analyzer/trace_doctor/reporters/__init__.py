@@ -20,7 +20,7 @@ FORMATS: dict[str, str] = {
 }
 """format name -> module with `render(result, options) -> str`; imported on first use."""
 OF_CAPTURES = ("perfetto",)
-"""formats that are made from the capture itself, while it is analysed"""
+"""formats that are made from the capture itself, while it is analyzed"""
 
 
 @dataclass(frozen=True)

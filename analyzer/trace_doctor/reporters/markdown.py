@@ -189,7 +189,7 @@ def _notes(result: Result) -> Iterator[str]:
         for s in result.suppressed
     ]
     notes += [f"{i.path}: {w}" for i in result.inputs for w in i.warnings]
-    notes += [f"not analysed: {i.path} ({i.reason})" for i in result.ignored if not i.unread]
+    notes += [f"not analyzed: {i.path} ({i.reason})" for i in result.ignored if not i.unread]
     notes += result.limits
     if notes:
         more = [f"{len(notes) - 20} more"] if len(notes) > 20 else []

@@ -42,7 +42,7 @@ class StartUp(Evidence, frozen=True):
             by_device[device] = union(np.concatenate([common, *once, intervals(before)]))
             queued[device] = _behind_a_queue(facts, device) if before else 0
         if not by_device:
-            raise NotCaptured("no idle time in the analysed window")
+            raise NotCaptured("no idle time in the analyzed window")
         return cls(by_device, queued, steps.window)
 
     def on(self, device: int) -> I64:

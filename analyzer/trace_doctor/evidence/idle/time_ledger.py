@@ -23,7 +23,7 @@ class TimeLedger(Evidence, frozen=True):
     """Rows by device, then steady, warmup, outside (rows of no length are left out).
 
     window = compute + exposed communication + exposed copies + idle, for every row. The rows of a device are the
-    analysed window. GPU work counts for the step that launched it: a step lasts from the completion of what was launched
+    analyzed window. GPU work counts for the step that launched it: a step lasts from the completion of what was launched
     before it to that of its own, so a backlog of earlier steps is warm-up or outside, and a tail is its step's. Device -1 is the main thread of a capture without GPU work. Raises NotCaptured when the trace
     holds neither GPU work nor host events.
     """

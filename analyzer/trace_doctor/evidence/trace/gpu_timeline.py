@@ -20,7 +20,7 @@ NO_GPU = "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
 
 
 class GpuTimeline(Evidence, frozen=True):
-    """GPU work clipped to the analysed window, whoever launched it. Raises NotCaptured when there is none."""
+    """GPU work clipped to the analyzed window, whoever launched it. Raises NotCaptured when there is none."""
 
     window: tuple[int, int]
     devices: tuple[int, ...]
@@ -41,7 +41,7 @@ class GpuTimeline(Evidence, frozen=True):
         if facts.options.device is not None:
             devices = [d for d in devices if d == facts.options.device]
         if not devices:
-            raise NotCaptured("no GPU work in the analysed window", NO_GPU)
+            raise NotCaptured("no GPU work in the analyzed window", NO_GPU)
         return cls(window, tuple(devices), work_kinds(run), run)
 
     def rows(self, device: int, kind: int | None = None) -> I64:

@@ -1,4 +1,4 @@
-"""The analysed window and the steps in it."""
+"""The analyzed window and the steps in it."""
 
 from __future__ import annotations
 

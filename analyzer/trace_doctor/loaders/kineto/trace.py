@@ -331,7 +331,7 @@ def _warn(
     if unknown:
         examples = ", ".join(sorted(unknown)[:3]) + (" ..." if len(unknown) > 3 else "")
         total = _events(sum(unknown.values()), "is", "are")
-        warnings.append(f"{total} of an unknown category ({examples}) and not analysed")
+        warnings.append(f"{total} of an unknown category ({examples}) and not analyzed")
 
 
 def _events(count: int, one: str, many: str) -> str:

@@ -26,7 +26,7 @@ def render(result: Result) -> Html:
         listed("Warnings", [[el("bdi", path), ": ", warning] for path, warning in warnings]),
         listed("Not read or missing", [el("bdi", s) for s in shortages(result)]),
         _files("Captures not read", result.unread),
-        _files("Files not analysed", [i for i in result.ignored if not i.unread]),
+        _files("Files not analyzed", [i for i in result.ignored if not i.unread]),
         listed("Limits applied", result.limits),
         _config(result.config) if result.config else None,
     )

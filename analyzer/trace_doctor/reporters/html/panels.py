@@ -128,14 +128,21 @@ def kernels(result: Result) -> Html | None:
     rows: list[Row] = [_kernel_row(group, devices > 1) for group in order[:_MOST_KERNELS]]
     title = "Top operators" if all(k.device < 0 for k in result.kernels) else "Top kernels"
     over = (
-        f", added up over {devices:,} devices; the share of compute is the mean of those that list the kernel"
+        f", added up over the devices that list the kernel among their longest, of {devices:,}; the share of compute is "
+        "their mean"
         if devices > 1
         else ""
     )
     table = data_table(
         f"{title} by total time", columns, rows, hide_caption=True, of=len(order), class_="kernels"
     )
-    return section("kernels", title, table, lead=f"By total time in the analysed window{over}.")
+    fields = f"name kind {'devices ' if devices > 1 else ''}count total_us mean_us share"
+    return section(
+        "kernels",
+        title,
+        el("div", table, data_explore="kernels", data_fields=fields),
+        lead=f"By total time in the analyzed window{over}.",
+    )
 
 
 def _kernel_row(group: list[KernelRow], several: bool) -> Row:
@@ -161,7 +168,7 @@ def operators(result: Result) -> Html | None:
     order = sorted(names.items(), key=lambda kv: (-sum(r.self_us for r in kv[1]), kv[0]))
     captures = len({r.input for r in result.operators})
     columns: Columns = ["Operation", "Kind", Column("Calls", "count"), Column("Self time", "us")]
-    columns += [Column("A step", "us"), Column("Of the host's", "share")] if captures == 1 else []
+    columns += [Column("Per step", "us"), Column("Of host time", "share")] if captures == 1 else []
     rows: list[Row] = [
         [
             el("span", el("bdi", name), class_="kernel"),
@@ -183,8 +190,16 @@ def operators(result: Result) -> Html | None:
     over = f", all {captures:,} captures together" if captures > 1 else ""
     return section(
         "operators",
-        "Host operators and calls",
-        more(f"The {len(rows)} with most time of their own", table),
+        "Host operators and runtime calls",
+        more(
+            f"The {len(rows)} with the most self time",
+            el(
+                "div",
+                table,
+                data_explore="operators",
+                data_fields=f"name kind count self_us{' step_us share' * (captures == 1)}",
+            ),
+        ),
         lead=f"Time in the operator itself, without what it calls, on the threads of the loop and of autograd{over}.",
     )
 

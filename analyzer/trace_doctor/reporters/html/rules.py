@@ -18,7 +18,7 @@ def passed(result: Result) -> Html | None:
         return None
     fired = {f.code for f in result.findings}
     identifiers = anchors(result)
-    columns = ["Rule", "Name", "What it looks for", "Note"]
+    columns = ["Rule", "Name", "What it checks", "Note"]
     tables = []
     for family, members in by_family(rules).items():
         rows: list[Row] = [
@@ -45,8 +45,8 @@ def undecided(result: Result) -> Html | None:
     return section(
         "undecided",
         "Undecided rules",
-        data_table("Undecided rules", ["Rule", "Name", "What it looks for", "Why"], rows, hide_caption=True),
-        lead=["They found nothing, and yet much time of the kind that they are about has no owner."],
+        data_table("Undecided rules", ["Rule", "Name", "What it checks", "Why"], rows, hide_caption=True),
+        lead=["They found nothing, but no finding explains much of the time they check."],
         count=len(rules),
     )
 

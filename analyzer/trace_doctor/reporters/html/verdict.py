@@ -32,7 +32,7 @@ _TOP = 3
 
 
 def is_cpu(result: Result) -> bool:
-    """Whether the analysed device is the host: a capture without GPU work."""
+    """Whether the analyzed device is the host: a capture without GPU work."""
     return bool(result.time_ledger) and all(row.device < 0 for row in result.time_ledger)
 
 
