@@ -48,14 +48,14 @@ def test_case(rule: type[Rule], case: Valid | Invalid) -> None:
 def test_each_threshold_decides(rule: type[Rule]) -> None:
     """In some case the rule says something else with the number out of reach; and where that can silence the rule, some
     sound capture is saved by this number alone."""
-    analysed = [
+    analyzed = [
         (case, facts, _said(rule(**case.thresholds), facts))
         for case in (*rule.VALID, *rule.INVALID)
         for facts in [[Facts(capture, Options(**case.options)) for capture in captures_of(case.build())]]
     ]
     for name, told in rule.known_thresholds.items():
         effects = set()
-        for case, facts, usual in analysed:
+        for case, facts, usual in analyzed:
             for extreme in (1, 10**15) if isinstance(told.default, int) else (1e-9, 1e15):
                 said = _said(rule(**{**case.thresholds, name: extreme}), facts)
                 fewer_or_more = (len(said) > len(usual)) - (len(said) < len(usual))

@@ -72,7 +72,7 @@ def test_a_comparison_names_what_it_did_not_read(trace: Path) -> None:
         (folder / "rank1.json").write_bytes(b"\x01garbage" * 40)
     for compare in (trace_doctor.verify, trace_doctor.diff):
         warnings = compare(trace.parent, after).warnings
-        assert sum(w.startswith("not analysed of ") and "rank1.json" in w for w in warnings) == 2
+        assert sum(w.startswith("not analyzed of ") and "rank1.json" in w for w in warnings) == 2
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs here")

@@ -196,7 +196,7 @@ def test_categories_of_all_versions_and_vendors(tmp_path: Path, cat: str, name: 
 
 def test_a_new_category_is_said(tmp_path: Path) -> None:
     run = load(tmp_path, trace(*sound(2), json.dumps(event("x", 1, cat="a_new_category"))))
-    assert run.warnings == ["1 event is of an unknown category (a_new_category) and not analysed"]
+    assert run.warnings == ["1 event is of an unknown category (a_new_category) and not analyzed"]
 
 
 @pytest.mark.parametrize(
