@@ -282,10 +282,7 @@ def test_lines_of_a_saved_result_are_found_where_they_are_by_now(tmp_path: Path)
     script.write_text("import os\n\n" + FORWARD)
     assert b"-    print(x.mean())" in plan(saved, tmp_path).patch()
     script.write_text(FORWARD.replace("    print(x.mean())\n", "    print(x.max())\n"))
-    assert (
-        plan(saved, tmp_path).items[0].why
-        == "train.py:8 changed since the capture"
-    )
+    assert plan(saved, tmp_path).items[0].why == "train.py:8 changed since the capture"
 
 
 def test_file_that_is_not_below_the_source(tmp_path: Path) -> None:

@@ -52,7 +52,9 @@ def test_hostile_text_reaches_no_terminal(hostile_result: Result) -> None:
 
 def test_a_finding_says_what_where_how_much_and_what_to_do(rich_result: Result) -> None:
     lines = render(rich_result, "text", width=100).splitlines()
-    head = lines.index("✖ TD101 dataloader-starvation  saves up to 33% of step (178 → 119 ms, simulated)  train.py:41")
+    head = lines.index(
+        "✖ TD101 dataloader-starvation  saves up to 33% of step (178 → 119 ms, simulated)  train.py:41"
+    )
     assert lines[head + 1].strip().startswith("critical · high confidence")
     assert any(line == "  fix: Load in worker processes [unsafe]" for line in lines)
     assert any(", needs --source]" in line for line in lines)

@@ -101,7 +101,10 @@ class NoSteps(Rule):
             severity="info",
             fixes=[
                 advice(
-                    "Call prof.step() after each step", _SCHEDULE, "", "The new trace holds ProfilerStep# markers"
+                    "Call prof.step() after each step",
+                    _SCHEDULE,
+                    "",
+                    "The new trace holds ProfilerStep# markers",
                 )
             ],
             key="steps",

@@ -450,9 +450,7 @@ def _tables(ctx: Context, sites: Sequence[SyncSite], outcome: ReplayOutcome) -> 
     ]
 
 
-_VERIFY = (
-    "Record the same steps again: TD201 no longer names this call site and the step is shorter"
-)
+_VERIFY = "Record the same steps again: TD201 no longer names this call site and the step is shorter"
 
 
 def _fixes(site: SyncSite) -> list[Fix]:
