@@ -331,7 +331,9 @@ def by_hand(result: Result) -> Saving | None:
 
 
 def together(result: Result, between: str) -> str:
-    """What all fixes may give together, after `between`; nothing where nothing is claimed."""
+    """What all fixes may give together, after `between`; nothing where fewer than two findings claim something."""
+    if sum(cost_words(f.saving) != "" for f in result.findings) < 2:
+        return ""  # what its own line says
     upto = result.summary.saving_up_to
     most = by_hand(result)
     gain = []
