@@ -12,10 +12,11 @@ from html import unescape
 from importlib.resources import files
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from trace_doctor.gate.diff import difference
-from trace_doctor.model import Result
+from trace_doctor.model import KernelRow, Result
 from trace_doctor.reporters import render
 from trace_doctor.reporters.difference import render as render_difference
 
@@ -77,6 +78,38 @@ def test_the_filter_state_is_in_the_address(rich_result: Result, tmp_path: Path)
         r'<div class="slot"( hidden="")?>(?:<span[^>]*></span>)?<details[^>]*id="(TD\d+)-1"', dom
     )
     assert shown == [(' hidden=""', "TD101"), ("", "TD404"), (' hidden=""', "TD401")]
+
+
+def test_an_address_that_names_nothing_is_no_error(rich_result: Result, tmp_path: Path) -> None:
+    assert Opened(render(rich_result, "html"), tmp_path, "#100%").console == []
+
+
+_SEARCH = """document.querySelector("[data-explore=kernels] input").value = "%s";
+document.querySelector("[data-explore=kernels] input").dispatchEvent(new Event("input"));"""
+
+
+def test_all_kernels_can_be_searched_and_are_added_up_over_ranks(rich_result: Result, tmp_path: Path) -> None:
+    """The page itself shows the longest twenty."""
+    kernels = [
+        KernelRow(input=rank, rank=rank, device=0, name=f"<img src=x>kernel_{n}", kind="compute", count=n + 1, total_us=1e3 * (n + 1),
+                  mean_us=1e3, share=0.01)
+        for rank in (0, 1)
+        for n in range(30)
+    ]  # fmt: skip
+    page = render(msgspec.structs.replace(rich_result, kernels=kernels), "html")
+    opened = Opened(with_script(page, _SEARCH % "kernel_3"), tmp_path)
+    assert opened.console == []
+    body = opened.dom.split('data-explore="kernels"', 1)[1].split("</tbody>", 1)[0]
+    assert "1 found" in body and "all ranks" in body and "<img" not in body
+    row = re.findall(r"<tr>.*?</tr>", body.split("<tbody>", 1)[1])
+    assert len(row) == 1
+    assert re.sub("<[^>]*>", " ", row[0]).split()[-5:] == [
+        "2",
+        "8",
+        "8",
+        "1",
+        "1%",
+    ]  # of two ranks, four calls each
 
 
 @pytest.mark.parametrize("panel", ["timeline", "memory"])

@@ -265,7 +265,8 @@
 
   /* deep links: #TD101, #TD101-2, and the filter's own state */
   var follow = function () {
-    var hash = decodeURIComponent(location.hash.slice(1));
+    var hash;
+    try { hash = decodeURIComponent(location.hash.slice(1)); } catch (error) { return; } /* "#100%" names nothing */
     if (!hash) return;
     if (hash.indexOf("=") > 0) {
       var found = new URLSearchParams(location.hash.slice(1));
