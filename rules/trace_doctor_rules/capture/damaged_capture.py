@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from trace_doctor import Claim, Context, Rule, Table, threshold
+from trace_doctor.evidence.idle.gaps import IdleLedger
+from trace_doctor.evidence.intervals import intersect, intervals, union
 from trace_doctor.evidence.trace.capture_health import CaptureHealth
+from trace_doctor.evidence.trace.recorded_operators import WHOLE, OperatorNumbers
+from trace_doctor.evidence.trace.spans import Moments
+from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
-from trace_doctor_rules._shared import advice
+from trace_doctor_rules._shared import advice, spans_of
 
 
 class _Spoilt(RunBuilder):
@@ -31,6 +38,23 @@ class _Spoilt(RunBuilder):
         return text
 
 
+def _thinned_out(keep: int, *, runtime: bool = False, count: int = 200) -> RunBuilder:
+    """Steps of so many operators, of which each of so many is left, with the kernel that it launched. `runtime`: calls and operators
+    share one number, as Kineto for ROCm counts, and operators have one of their own beside."""
+    b = RunBuilder()
+    for _ in range(6):
+        with b.step():
+            for n in range(count):
+                kept = len(b.events)
+                with b.op("aten::mm", us=20):
+                    b.launch(15)
+                if n % keep:
+                    del b.events[kept:]
+    for n, event in enumerate(e for e in b.events if runtime and e["cat"] == "cpu_op"):
+        event["args"] |= {"External id": 10 * n + 1, "Record function id": n + 1}
+    return b
+
+
 class DamagedCapture(Rule):
     """The file is not whole.
 
@@ -43,7 +67,9 @@ class DamagedCapture(Rule):
 
     Evidence
     What the loader met while reading: an early end, events that could not be read, events read only after a repair
-    (lone backslashes of Windows paths, NaN, invalid UTF-8), negative, missing or overflown durations.
+    (lone backslashes of Windows paths, NaN, invalid UTF-8), negative, missing or overflown durations. The profiler numbers the
+    operators one by one: where fewer than half of the numbers are in the file, most operators were taken out of it (a note). What
+    was idle by such a file, with nothing recorded on the host, is explained by that, and no rule lays idle time to the host.
 
     How the saving is estimated
     There is none: this is about the capture.
@@ -66,6 +92,7 @@ class DamagedCapture(Rule):
     name = "damaged-capture"
     title = "Trace file is damaged"
     needs = (CaptureHealth,)
+    wants = (OperatorNumbers, IdleLedger, Moments, Steps)
 
     max_clamped: float = threshold(
         0.01,
@@ -77,15 +104,28 @@ class DamagedCapture(Rule):
     VALID = [
         Valid("a whole file", lambda: _Spoilt("not at all")),
         Valid("next to none without a duration", lambda: _Spoilt("negative"), thresholds={"max_clamped": 0.9}),
+        Valid("each operator there", lambda: _thinned_out(1)),
+        Valid("written by hand", lambda: _thinned_out(5, count=40)),
+        Valid("numbers that the runtime's calls share", lambda: _thinned_out(1, runtime=True)),
     ]  # fmt: skip
     INVALID = [
         Invalid("cut off", lambda: _Spoilt("truncated"), severity="warning", message="truncated"),
         Invalid("lone backslashes", lambda: _Spoilt("escapes"), severity="info", message="repair"),
         Invalid("durations of -1", lambda: _Spoilt("negative"), severity="warning", message="duration"),
+        Invalid(
+            "most operators taken out",
+            lambda: _thinned_out(5),
+            severity="info",
+            message="240 of 1,196 operators are in the file",
+        ),
     ]
 
     def check(self, ctx: Context) -> Iterator[Claim]:
-        health = ctx[CaptureHealth]
+        yield from self._damage(ctx[CaptureHealth])
+        if (numbers := ctx.get(OperatorNumbers)) and numbers.most_missing:
+            yield _taken_out(ctx, numbers)
+
+    def _damage(self, health: CaptureHealth) -> Iterator[Claim]:
         damage = health.damage
         clamped = damage.clamped if damage.clamped > self.max_clamped * max(health.events, 1) else 0
         kinds = [
@@ -137,6 +177,34 @@ class DamagedCapture(Rule):
             ],
             key="damage",
         )
+
+
+def _taken_out(ctx: Context, numbers: OperatorNumbers) -> Claim:
+    """Owns the idle time in which nothing is recorded: operators and kernels that are gone lay there."""
+    ledger, steps, moments = ctx.get(IdleLedger), ctx.get(Steps), ctx.get(Moments)
+    owned: list[tuple[int, int]] = []
+    if ledger is not None and steps is not None:
+        blank = union(np.concatenate([ledger.pieces("python"), ledger.pieces("unattributed")]))
+        owned = spans_of(intersect(blank, intervals(steps.on_device("steady"))))
+    return Claim(
+        message=(
+            f"{numbers.present:,} of {numbers.numbered:,} operators are in the file, by their numbers: the others, and what they launched, "
+            "were taken out, so what looks idle may have been busy, and every sum is too small."
+        ),
+        confidence="high",
+        severity="info",
+        spans=moments.longest(owned, "nothing recorded") if moments is not None else (),
+        fixes=[
+            advice(
+                "Analyze the whole file",
+                f"# {WHOLE}: no filter, no sample of its events",
+                "",
+                "TD002 is gone on the whole file",
+            )
+        ],
+        owned=owned,
+        key="taken out",
+    )
 
 
 def _events(count: int) -> str:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import Self
 
+import numpy as np
+
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
+from trace_doctor.evidence.names.event_arguments import count
 from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.model.captures import LEAST_LAUNCHES as LEAST_LAUNCHES
 from trace_doctor.run import Cat
 
+WHOLE = "the trace as the profiler wrote it"
 _EVERYTHING = "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
 
 
@@ -28,9 +32,48 @@ class RecordedOperators(Evidence, frozen=True):
         return cls(count)
 
 
+LEAST_OPERATORS = 0.5
+"""Of the operators that the profiler numbered: where fewer are in the file, most were taken out. Whole public captures have 77 % and more,
+cut ones 35 % and less."""
+LEAST_NUMBERED = 1000
+"""Files with lower numbers are written by hand, as tests of other tools are."""
+MOST_NUMBERED = 2000
+"""operators whose arguments are read again from the file"""
+
+
+class OperatorNumbers(Evidence, frozen=True):
+    """How many of the operators that the profiler recorded are in the file. It numbers them one by one: a number that is missing is an
+    operator that was taken out. Raises NotCaptured where the file has no numbers."""
+
+    present: int
+    numbered: int
+
+    @classmethod
+    def build(cls, facts: Facts) -> Self:
+        run = facts.run
+        rows = np.flatnonzero(run.is_cat(Cat.CPU_OP, Cat.USER_ANNOTATION) & (run.external_id > 0) & run.own)
+        if not len(rows):
+            raise NotCaptured("operators have no numbers")
+        ids = np.unique(run.external_id[rows])
+        numbers = cls(len(ids), int(ids[-1] - ids[0]) + 1)
+        if (
+            numbers.most_missing
+        ):  # Kineto for ROCm counts calls of the runtime as well: another number is the operators' own
+            rows = rows[np.argsort(run.external_id[rows], kind="stable")][:MOST_NUMBERED]
+            own = sorted({n for args in run.args(rows) if (n := count(args, "Record function id"))})
+            if len(own) > 1:
+                return cls(len(own), own[-1] - own[0] + 1)
+        return numbers
+
+    @property
+    def most_missing(self) -> bool:
+        """Whether most of them were taken out."""
+        return self.numbered >= LEAST_NUMBERED and self.present < LEAST_OPERATORS * self.numbered
+
+
 class RecordedLaunches(Evidence, frozen=True):
     """For rules that lay time to what the host did. Raises NotCaptured where most GPU work in the window has no launch in the
-    trace: what the host did before it is not known then, and no cause is ruled out."""
+    trace, or most operators were taken out of it: what the host did is not known then, and no cause is ruled out."""
 
     share: float
     """of the GPU work in the window; 1 without any, for the main thread is its own host then"""
@@ -42,5 +85,11 @@ class RecordedLaunches(Evidence, frozen=True):
             raise NotCaptured(
                 f"the launches of {work - linked:,} of {work:,} GPU events are not in the trace, so what the GPU waited for is not known",
                 _EVERYTHING,
+            )
+        numbers = facts.get(OperatorNumbers)
+        if numbers is not None and numbers.most_missing:
+            raise NotCaptured(
+                f"{numbers.numbered - numbers.present:,} of {numbers.numbered:,} operators were taken out of the trace, so what the host did is not known",
+                WHOLE,
             )
         return cls(linked / work if work else 1.0)
