@@ -9,6 +9,7 @@ from trace_doctor import Fix, Target
 from trace_doctor.evidence.durations import milliseconds
 from trace_doctor.evidence.host.data_waits import DataWaits
 from trace_doctor_rules import techniques
+from trace_doctor_rules._shared import advice
 
 _COUNT = "count the samples of one epoch with and without workers: the numbers must agree"
 
@@ -47,4 +48,17 @@ def work_ahead(data_waits: DataWaits, verify: str) -> Fix:
     """For loaders of other kinds."""
     return techniques.work_ahead(
         f"The loop waits {milliseconds(data_waits.per_step / 1e3)} per step for this loader.", verify
+    )
+
+
+def fewer_batches(verify: str) -> Fix:
+    """For batches that take less time than a worker needs to hand one over."""
+    return advice(
+        "Increase the batch size, or index the tensors directly",
+        "DataLoader(dataset, batch_size=<larger>)\n"
+        "# a data set that is in memory needs no loader:\n"
+        "for index in torch.randperm(len(x), device=x.device).split(batch_size):\n"
+        "    train(x[index], y[index])",
+        "another batch size is another training; without the loader samples come in another order",
+        verify,
     )

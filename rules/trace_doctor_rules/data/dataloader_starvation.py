@@ -25,6 +25,7 @@ from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules._shared import TimeRule
 from trace_doctor_rules.data._remedies import (
+    fewer_batches,
     load_in_workers,
     more_workers,
     work_ahead,
@@ -107,7 +108,8 @@ class DataLoaderStarvation(TimeRule):
 
     Evidence
     Idle time of the GPU during which the main thread was inside `enumerate(DataLoader)#….__next__` (or a loader named in
-    the settings `loader_frames`, `loader_annotations`), as a share of the steady steps. The iterator's class tells
+    the settings `loader_frames`, `loader_annotations`), as a share of the steady steps. Where a batch takes less than a worker needs to
+    hand it over, it is a note: what costs is how many there are. The iterator's class tells
     whether workers exist: `_SingleProcessDataLoaderIter` is `num_workers=0`. With `with_stack=True` the wait is split
     into reading, collating, pinning and waiting for workers.
 
@@ -163,7 +165,7 @@ class DataLoaderStarvation(TimeRule):
     )
     min_wait_us: float = threshold(
         100.0,
-        "exposed time of one wait from which on workers can help",
+        "exposed time of one wait from which on workers can help; where they cannot, a note",
         unit="us",
         source="a small batch that a worker has ready takes 50 to 110 us to fetch (captures with workers)",
     )
@@ -200,6 +202,7 @@ class DataLoaderStarvation(TimeRule):
         Valid("loader hidden behind GPU work", lambda: _training(200, gpu_us=2000)),
         Valid("hidden, but for the first wait of the profile", lambda: _training(1500, gpu_us=2000)),
         Valid("workers deliver in time", lambda: _training(3, workers=4)),
+        Valid("workers hand over to short steps", lambda: _training(90, gpu_us=80, workers=2, steps=8)),
         Valid("short waits of workers in few steps", lambda: _training(500, workers=2, steps=4)),
         Valid("short waits of workers, a tenth of each step", lambda: _training(200, gpu_us=1600, workers=2)),
         Valid("little to be had", lambda: _training(400), thresholds={"min_saving": 0.9}),
@@ -207,7 +210,6 @@ class DataLoaderStarvation(TimeRule):
         Valid("too small a part for workers", lambda: _training(600, workers=2, steps=8), thresholds={"min_worker_share": 0.9}),
         Valid("workers share a CPU with training", lambda: _training(600, workers=2, steps=8, gpu=False)),
         Valid("workers hand over to a CPU", lambda: _training(2000, gpu_us=28_000, workers=2, gpu=False)),
-        Valid("batches that cost less than handing them over", lambda: _training(60, gpu_us=80)),
         Valid("CPU-only on one core", lambda: _training(400, gpu=False), options={"extra": {"cpu_count": 1}}),
         Valid("no loader that is known by its name", _named_loader, skipped="data loader"),
     ]  # fmt: skip
@@ -236,6 +238,14 @@ class DataLoaderStarvation(TimeRule):
             message="handover",
             confidence="medium",
         ),
+        Invalid(
+            "batches that cost less than handing them over",
+            lambda: _training(60, gpu_us=80),
+            severity="info",
+            message="Workers would take as long to hand over a batch",
+            fixes=("Increase the batch size",),
+        ),
+        Invalid("the same on a CPU", lambda: _training(60, gpu_us=80, gpu=False), severity="info", message="The main thread waits 0.06 ms per step"),
         Invalid("more loading than eight workers do", lambda: _training(4000), fixes=("num_workers=8", "", "", "")),
         Invalid("on three cores", lambda: _training(4000), fixes=("num_workers=3", "", "", ""), options={"extra": {"cpu_count": 3}}),
         Invalid("a queue that stands still", lambda: _training(400, stall=700), severity="info", message="does not reproduce"),
@@ -264,35 +274,45 @@ class DataLoaderStarvation(TimeRule):
             return
         if not self._late(data_waits):
             return
+        brief = self._brief(data_waits)
         replay, loading = ctx[Replay], ctx[DataLoading]
         removal = Removal(host_spans=tuple((loading.thread, s, e) for s, e in data_waits.waits))
         outcome = replay.without(removal)
         if outcome.share_of_step < self.min_saving:
             return
         confidence, why = self._confidence(ctx, data_waits, outcome)
+        if brief:
+            why = " ".join(["Workers would take as long to hand over a batch.", *([why] if why else [])])
         site = _site(ctx)
         moments = ctx[Moments]
         longest = max(data_waits.waits, key=lambda w: w[1] - w[0])
         yield Claim(
             message=_message(data_waits, site, why),
             confidence=confidence,
-            severity="info" if confidence == "low" else None,
+            severity="info" if confidence == "low" or brief else None,
             saving=outcome.saving(),
             location=location(site, device=data_waits.device, ts_us=moments.ts_us(longest[0])),
             evidence=_tables(ctx, data_waits, outcome),
             spans=moments.longest(data_waits.owned, "waiting for data", device=data_waits.device),
-            fixes=self._fixes(data_waits, replay.cores, site, indexed=loading.indexed),
+            fixes=[fewer_batches(_VERIFY)]
+            if brief
+            else self._fixes(data_waits, replay.cores, site, indexed=loading.indexed),
             removal=removal,
             owned=data_waits.owned,
             key="loader",
         )
+
+    def _brief(self, data_waits: DataWaits) -> bool:
+        """Whether a batch takes less time than a worker needs to hand one over: what costs is how many there are."""
+        waits = max(len(data_waits.waits), 1)
+        return data_waits.kind != "workers" and data_waits.exposed < self.min_wait_us * 1e3 * waits
 
     def _late(self, data_waits: DataWaits) -> bool:
         """Whether a wait is more than handing over a batch that is ready. Of workers a short one only where short waits are
         a large part of most of several steps of a GPU: on the CPU training takes the workers' cores."""
         mean = data_waits.exposed / max(len(data_waits.waits), 1)
         if data_waits.kind != "workers" or mean >= self.min_worker_wait_us * 1e3:
-            return mean >= self.min_wait_us * 1e3
+            return True
         long = sum(s.exposed >= self.min_wait_us * 1e3 for s in data_waits.steps)
         return (
             data_waits.device is not None
