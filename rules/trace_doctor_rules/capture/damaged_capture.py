@@ -6,15 +6,17 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from trace_doctor import Claim, Context, Rule, Table, threshold
+from trace_doctor import NOTE_FROM, Claim, Context, Rule, Table, threshold
+from trace_doctor.evidence.durations import two_figures
 from trace_doctor.evidence.idle.gaps import IdleLedger
-from trace_doctor.evidence.intervals import intersect, intervals, union
+from trace_doctor.evidence.intervals import intersect, intervals, total, union
 from trace_doctor.evidence.trace.capture_health import CaptureHealth
 from trace_doctor.evidence.trace.recorded_operators import WHOLE, OperatorNumbers
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules._shared import advice, spans_of
+from trace_doctor_rules.capture._graph_gaps_evidence import GraphGaps
 
 
 class _Spoilt(RunBuilder):
@@ -55,6 +57,19 @@ def _thinned_out(keep: int, *, runtime: bool = False, count: int = 200) -> RunBu
     return b
 
 
+def _graphs(us: float = 5000, call: str = "cudaGraphLaunch") -> RunBuilder:
+    """In each step a launch that arrives while the GPU is at work; it stands still for so long before it begins with that."""
+    b = RunBuilder()
+    for _ in range(6):
+        with b.step():
+            with b.op("aten::mm", us=20):
+                b.launch(1000)
+            b.stall(us)
+            b.launch(2000, call=call)
+            b.sync()
+    return b
+
+
 class DamagedCapture(Rule):
     """The file is not whole.
 
@@ -70,6 +85,8 @@ class DamagedCapture(Rule):
     (lone backslashes of Windows paths, NaN, invalid UTF-8), negative, missing or overflown durations. The profiler numbers the
     operators one by one: where fewer than half of the numbers are in the file, most operators were taken out of it (a note). What
     was idle by such a file, with nothing recorded on the host, is explained by that, and no rule lays idle time to the host.
+    Where the GPU stands still for 100 us and more at work of a CUDA graph whose launch arrived before, nodes of the graph were
+    not recorded, or what they wait for was not (a note).
 
     How the saving is estimated
     There is none: this is about the capture.
@@ -92,7 +109,7 @@ class DamagedCapture(Rule):
     name = "damaged-capture"
     title = "Trace file is damaged"
     needs = (CaptureHealth,)
-    wants = (OperatorNumbers, IdleLedger, Moments, Steps)
+    wants = (OperatorNumbers, IdleLedger, Moments, Steps, GraphGaps)
 
     max_clamped: float = threshold(
         0.01,
@@ -101,9 +118,19 @@ class DamagedCapture(Rule):
         source="real captures of sound runs have up to a few per million",
     )
 
+    min_graph_share: float = threshold(
+        NOTE_FROM,
+        "time in which the GPU stands still at CUDA graphs without a reason, as a share of the step",
+        unit="share",
+        source="50 % in a public capture with 70 launches of graphs, under 0.1 % in eleven others",
+    )
+
     VALID = [
         Valid("a whole file", lambda: _Spoilt("not at all")),
         Valid("next to none without a duration", lambda: _Spoilt("negative"), thresholds={"max_clamped": 0.9}),
+        Valid("graphs that begin at once", lambda: _graphs(0)),
+        Valid("graphs that hardly wait", _graphs, thresholds={"min_graph_share": 0.9}),
+        Valid("a kernel that waits", lambda: _graphs(call="cudaLaunchKernel")),
         Valid("each operator there", lambda: _thinned_out(1)),
         Valid("written by hand", lambda: _thinned_out(5, count=40)),
         Valid("numbers that the runtime's calls share", lambda: _thinned_out(1, runtime=True)),
@@ -124,6 +151,10 @@ class DamagedCapture(Rule):
         yield from self._damage(ctx[CaptureHealth])
         if (numbers := ctx.get(OperatorNumbers)) and numbers.most_missing:
             yield _taken_out(ctx, numbers)
+        elif (graphs := ctx.get(GraphGaps)) and total(graphs.idle) >= max(
+            self.min_graph_share * graphs.length, 1
+        ):
+            yield _within_graphs(ctx, graphs)
 
     def _damage(self, health: CaptureHealth) -> Iterator[Claim]:
         damage = health.damage
@@ -204,6 +235,30 @@ def _taken_out(ctx: Context, numbers: OperatorNumbers) -> Claim:
         ],
         owned=owned,
         key="taken out",
+    )
+
+
+def _within_graphs(ctx: Context, graphs: GraphGaps) -> Claim:
+    moments, owned = ctx.get(Moments), spans_of(graphs.idle)
+    return Claim(
+        message=(
+            f"For {two_figures(total(graphs.idle) / graphs.count / 1e3)} of a step the GPU stands still at CUDA graphs that were launched "
+            f"long before ({graphs.launches:,} launches): nodes of them were not recorded, or what they wait for was not."
+        ),
+        confidence="medium",
+        severity="info",
+        spans=moments.longest(owned, "at a CUDA graph", device=graphs.device) if moments is not None else (),
+        fixes=[
+            advice(
+                "Record some steps without CUDA graphs",
+                'torch.compile(model)   # in place of mode="reduce-overhead"; or call the model where the graph is replayed\n'
+                "# a newer driver and torch record more of a graph",
+                "",
+                "TD002 is gone, and what ran there has a name",
+            )
+        ],
+        owned=owned,
+        key="graphs",
     )
 
 
