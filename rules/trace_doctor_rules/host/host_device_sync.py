@@ -194,7 +194,7 @@ class HostDeviceSync(TimeRule):
     How the saving is estimated
     The captured steps are re-timed with the calls of that one place returning at once. An upper bound, "up to": whatever
     needs the value must then come later. Places that give more together than one by one, because each wait hides behind
-    the next, are one claim, which lists what each saves alone. No claim is made where the replay leaves more than 3 % unexplained. Where copies
+    the next, are one claim, which lists what each saves alone. It is a note where the replay leaves more than 3 % unexplained. Where copies
     to the device wait as well, one wait hides behind the other: both are taken away together, and the message says so.
 
     Fix
@@ -236,7 +236,7 @@ class HostDeviceSync(TimeRule):
         note_from=NOTE_FROM,
     )
     max_unexplained: float = threshold(
-        0.03, "unexplained GPU delays above which the rule abstains", unit="share", source="Replay.usable"
+        0.03, "unexplained GPU delays above which it is a note", unit="share", source="Replay.usable"
     )
     min_times: int = threshold(
         10,
@@ -261,7 +261,6 @@ class HostDeviceSync(TimeRule):
         Valid("inside the capture of a graph", lambda: _training(sync="capture")),
         Valid("little to be had", _training, thresholds={"min_saving": 0.9}),
         Valid("little to be had with copies", lambda: _training(sync="both", gpu_us=600), thresholds={"min_with_copies": 0.9}),
-        Valid("a queue that stands still", lambda: _training(stall=3000), skipped="does not explain"),
         Valid("few of them cost time, and no steps", _results, skipped="no steps"),
         Valid("the GPU's side of the copies is missing", _copies_missing, skipped="calls that copy did on the GPU"),
         Valid("no GPU", lambda: without_gpu("aten::item", 200), skipped="no GPU work"),
@@ -292,6 +291,13 @@ class HostDeviceSync(TimeRule):
             thresholds={"max_unattributed": 1e-4},
         ),
         Invalid("for longer than the replay explains", lambda: _training(stacks=True, stall=300, steps=40), severity="info"),
+        Invalid(
+            "a queue that stands still for long",
+            lambda: _training(stacks=True, stall=3000),
+            severity="info",
+            confidence="low",
+            message="something that was not recorded",
+        ),
         Invalid("in all steps but one", lambda: _training(missing=3), message="5 times in 6 steps"),
         Invalid("one after the other", lambda: _training(sync="one after the other"), message="and 1 more call site block the host"),
         Invalid("one alone, and two that hide each other", _alone_and_together, message="and 2 more call sites block the host"),
@@ -327,10 +333,6 @@ class HostDeviceSync(TimeRule):
             if lost := ctx[SyncSites].lost:
                 raise NotCaptured(lost, "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]")
             return
-        if (replay.unexplained_share or 0.0) > self.max_unexplained:
-            raise NotCaptured(
-                replay.limit, "record a few steady steps, with all streams and without other profilers"
-            )
         if with_copies:
             yield self._claim(ctx, sites, together, copies)
             return
@@ -366,7 +368,7 @@ class HostDeviceSync(TimeRule):
         longest = max(idle, key=lambda w: w[1] - w[0])
         confidence = self._confidence(ctx, sites, outcome)
         return Claim(
-            message=_message(sites, count, copies is not None),
+            message=_message(sites, count, copies is not None, explained=self._explained(ctx)),
             confidence=confidence,
             severity="info" if confidence == "low" else None,
             saving=outcome.saving(),
@@ -382,9 +384,13 @@ class HostDeviceSync(TimeRule):
             key=" + ".join("/".join(s.path) + " long" * s.long for s in sites),
         )
 
+    def _explained(self, ctx: Context) -> bool:
+        """Whether the replay knows what the GPU waited for."""
+        return (ctx[Replay].unexplained_share or 0.0) <= self.max_unexplained
+
     def _confidence(self, ctx: Context, sites: Sequence[SyncSite], outcome: ReplayOutcome) -> Confidence:
         """Sure with the user's line; without it the reader has to find out whether the wait can go."""
-        if outcome.basis != "replay":
+        if outcome.basis != "replay" or not self._explained(ctx):
             return "low"
         if ctx[Steps].source == "none" or self.much_unattributed(ctx):
             return "medium"
@@ -402,15 +408,16 @@ def _one_of_each_kind(sites: Sequence[SyncSite]) -> list[SyncSite]:
 # -- words -----------------------------------------------------------------------------------------------------
 
 
-def _message(sites: Sequence[SyncSite], count: int, with_copies: bool) -> str:
-    """What blocks, where and how often."""
+def _message(sites: Sequence[SyncSite], count: int, with_copies: bool, *, explained: bool) -> str:
+    """What blocks, where and how often. `explained`: whether the capture shows all that the GPU waits for."""
     first = sites[0]
     what = first.name + (f" in {first.site}" if first.site else "")
     if len(sites) > 1:
         what += f" and {len(sites) - 1} more call site{'s' if len(sites) > 2 else ''}"
     often = _often(sum(s.times for s in sites), count)
     also = " The saving needs asynchronous host-to-device copies as well." if with_copies else ""
-    return f"{what} block{'s' if len(sites) == 1 else ''} the host {often}, so it can't run ahead of the GPU.{also}"
+    doubt = "" if explained else " The GPU also waits for something that was not recorded."
+    return f"{what} block{'s' if len(sites) == 1 else ''} the host {often}, so it can't run ahead of the GPU.{also}{doubt}"
 
 
 def _often(times: int, count: int) -> str:
