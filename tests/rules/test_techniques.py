@@ -82,3 +82,9 @@ def test_an_edit_takes_its_parameters(fix: Fix) -> None:
         assert refused.why
     else:
         assert change.edits
+
+
+def test_attention_without_a_mask_is_not_made_causal() -> None:
+    call, *more = techniques.use_sdpa().text.splitlines()
+    assert "causal" not in call.partition("#")[0]
+    assert any("is_causal=True" in line for line in more)

@@ -11,7 +11,8 @@ def use_sdpa(verify: str = LOWER_PEAK, target: Target | None = None) -> Fix:
     return patch(
         "Use scaled_dot_product_attention",
         "use-sdpa",
-        "out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)\n"
+        "out = torch.nn.functional.scaled_dot_product_attention(q, k, v)   # no mask: every position sees all others\n"
+        "# a causal mask: is_causal=True; any other: attn_mask=mask\n"
         '# HF: from_pretrained(..., attn_implementation="sdpa"); the score matrix is then never stored',
         "last bits differ, dropout draws other numbers; a mask needs two dimensions or more and the query's type",
         verify,
