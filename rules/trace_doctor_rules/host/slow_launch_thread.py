@@ -482,6 +482,7 @@ class SlowLaunchThread(TimeRule):
         Invalid("inside an operator, in each step", _in_an_operator, message="aten::conv2d keeps", confidence="medium", fixes=("Take the work",)),
         Invalid("inside a compiled region", lambda: _in_an_operator(name="Torch-Compiled Region: 0/0"), message="Torch-Compiled Region", fixes=("Find what",)),
         Invalid("in many places, each of them small", _in_many_places, message="in 10 places", confidence="medium"),
+        Invalid("a batch that is copied to the GPU", lambda: _training(name="## copy_batch_to_gpu ##"), message="copy_batch_to_gpu", fixes=("Copy the next batch beside the step",)),
         Invalid("kernels are launched meanwhile", lambda: _training(inside="launch"), message="log_metrics keeps", claims=2),
         Invalid(
             "a phase of the step",
@@ -644,6 +645,7 @@ _KINDS = (
     ("evaluation", r"eval|valid|test"),
     ("garbage", r"\bgc\b|collect\b"),
     ("log", r"log|wandb|tensorboard|write|print|metric|report|plot"),
+    ("copy", r"(?:\b|_)(?:copy|move|transfer|to)_(?:\w+_)?(?:to_)?(?:gpu|cuda|device)|host_to_device|h2d"),
     ("data", r"token|preprocess|process|collat|augment|decode|transform|load|batch|sample"),
 )
 

@@ -43,7 +43,7 @@ def launches_do_not_wait(verify: str) -> Fix:
 
 
 def off_the_step(verify: str, what: str = "other", target: Target | None = None) -> Fix:
-    """`what`: checkpoint, evaluation, log, data, garbage or other."""
+    """`what`: checkpoint, evaluation, log, copy, data, garbage or other."""
     title, text, risk = _OFF_THE_STEP[what]
     return advice(title, text, risk, verify, target=target)
 
@@ -65,6 +65,14 @@ _OFF_THE_STEP = {
         "if step % 50 == 0:\n    writer.add_scalar(...)   # HF: logging_steps=50; Lightning: log_every_n_steps=50\n"
         "# logging.handlers.QueueHandler writes files from another thread",
         "curves have fewer points",
+    ),
+    "copy": (
+        "Copy the next batch beside the step, from pinned memory",
+        "loader = DataLoader(..., pin_memory=True)\n"
+        "with torch.cuda.stream(side):   # while this step computes\n"
+        "    following = batch.to(device, non_blocking=True)\n"
+        "torch.cuda.current_stream().wait_stream(side)   # before the next step reads it",
+        "one batch more is on the GPU; call record_stream() on what the side stream made",
     ),
     "data": (
         "Preprocess data in DataLoader workers",
