@@ -219,8 +219,8 @@ def _taken_out(ctx: Context, numbers: OperatorNumbers) -> Claim:
         owned = spans_of(intersect(blank, intervals(steps.on_device("steady"))))
     return Claim(
         message=(
-            f"{numbers.present:,} of {numbers.numbered:,} operators are in the file, by their numbers: the others, and what they launched, "
-            "were taken out, so what looks idle may have been busy, and every sum is too small."
+            f"The numbers of operators show that {numbers.present:,} of {numbers.numbered:,} operators are in the file. The others and "
+            "their launches were removed, so idle time may have been busy and sums are too small."
         ),
         confidence="high",
         severity="info",
@@ -230,7 +230,7 @@ def _taken_out(ctx: Context, numbers: OperatorNumbers) -> Claim:
                 "Analyze the whole file",
                 f"# {WHOLE}: no filter, no sample of its events",
                 "",
-                "TD002 is gone on the whole file",
+                "TD002 is gone in the whole file",
             )
         ],
         owned=owned,

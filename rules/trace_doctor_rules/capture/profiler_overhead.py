@@ -54,7 +54,8 @@ class ProfilerOverhead(Rule):
     None is claimed: without the profiler the time is not spent.
 
     Fix
-    Record fewer steps, drop the option that costs, and time the script without the profiler.
+    Record fewer steps, drop the option that costs, and time the script without the profiler. Buffers that are requested in the
+    steps: warm-up steps before them.
 
     Fix safety
     Only shown: it concerns the code that records.
@@ -110,8 +111,14 @@ class ProfilerOverhead(Rule):
     ]  # fmt: skip
     INVALID = [
         Invalid("a flush in each step", lambda: _profiled(flush_us=100), message="Buffer Flush", severity="info", confidence="high"),
+        Invalid(
+            "buffers that are made in the steps",
+            lambda: _profiled(flush_us=100, name="Activity Buffer Request"),
+            message="Activity Buffer Request",
+            fixes=("Add warm-up steps",),
+        ),
         Invalid("steps half as long without it", lambda: _profiled(flush_us=500, plain=(1.0, 1.01, 1.0, 1.02)), message="). Host times"),
-        Invalid("stacks of many short calls", lambda: _profiled(frames=1500), message="with_stack", confidence="medium", severity="info"),
+        Invalid("stacks of many short calls", lambda: _profiled(frames=1500), message="with_stack", confidence="medium", severity="info", fixes=("Disable stacks",)),
     ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
@@ -145,7 +152,9 @@ class ProfilerOverhead(Rule):
                     [[name, number, ns / 1e3] for name, number, ns in work],
                 )
             ],
-            fixes=[_RECORD_LESS],
+            fixes=[
+                _RECORD_LESS if stacks >= self.min_stack_share or cost.marked[0][0] != _BUFFERS else _WARM_UP
+            ],
             key="overhead",
         )
 
@@ -171,6 +180,15 @@ class ProfilerOverhead(Rule):
         )
 
 
+_BUFFERS = "Activity Buffer Request"
+"""At the first launches that are recorded, whatever the options"""
+_WARM_UP = advice(
+    "Add warm-up steps to the profiler schedule",
+    "profile(..., schedule=schedule(wait=1, warmup=2, active=3, repeat=1)), prof.step() after each step\n"
+    "# its buffers are made at the first launches: in warm-up steps, which the capture leaves out",
+    "",
+    "Record again: the steps hold no Activity Buffer Request",
+)
 _RECORD_LESS = advice(
     "Disable stacks, shapes and memory",
     "profile(with_stack=False, profile_memory=False, record_shapes=False, "
