@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from trace_doctor import Claim, Context, Rule
+from trace_doctor import Claim, Context, Fix, Rule
 from trace_doctor.evidence.trace.capture_health import CaptureHealth
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules._shared import advice
 
 
-def _work(*, gpu: bool, kernels: bool, devices: int = 1) -> RunBuilder:
+def _work(*, gpu: bool, kernels: bool, devices: int = 1, often: int = 1) -> RunBuilder:
     b = RunBuilder(devices=devices) if gpu else RunBuilder(gpu=None)
     for _ in range(3):
         with b.step(), b.op("aten::mm", us=50):
-            if kernels:
+            for _ in range(often if kernels else 0):
                 b.launch(100)
     return b
 
@@ -26,8 +26,8 @@ def _only_a_wait() -> RunBuilder:
     return b
 
 
-def _launched_but_lost() -> RunBuilder:
-    b = _work(gpu=True, kernels=True)
+def _launched_but_lost(often: int = 1) -> RunBuilder:
+    b = _work(gpu=True, kernels=True, often=often)
     b.events = [e for e in b.events if e["cat"] != "kernel"]
     return b
 
@@ -101,6 +101,7 @@ class NoGpuActivity(Rule):
         Invalid("eight GPUs", lambda: _work(gpu=True, kernels=False, devices=8), message="lists 8 × NVIDIA H100"),
         Invalid("nothing but a call of the runtime", _only_a_wait, severity="warning", message="runtime calls", fixes=("Add warm-up",)),
         Invalid("kernels lost", _launched_but_lost, severity="warning", message="3 calls launched", fixes=("Add warm-up",)),
+        Invalid("all of many kernels lost", lambda: _launched_but_lost(10), message="30 calls launched", fixes=("Let no other profiler run",)),
         Invalid("kernels lost of a GPU without a name", _nothing_named, severity="warning", message="lists no GPU and has"),
         Invalid("kernels before the first step", _outside_the_window, severity="warning", message="outside", fixes=("Enable ProfilerActivity",)),
     ]  # fmt: skip
@@ -111,12 +112,11 @@ class NoGpuActivity(Rule):
             return
         if health.ran_on_cpu and not health.gpu_events:
             return
-        lost = health.runtime and not health.gpu_events
         yield Claim(
             message=f"The capture {_names(health.devices)} no GPU activity in the analyzed window: {_why(health)}.",
             confidence="high",
             severity="warning",
-            fixes=[_LOSE_NOTHING if lost else _ASK_FOR_THE_GPU],
+            fixes=[_fix(health)],
             key="gpu",
         )
 
@@ -139,6 +139,23 @@ _LOSE_NOTHING = advice(
     "",
     _VERIFY,
 )
+
+
+_PROFILE_ALONE = advice(
+    "Let no other profiler run, and wait for the GPU before the profile ends",
+    "torch.cuda.synchronize()   # before the profile ends\n"
+    "# no Nsight, DCGM or profiler_metrics (experimental_config) at the same time, and permission to read performance counters",
+    "",
+    _VERIFY,
+)
+MANY_LOST = 10
+"""So many launches lost are not the first ones only, for which the GPU's side starts too late"""
+
+
+def _fix(health: CaptureHealth) -> Fix:
+    if not health.runtime or health.gpu_events:
+        return _ASK_FOR_THE_GPU
+    return _PROFILE_ALONE if health.launch_calls >= MANY_LOST else _LOSE_NOTHING
 
 
 def _names(devices: tuple[str, ...]) -> str:
