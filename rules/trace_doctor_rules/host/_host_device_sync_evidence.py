@@ -25,10 +25,11 @@ from trace_doctor.evidence.names.event_names import (
 )
 from trace_doctor.evidence.trace.call_sites import CallSites, Site
 from trace_doctor.evidence.trace.gpu_timeline import GpuTimeline
+from trace_doctor.evidence.trace.graph_captures import GraphCaptures
 from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.evidence.trace.steps import Steps
-from trace_doctor.run import Cat, Run
+from trace_doctor.run import Cat
 
 SyncKind = Literal["item", "shape", "to_host", "synchronize"]
 """a scalar read · an operator whose output size depends on data · a tensor copied to the host · an explicit wait"""
@@ -166,23 +167,18 @@ def _chosen(facts: Facts, steady: Iterable[tuple[int, int]]) -> tuple[I64, I64]:
     calls = launches.launch[launches.launch >= 0].astype(np.int64)
     to_device = calls[np.isin(run.name[work], run.name_ids(lambda n: "HtoD" in n or "Host -> Device" in n))]
     copying = nesting.parent[to_device]
-    rows = rows[~_graph_captures(run, nesting)[rows]]
+    rows = rows[~_graph_captures(facts)[rows]]
     rows = rows[~nesting.inside(rows, run.is_named(is_compile))]
     there = np.isin(rows, to_device) | np.isin(nesting.parent[rows], copying[copying >= 0])
     return rows[~there], np.union1d(rows[there], to_device)
 
 
-def _graph_captures(run: Run, nesting: Nesting) -> Bool:
+def _graph_captures(facts: Facts) -> Bool:
     """Host events that start while their thread captures a CUDA graph."""
-    inside = np.zeros(len(run), dtype=bool)
-    begins = run.named(lambda n: n.endswith("StreamBeginCapture"), Cat.RUNTIME, Cat.DRIVER)
-    ends = run.named(lambda n: n.endswith("StreamEndCapture"), Cat.RUNTIME, Cat.DRIVER)
-    for thread in np.unique(run.thread[begins]).tolist():
-        opened, closed = begins[run.thread[begins] == thread], ends[run.thread[ends] == thread]
-        following = np.searchsorted(run.ts[closed], run.ts[opened])
-        for begin, at in zip(opened.tolist(), following.tolist(), strict=True):
-            if at < len(closed):
-                inside[nesting.started(thread, int(run.ts[begin]), int(run.end[closed[at]]))] = True
+    captures, nesting = facts[GraphCaptures], facts[Nesting]
+    inside = np.zeros(len(facts.run), dtype=bool)
+    for thread, (start, end) in zip(captures.thread.tolist(), captures.spans.tolist(), strict=True):
+        inside[nesting.started(thread, start, end)] = True
     return inside
 
 

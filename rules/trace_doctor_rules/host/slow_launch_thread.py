@@ -74,6 +74,22 @@ def _training(
     return b
 
 
+def _captures_a_graph() -> RunBuilder:
+    """In each step what is launched is written into a graph for 5 ms."""
+    b = RunBuilder()
+    for _ in range(6):
+        with b.step():
+            for name in ("aten::mm", "aten::add"):
+                with b.op(name, us=10):
+                    b.launch(1000)
+                if name == "aten::mm":
+                    b.runtime("cudaStreamBeginCapture", 5)
+                    b.wait(5000)
+                    b.runtime("cudaStreamEndCapture", 5)
+                    b.runtime("cudaGraphInstantiate", 1500)
+    return b
+
+
 def _taken_out() -> RunBuilder:
     """As `_training`, of which one operator in ten was left."""
     b = _training(name="")
@@ -388,6 +404,7 @@ class SlowLaunchThread(TimeRule):
     VALID = [
         Valid("behind a full queue", lambda: _training(2000, gpu_us=8000)),
         Valid("nobody named it, once in six steps of a CPU", lambda: _training(9000, name="", every=5, gpu=False), skipped="not recorded"),
+        Valid("a CUDA graph is captured", _captures_a_graph),
         Valid("operators were taken out, so that nobody knows what ran there", _taken_out, skipped="operators were taken out"),
         Valid("a part of the model", lambda: _training(name="encode", inside="operators", gpu=False)),
         Valid("a part of the model, with a short wait behind its operators", _model_that_waits),

@@ -21,6 +21,7 @@ from trace_doctor.evidence.names.event_names import (
     is_step,
     is_torch_mark,
 )
+from trace_doctor.evidence.trace.graph_captures import GraphCaptures
 from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.nesting import Nesting, ahead
 from trace_doctor.evidence.trace.steps import Steps
@@ -119,10 +120,12 @@ class HostCauses(Evidence, frozen=True):
         """What is open on the thread, by priority."""
         free = np.array([self.window], dtype=np.int64)
         covers = []
-        own = ((cause, self._reaching(thread, mask)) for cause, mask in self._layers)
-        everywhere = ((cause, ahead(self.run, rows)) for cause, rows in _everywhere(self._facts))
-        for cause, reaching in (*everywhere, *own):
-            spans, owners = _disjoint(self.run, reaching)
+        own = ((cause, _disjoint(self.run, self._reaching(thread, mask))) for cause, mask in self._layers)
+        everywhere = (
+            (cause, _disjoint(self.run, ahead(self.run, rows))) for cause, rows in _everywhere(self._facts)
+        )
+        captures = ("compile", self._facts[GraphCaptures].on(thread))
+        for cause, (spans, owners) in (*everywhere, captures, *own):
             pieces, _, at = overlaps(free, spans)
             free = subtract(free, spans)
             owner = owners[at]
@@ -189,7 +192,7 @@ def _layers(facts: Facts) -> tuple[tuple[str, Bool], ...]:
     labels[labels] = _idle_inside(facts, np.flatnonzero(labels))
     return (
         ("data_loading", loader),
-        ("compile", compiling & run.is_cat(*HOST_CATS)),
+        ("compile", compiling & run.is_cat(*HOST_CATS) | run.is_named(_is_graph_instantiation) & calls),
         ("allocator", allocator),
         ("sync", blocking),
         ("cold_start", cold & ~allocator & ~blocking),
@@ -198,6 +201,10 @@ def _layers(facts: Facts) -> tuple[tuple[str, Bool], ...]:
         ("dispatch", (run.is_cat(Cat.CPU_OP) & ~marks) | calls | (torch_marks & notes)),
         ("python", run.is_cat(Cat.PYTHON, Cat.USER_ANNOTATION, Cat.CPU_OP)),
     )
+
+
+def _is_graph_instantiation(name: str) -> bool:
+    return "GraphInstantiate" in name
 
 
 def _host_to_device(run: Run, launches: Launches) -> I64:
