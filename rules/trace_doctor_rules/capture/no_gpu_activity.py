@@ -101,7 +101,7 @@ class NoGpuActivity(Rule):
         Invalid("eight GPUs", lambda: _work(gpu=True, kernels=False, devices=8), message="lists 8 × NVIDIA H100"),
         Invalid("nothing but a call of the runtime", _only_a_wait, severity="warning", message="runtime calls", fixes=("Add warm-up",)),
         Invalid("kernels lost", _launched_but_lost, severity="warning", message="3 calls launched", fixes=("Add warm-up",)),
-        Invalid("all of many kernels lost", lambda: _launched_but_lost(10), message="30 calls launched", fixes=("Let no other profiler run",)),
+        Invalid("all of many kernels lost", lambda: _launched_but_lost(10), message="30 calls launched", fixes=("Stop other profilers",)),
         Invalid("kernels lost of a GPU without a name", _nothing_named, severity="warning", message="lists no GPU and has"),
         Invalid("kernels before the first step", _outside_the_window, severity="warning", message="outside", fixes=("Enable ProfilerActivity",)),
     ]  # fmt: skip
@@ -142,7 +142,7 @@ _LOSE_NOTHING = advice(
 
 
 _PROFILE_ALONE = advice(
-    "Let no other profiler run, and wait for the GPU before the profile ends",
+    "Stop other profilers and synchronize before the profile ends",
     "torch.cuda.synchronize()   # before the profile ends\n"
     "# no Nsight, DCGM or profiler_metrics (experimental_config) at the same time, and permission to read performance counters",
     "",

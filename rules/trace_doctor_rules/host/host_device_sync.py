@@ -16,6 +16,7 @@ from trace_doctor import (
     threshold,
 )
 from trace_doctor.evidence.idle.time_ledger import TimeLedger
+from trace_doctor.evidence.intervals import total
 from trace_doctor.evidence.replay.what_if import Removal, Replay, ReplayOutcome
 from trace_doctor.evidence.trace.call_sites import location
 from trace_doctor.evidence.trace.gpu_timeline import GpuTimeline
@@ -66,6 +67,10 @@ def _wait(b: RunBuilder, sync: str) -> None:
     elif sync == "cpu":
         with b.op("aten::to"), b.op("aten::_to_copy"), b.op("aten::copy_"):
             b.copy(3, "DtoH (Device -> Pageable)", bytes=1 << 12)
+            b.sync()
+    elif sync == "much":
+        with b.op("aten::to"), b.op("aten::_to_copy"), b.op("aten::copy_"):
+            b.copy(2000, "DtoH (Device -> Pageable)", bytes=16 << 20)
             b.sync()
     elif sync == "synchronize":
         b.sync("cudaDeviceSynchronize")
@@ -310,7 +315,8 @@ class HostDeviceSync(TimeRule):
         ),
         Invalid("between copies to the host and to the device", _between_copies, claims=2, message="blocks the host"),
         Invalid("nonzero", lambda: _training(sync="nonzero"), message="aten::nonzero"),
-        Invalid(".cpu()", lambda: _training(sync="cpu"), message="aten::to → aten::copy_ blocks the host once per step"),
+        Invalid(".cpu()", lambda: _training(sync="cpu"), message="aten::to → aten::copy_ blocks the host once per step", fixes=("Batch copies", "Copy asynchronously")),
+        Invalid(".cpu() of much", lambda: _training(sync="much"), fixes=("Copy asynchronously", "Batch copies")),
         Invalid("torch.cuda.synchronize()", lambda: _training(sync="synchronize"), message="cudaDeviceSynchronize", codemod="remove-call"),
     ]  # fmt: skip
 
@@ -468,6 +474,9 @@ def _fixes(site: SyncSite) -> list[Fix]:
         case "shape":
             return [techniques.fixed_sizes(_VERIFY, site.path[-1], target)]
         case "to_host":
-            return [techniques.copy_seldom(_VERIFY, target), techniques.copy_behind(_VERIFY, target)]
+            fixes = [techniques.copy_seldom(_VERIFY, target), techniques.copy_behind(_VERIFY, target)]
+            return (
+                fixes[::-1] if total(site.copies) > site.idle_ns else fixes
+            )  # large: as many bytes all at once take as long
         case "synchronize":
             return [techniques.no_synchronize(_VERIFY, target, device_wide=site.device_wide)]
