@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from trace_doctor import Context, Fix
 from trace_doctor.evidence.host.host_gaps import HostGap, HostGaps
 from trace_doctor.evidence.intervals import union
+from trace_doctor.evidence.names.event_names import is_optimizer
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor_rules._shared import advice
 
@@ -100,6 +101,14 @@ def fix_of(gap: HostGap) -> Fix:
     """What to do about host time by where it lies."""
     if gap.nameless:
         return NAME_IT
+    if is_optimizer(gap.name):
+        return advice(
+            "Let the optimizer compute on the GPU, or less often",
+            "# state, learning rates and step counts on the GPU: capturable=True, or fused=True where the class has it\n"
+            "# preconditioners and averages of weights every N steps (Shampoo: precondition_frequency)",
+            "what is updated less often changes the training",
+            VERIFY,
+        )
     if "Compiled" in gap.name:
         return advice(
             "Find what a compiled call does on the host",

@@ -74,6 +74,21 @@ def _training(
     return b
 
 
+def _optimizer_on_the_host(us: float = 5000) -> RunBuilder:
+    """An optimizer that computes on the host for so long before it launches its update."""
+    b = RunBuilder()
+    for _ in range(6):
+        with b.step():
+            for _ in range(20):
+                with b.op("aten::mm", us=10):
+                    b.launch(50)
+            with b.optimizer_step("Shampoo"):
+                b.wait(us)
+                with b.op("aten::add_", us=10):
+                    b.launch(50)
+    return b
+
+
 def _captures_a_graph() -> RunBuilder:
     """In each step what is launched is written into a graph for 5 ms."""
     b = RunBuilder()
@@ -323,10 +338,10 @@ class SlowLaunchThread(TimeRule):
     code = "TD203"
     name = "slow-launch-thread"
     title = "The host is busy with something else"
-    about = ("python", "annotation", "dispatch", "unattributed")
+    about = ("python", "annotation", "dispatch", "optimizer", "unattributed")
     needs = (Steps, HostGaps, Replay, Moments)
     wants = (TimeLedger, HostBound, UnattributedGaps, StalledOperators)
-    yields_to = ("TD104", "TD201")
+    yields_to = ("TD104", "TD201", "TD304")
     costs_host_time = True
 
     min_share: float = threshold(
@@ -499,6 +514,12 @@ class SlowLaunchThread(TimeRule):
         Invalid("inside an operator, in each step", _in_an_operator, message="aten::conv2d keeps", confidence="medium", fixes=("Take the work",)),
         Invalid("inside a compiled region", lambda: _in_an_operator(name="Torch-Compiled Region: 0/0"), message="Torch-Compiled Region", fixes=("Find what",)),
         Invalid("in many places, each of them small", _in_many_places, message="in 10 places", confidence="medium"),
+        Invalid(
+            "an optimizer that works on the host",
+            _optimizer_on_the_host,
+            message="Optimizer.step#Shampoo.step keeps the host from launching",
+            fixes=("Let the optimizer compute on the GPU",),
+        ),
         Invalid("a batch that is copied to the GPU", lambda: _training(name="## copy_batch_to_gpu ##"), message="copy_batch_to_gpu", fixes=("Copy the next batch beside the step",)),
         Invalid("kernels are launched meanwhile", lambda: _training(inside="launch"), message="log_metrics keeps", claims=2),
         Invalid(

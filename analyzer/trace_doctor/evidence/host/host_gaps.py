@@ -30,7 +30,7 @@ from trace_doctor.evidence.trace.threads import Threads
 from trace_doctor.run import Cat
 from trace_doctor.user_frames import python_frame
 
-CAUSES = ("python", "annotation", "dispatch")
+CAUSES = ("python", "annotation", "dispatch", "optimizer")
 
 
 class HostGap(Struct, frozen=True):

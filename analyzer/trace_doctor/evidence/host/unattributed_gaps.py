@@ -16,7 +16,7 @@ from trace_doctor.evidence.host.host_gaps import HostGap, HostGaps, NamedGaps, r
 from trace_doctor.evidence.idle.gaps import IdleCauses
 from trace_doctor.evidence.idle.host_causes import CAUSE, HostCauses
 from trace_doctor.evidence.intervals import covered, intersect, intervals, overlaps, pairs, subtract, union
-from trace_doctor.evidence.names.event_names import is_step, is_torch_mark, is_view
+from trace_doctor.evidence.names.event_names import is_optimizer, is_step, is_torch_mark, is_view
 from trace_doctor.evidence.trace.call_sites import CallSites, Site
 from trace_doctor.evidence.trace.gpu_timeline import GpuTimeline
 from trace_doctor.evidence.trace.nesting import Nesting
@@ -88,7 +88,7 @@ def _of_device(facts: Facts, named: NamedGaps, limits: GapLimits) -> Iterator[tu
     pieces, of_gap, _ = overlaps(gaps, idle)
     tiles, at, tile = overlaps(pieces, pairs(ledger.start[own], ledger.end[own]))
     rows = np.where(np.isin(ledger.cause[own][tile], _CAUSES), ledger.row[own][tile], -1)
-    no_name = run.is_named(is_step, is_torch_mark, is_step_part) & ~run.is_named(is_region)
+    no_name = run.is_named(is_step, is_torch_mark, is_step_part) & ~run.is_named(is_region, is_optimizer)
     rows[(rows >= 0) & no_name[rows]] = -1
     by_place: dict[Place, tuple[Spans, Spans]] = {}
     around = _places(facts, gaps)
