@@ -103,9 +103,10 @@ def fix_of(gap: HostGap) -> Fix:
         return NAME_IT
     if is_optimizer(gap.name):
         return advice(
-            "Let the optimizer compute on the GPU, or less often",
-            "# state, learning rates and step counts on the GPU: capturable=True, or fused=True where the class has it\n"
-            "# preconditioners and averages of weights every N steps (Shampoo: precondition_frequency)",
+            "Take the optimizer's work off the host",
+            "torch.optim.AdamW(..., fused=True)   # Adam, AdamW; SGD from torch 2.3 on: one call for all parameters\n"
+            "# another class: its state and step counts on the GPU (capturable=True, where it has that)\n"
+            "# preconditioners and averages of weights: every N steps (Shampoo: precondition_frequency)",
             "what is updated less often changes the training",
             VERIFY,
         )

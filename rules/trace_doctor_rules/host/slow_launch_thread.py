@@ -15,6 +15,7 @@ from trace_doctor.evidence.host.stalled_operators import StalledOperators
 from trace_doctor.evidence.host.unattributed_gaps import UnattributedGaps
 from trace_doctor.evidence.idle.time_ledger import TimeLedger
 from trace_doctor.evidence.intervals import intervals, total
+from trace_doctor.evidence.names.event_names import is_optimizer
 from trace_doctor.evidence.replay.what_if import Removal, Replay, ReplayOutcome
 from trace_doctor.evidence.trace.call_sites import location
 from trace_doctor.evidence.trace.spans import Moments
@@ -518,7 +519,8 @@ class SlowLaunchThread(TimeRule):
             "an optimizer that works on the host",
             _optimizer_on_the_host,
             message="Optimizer.step#Shampoo.step keeps the host from launching",
-            fixes=("Let the optimizer compute on the GPU",),
+            severity="info",
+            fixes=("Take the optimizer's work off the host",),
         ),
         Invalid("a batch that is copied to the GPU", lambda: _training(name="## copy_batch_to_gpu ##"), message="copy_batch_to_gpu", fixes=("Copy the next batch beside the step",)),
         Invalid("kernels are launched meanwhile", lambda: _training(inside="launch"), message="log_metrics keeps", claims=2),
@@ -621,7 +623,7 @@ class SlowLaunchThread(TimeRule):
         short = gap.host_ns < self.min_gap_us * 1e3 * len(
             gap.spans
         )  # callbacks and hooks are often annotated
-        hint = confidence == "low" or gap.steps < 2 or gap.works or short
+        hint = confidence == "low" or gap.steps < 2 or gap.works or short or is_optimizer(gap.name)
         device = host.device if host.device >= 0 else None
         target = gap.site.target if gap.site else None
         return Claim(
