@@ -2,7 +2,8 @@
 
 Reads a line of JSON for each mutant from the descriptor MUTANTS_IN: `file`, `tests` (ids, in the order to run them) and
 `limit` in seconds, and answers `passed`, `failed` or `late` to MUTANTS_OUT. The mutant is in the file by then: what is imported later reads it
-there, and functions that exist already get their code from it.
+there, and functions that exist already get their code from it. A closure that exists already keeps its cells: where the mutant
+changes what it is closed over, the tests run in a new process instead.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ import gc
 import json
 import os
 import signal
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from types import CodeType, FunctionType
+from typing import NoReturn
 
 import pytest
 
@@ -32,16 +35,21 @@ def _codes(code: CodeType) -> dict[tuple[str, int], list[CodeType]]:
     return found
 
 
-def _put(path: Path, before: str, functions: list[FunctionType]) -> None:
-    """Gives the functions of a module the code that its file holds by now."""
+def _put(path: Path, before: str, functions: list[FunctionType]) -> bool:
+    """Gives the functions of a module the code that its file holds by now; whether each one of them could take it."""
     old = _codes(compile(before, str(path), "exec", dont_inherit=True))
     new = _codes(compile(path.read_text(encoding="utf-8"), str(path), "exec", dont_inherit=True))
     for function in functions:
         key = function.__code__.co_qualname, function.__code__.co_firstlineno
-        for was, now in zip(old[key], new[key], strict=False):
-            if function.__code__ == was and was != now and was.co_freevars == now.co_freevars:
-                function.__code__ = now
-                break
+        if function.__code__ not in old[key] or old[key] == new[key]:
+            continue
+        if len(old[key]) != len(new[key]):
+            return False
+        now = new[key][old[key].index(function.__code__)]
+        if now.co_freevars != function.__code__.co_freevars:
+            return False
+        function.__code__ = now
+    return True
 
 
 def _any_fails(items: Sequence[pytest.Item]) -> bool:
@@ -50,6 +58,12 @@ def _any_fails(items: Sequence[pytest.Item]) -> bool:
         if item.session.testsfailed:
             return True
     return False
+
+
+def _run_anew(config: pytest.Config, tests: Sequence[str]) -> NoReturn:
+    """Becomes a new process of pytest, which imports the mutant."""
+    options = [arg for arg in config.invocation_params.args if arg not in config.args]
+    os.execv(sys.executable, [sys.executable, "-m", "pytest", "-x", *map(str, options), *tests])
 
 
 def _outcome(pid: int, limit: float) -> str:
@@ -84,15 +98,16 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     ):
         for line in orders:
             order = json.loads(line)
+            tests = [test for test in order["tests"] if test in items]
             pid = os.fork()
             if not pid:
                 failed = True
                 try:
                     os.setpgid(0, 0)
                     path = os.path.join(os.getcwd(), order["file"])
-                    if path in texts:
-                        _put(Path(path), texts[path], functions[path])
-                    failed = _any_fails([items[test] for test in order["tests"] if test in items])
+                    if path in texts and not _put(Path(path), texts[path], functions[path]):
+                        _run_anew(session.config, tests)
+                    failed = _any_fails([items[test] for test in tests])
                 finally:
                     os._exit(failed)
             print(_outcome(pid, order["limit"]), file=answers, flush=True)
