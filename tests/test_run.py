@@ -48,3 +48,9 @@ def test_rows_are_found_by_name_and_category(
         i for i, (a, b) in enumerate(zip(named, of_cat, strict=True)) if a and b
     ]
     assert run.is_cat(*cats).tolist() == [c in cats for _, c in events]
+
+
+def test_rows_have_names_and_no_row_has_none() -> None:
+    run = made([(1, Cat.CPU_OP), (3, Cat.KERNEL)])
+    assert run.name_ids_at(np.array([1, -1, 0])).tolist() == [3, -1, 1]
+    assert run.name_ids_at(np.empty(0, dtype=np.int64)).tolist() == []

@@ -196,6 +196,10 @@ class Run:
         """The name of one event."""
         return self.names[int(self.name[row])]
 
+    def name_ids_at(self, rows: I64) -> I64:
+        """Ids of the names of these rows; -1 where the row is."""
+        return np.where(rows < 0, -1, self.name[rows])
+
     def args(self, rows: Iterable[int]) -> list[dict[str, Any]]:
         """The `args` of these events, decoded again from the file (in the order asked for)."""
         if self.read_args is None:

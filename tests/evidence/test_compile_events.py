@@ -150,6 +150,8 @@ def test_a_log_of_other_code_is_not_used() -> None:
     foreign = _log(compiles=(LoggedCompile("0/0", LogFrame("other.py", 1, "main"), None),))
     [found] = events(_in_helper(stacks=False), foreign).breaks
     assert found.line is None
+    [found] = events(_in_helper(stacks=False), _log(compiles=_log().compiles[:-1])).breaks  # type: ignore[arg-type]
+    assert found.line is None
 
 
 def test_of_two_logs_that_fit_neither_is_used_unless_one_is_nearer() -> None:
@@ -275,6 +277,32 @@ def test_operators_of_a_debug_backend_are_not_eager_code() -> None:
             with b.python("hooks.py", 3, "hook"), b.op("aten::linear"):
                 b.wait(20)
     assert events(b.run()).breaks == ()
+
+
+def test_a_run_in_which_no_step_can_be_selected_still_shows_what_was_compiled() -> None:
+    b = RunBuilder(gpu=None)
+    with b.region(0):
+        _graph(b)
+    found = events(b.run(), options=Options(steps=(1, 3)))
+    assert (len(found.regions.roots), found.uncompiled) == (1, ())
+
+
+def test_only_breaks_in_steady_steps_are_told() -> None:
+    b = RunBuilder(gpu=None, stacks=True)
+
+    def broken() -> None:
+        with b.region(0), b.python("train.py", 5, "forward"):
+            _graph(b)
+            b.wait(10)
+            with _resumed(b, 1, "forward", 8):
+                _graph(b)
+
+    broken()
+    for _ in range(3):
+        with b.step():
+            broken()
+    [found] = events(b.run()).breaks
+    assert found.calls == 3
 
 
 def test_a_run_without_compile_has_nothing() -> None:

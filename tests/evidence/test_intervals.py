@@ -58,3 +58,10 @@ def test_overlaps_name_both_sides(a: np.ndarray, b: np.ndarray) -> None:
         assert a[i, 0] <= start < end <= a[i, 1]
         assert some[j, 0] <= start < end <= some[j, 1]
     assert moments(pieces) == moments(a) & moments(b)
+
+
+@settings(deadline=None)
+@given(raw, st.lists(st.integers(-3, 80), max_size=12))
+def test_a_set_holds_the_moments_that_it_covers(a: np.ndarray, asked: list[int]) -> None:
+    held = iv.holds(iv.union(a), np.array(asked, dtype=np.int64))
+    assert held.tolist() == [t in moments(a) for t in asked]

@@ -92,7 +92,7 @@ def _blocks(facts: Facts, device: int, rest: I64, pieces: I64, events: I64) -> l
     order = np.argsort(pieces[:, 0], kind="stable")
     unowned, _, at = overlaps(rest, pieces[order])
     rows = events[order][at]
-    names = np.where(rows >= 0, run.name[np.maximum(rows, 0)], -1)
+    names = run.name_ids_at(rows)
     length = unowned[:, 1] - unowned[:, 0]
     kinds, which = np.unique(names, return_inverse=True)
     sums = np.bincount(which, weights=length)
@@ -124,9 +124,9 @@ def _name(event: str) -> str:
 
 def _neighbours(facts: Facts, device: int) -> I64:
     """Rows of what runs on the device (on the CPU alone: operators of the main thread), by start."""
-    run, timeline = facts.run, facts.get(GpuTimeline)
-    if device != CPU and timeline is not None:
-        return timeline.rows(device)
+    if device != CPU:
+        return facts[GpuTimeline].rows(device)
+    run = facts.run
     return np.flatnonzero(run.is_cat(Cat.CPU_OP) & (run.thread == facts[Threads].main))
 
 

@@ -49,8 +49,8 @@ def _steps(steps: Steps) -> SliceTrack:
 
 def _idle(run: Run, idle: IdleLedger) -> Iterator[SliceTrack]:
     """Every piece of idle time with its cause and the host event that owns it; a track for each device."""
-    owners = np.where(idle.row >= 0, run.name[np.maximum(idle.row, 0)], -1)
-    waits = np.where(idle.sync_row >= 0, run.name[np.maximum(idle.sync_row, 0)], -1)
+    owners = run.name_ids_at(idle.row)
+    waits = run.name_ids_at(idle.sync_row)
     for device in idle.devices:
         rows = np.flatnonzero(idle.device == device)
         kinds, kind = np.unique(

@@ -12,7 +12,7 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
-from trace_doctor.arrays import I64
+from trace_doctor.arrays import I64, Bool
 
 NOTHING: I64 = np.empty((0, 2), dtype=np.int64)
 
@@ -86,6 +86,11 @@ def subtract(a: I64, b: I64) -> I64:
         return a
     start, end = int(min(a[0, 0], b[0, 0])), int(max(a[-1, 1], b[-1, 1]))
     return intersect(a, complement(b, start, end))
+
+
+def holds(some: I64, moments: I64) -> Bool:
+    """Which of the moments (ns, in any order) the set covers."""
+    return np.asarray(np.searchsorted(some.ravel(), moments, side="right") % 2 == 1)
 
 
 def covered(raw: I64, some: I64) -> I64:

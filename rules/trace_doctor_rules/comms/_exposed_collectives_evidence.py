@@ -10,7 +10,7 @@ from trace_doctor import NotCaptured, Saving, Span
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.distributed.collectives import Collectives, kind_of
 from trace_doctor.evidence.distributed.parallelism import Parallelism
-from trace_doctor.evidence.intervals import covered, intervals, pairs, total
+from trace_doctor.evidence.intervals import covered, holds, intervals, pairs, total
 from trace_doctor.evidence.replay.what_if import Removal, Replay
 from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.nesting import Nesting
@@ -67,7 +67,7 @@ class CollectiveExposure(Evidence, frozen=True):
         asked = _asked_for(facts, own)
         kinds = _by_kind(own, asked)
         first = own.rows[np.array(asked) == kinds[0][0]]
-        in_steady = covered(pairs(run.ts[first], run.ts[first] + 1), intervals(steady)) > 0
+        in_steady = holds(intervals(steady), run.ts[first])
         return cls(
             intervals=tuple(exposed),
             exposed_ns=total(own.lasting) / steps.count,

@@ -65,7 +65,7 @@ class WorkerRestarts(Evidence, frozen=True):
             raise NotCaptured(
                 "no data loader with worker processes in the trace", "DataLoader(..., num_workers=N)"
             )
-        rows = rows[facts[Steps].steady_at(run.ts[rows]) >= 0]
+        rows = rows[facts[Steps].is_steady(run.ts[rows])]
         iterators = run.named(lambda n: _ITERATOR.fullmatch(n) is not None, Cat.PYTHON)
         iterators = iterators[run.thread[iterators] == loading.thread]
         frames = run.named(lambda n: n.startswith("torch/utils/data/dataloader.py("), Cat.PYTHON)

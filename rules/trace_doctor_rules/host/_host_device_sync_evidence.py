@@ -14,7 +14,7 @@ from trace_doctor.evidence.host.device_copies import lost_copies
 from trace_doctor.evidence.idle.gaps import IdleCauses, IdleLedger
 from trace_doctor.evidence.idle.syncs import Syncs
 from trace_doctor.evidence.idle.time_ledger import exposed
-from trace_doctor.evidence.intervals import NOTHING, covered, intersect, intervals, pairs, total, union
+from trace_doctor.evidence.intervals import NOTHING, covered, holds, intersect, intervals, pairs, total, union
 from trace_doctor.evidence.names.event_names import (
     is_compile,
     is_device_synchronize,
@@ -161,7 +161,7 @@ def _chosen(facts: Facts, steady: Iterable[tuple[int, int]]) -> tuple[I64, I64]:
     """The blocking calls that count, and host-to-device copies with the waits for them."""
     run, launches, nesting = facts.run, facts[Launches], facts[Nesting]
     rows = facts[Syncs].rows
-    rows = rows[covered(pairs(run.ts[rows], run.ts[rows] + 1), intervals(steady)) > 0]
+    rows = rows[holds(intervals(steady), run.ts[rows])]
     rows = rows[np.isin(run.thread[rows], np.unique(run.thread[launches.calls]))]
     work = run.gpu[launches.launch >= 0]
     calls = launches.launch[launches.launch >= 0].astype(np.int64)
@@ -242,7 +242,7 @@ class _Charged:
     """The idle pieces of the steady steps, by the blocking call that the ledger charges them to."""
 
     def __init__(self, ledger: IdleLedger, steady: Iterable[tuple[int, int]]) -> None:
-        within = covered(pairs(ledger.start, ledger.start + 1), intervals(steady)) > 0
+        within = holds(intervals(steady), ledger.start)
         chosen = np.flatnonzero(ledger.of("sync") & within)
         self._chosen = chosen[np.argsort(ledger.sync_row[chosen], kind="stable")]
         self._rows = ledger.sync_row[self._chosen]

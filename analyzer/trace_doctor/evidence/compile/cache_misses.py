@@ -17,7 +17,7 @@ from msgspec import Struct
 from trace_doctor.arrays import I64, Bool
 from trace_doctor.evidence.compile.compile_regions import Regions
 from trace_doctor.evidence.compile.recompiles import Compilation
-from trace_doctor.evidence.intervals import covered, intervals, pairs
+from trace_doctor.evidence.intervals import holds, intervals
 from trace_doctor.evidence.names.event_names import is_compile
 from trace_doctor.loaders.torch_trace import LoggedLimit
 from trace_doctor.run import Cat, Run
@@ -63,7 +63,7 @@ def find_misses(run: Run, compiled: I64, compilations: Sequence[Compilation]) ->
     for thread in np.unique(run.thread[rows]):
         own_rows = rows[run.thread[rows] == thread]
         busy = intervals((c.start, c.end) for c in compilations if c.thread == thread)
-        own_rows = own_rows[covered(pairs(run.ts[own_rows], run.ts[own_rows] + 1), busy) == 0]
+        own_rows = own_rows[~holds(busy, run.ts[own_rows])]
         following = np.append(run.ts[own_rows][1:], np.iinfo(np.int64).max)
         frames = python[run.thread[python] == thread]
         ends = run.end[own_rows]

@@ -31,7 +31,6 @@ from trace_doctor.evidence.compile.graph_breaks import (
 )
 from trace_doctor.evidence.compile.recompiles import Compilation, find_compilations
 from trace_doctor.evidence.idle.syncs import Syncs
-from trace_doctor.evidence.intervals import covered, intervals, pairs
 from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.loaders.torch_trace import CompileLog, LoggedBreak
@@ -147,8 +146,7 @@ def _steady_roots(facts: Facts, regions: Regions) -> list[int]:
     if steps is None:
         return list(regions.roots)
     begin = np.array([regions.all[i].start for i in regions.roots], dtype=np.int64)
-    steady = covered(pairs(begin, begin + 1), intervals(steps.spans("steady"))) > 0
-    return list(compress(regions.roots, steady.tolist()))
+    return list(compress(regions.roots, steps.is_steady(begin).tolist()))
 
 
 def _steady_misses(
@@ -163,7 +161,7 @@ def _steady_misses(
     steps = facts.get(Steps)
     if steps is None:
         return []
-    inside = steps.steady_at(np.array([m.start for m in misses], dtype=np.int64)) >= 0
+    inside = steps.is_steady(np.array([m.start for m in misses], dtype=np.int64))
     return list(compress(misses, inside.tolist()))
 
 

@@ -34,7 +34,7 @@ class OptimizerWork(Evidence, frozen=True):
     def build(cls, facts: Facts) -> Self:
         run = facts.run
         marks = run.named(is_optimizer, Cat.USER_ANNOTATION, Cat.CPU_OP)
-        marks = marks[facts[Steps].steady_at(run.ts[marks]) >= 0]
+        marks = marks[facts[Steps].is_steady(run.ts[marks])]
         if not len(marks):
             raise NotCaptured(
                 "no step of an optimizer was recorded",

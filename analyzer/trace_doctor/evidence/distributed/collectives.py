@@ -16,6 +16,7 @@ from trace_doctor.evidence.intervals import (
     NOTHING,
     clip,
     covered,
+    holds,
     intersect,
     intervals,
     pairs,
@@ -87,7 +88,7 @@ class Collectives(Evidence, frozen=True):
         start, end = run.ts[rows], run.end[rows]
         compute = union(np.concatenate([parts[0] for parts in exposed(facts).values()]))
         alone = subtract(clip(union(pairs(start, end)), *window), compute)
-        set_up = _set_up(end - start, covered(pairs(start, start + 1), steady) > 0)
+        set_up = _set_up(end - start, holds(steady, start))
         lasting = intersect(alone, steady)
         return cls(
             rows=rows,
@@ -175,7 +176,7 @@ class RankedCollectives(JobEvidence, frozen=True):
 
     @classmethod
     def build(cls, ranks: Sequence[RankSummary]) -> Self:
-        members = [m for m in ranks if m.get(Collectives) is not None and m.get(Steps) is not None]
+        members = [m for m in ranks if m.get(Collectives) is not None]
         if len(members) < 2:
             raise NotCaptured(
                 "the collectives of one rank only",

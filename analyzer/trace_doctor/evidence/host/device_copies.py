@@ -13,7 +13,7 @@ from trace_doctor.evidence.host.host_bound import with_stacks
 from trace_doctor.evidence.host.transfers import MOST_ARGS, Copies, copying, waits
 from trace_doctor.evidence.idle.gaps import IdleLedger
 from trace_doctor.evidence.idle.time_ledger import exposed
-from trace_doctor.evidence.intervals import covered, intersect, intervals, pairs, union
+from trace_doctor.evidence.intervals import covered, holds, intersect, intervals, pairs, union
 from trace_doctor.evidence.names.event_arguments import count
 from trace_doctor.evidence.names.event_names import is_copy_call
 from trace_doctor.evidence.replay.what_if import Removal
@@ -60,7 +60,7 @@ class DeviceCopies(Copies, frozen=True, kw_only=True):
             intervals(s) for s in (facts[Steps].on_device("steady"), facts[Steps].spans("steady"))
         )
         copies = run.named(lambda n: "HtoD" in n, Cat.MEMCPY)
-        copies = copies[covered(pairs(run.ts[copies], run.ts[copies] + 1), steady) > 0]
+        copies = copies[holds(steady, run.ts[copies])]
         pageable = np.isin(run.name[copies], run.name_ids(lambda n: "Pageable" in n))
         pinned = np.isin(run.name[copies], run.name_ids(lambda n: "Pinned" in n))
         if len(copies) and not pageable.any() and not pinned.any():
@@ -119,7 +119,7 @@ class DeviceCopies(Copies, frozen=True, kw_only=True):
 def lost_copies(run: Run, launches: Launches, steady: I64) -> str:
     """What is missing of the copies that the host asked for in the steady steps; empty where most of them are there."""
     calls = run.named(is_copy_call, Cat.RUNTIME, Cat.DRIVER)
-    calls = calls[covered(pairs(run.ts[calls], run.ts[calls] + 1), steady) > 0]
+    calls = calls[holds(steady, run.ts[calls])]
     unseen = int((launches.first_work(calls) < 0).sum())
     if unseen <= (1 - LEAST_LAUNCHES) * len(calls):
         return ""

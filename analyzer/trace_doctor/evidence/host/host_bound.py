@@ -11,7 +11,7 @@ from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.idle.gaps import IdleCauses, IdleLedger
 from trace_doctor.evidence.idle.host_causes import PAUSE_NS
-from trace_doctor.evidence.intervals import NOTHING, covered, intersect, intervals, pairs, total, union
+from trace_doctor.evidence.intervals import NOTHING, holds, intersect, intervals, total, union
 from trace_doctor.evidence.replay.what_if import OWN_WORK, Removal, Replay, ReplayOutcome, view_time
 from trace_doctor.evidence.trace.gpu_timeline import GpuTimeline
 from trace_doctor.evidence.trace.launches import Launches
@@ -75,7 +75,7 @@ class HostBound(Evidence, frozen=True):
                 best = device, own, intersect(every, steady)
         device, own, owned = best
         rows = run.gpu[(run.cat[run.gpu] == Cat.KERNEL) & (run.device[run.gpu] == device)]
-        rows = rows[covered(pairs(run.ts[rows], run.ts[rows] + 1), steady) > 0]
+        rows = rows[holds(steady, run.ts[rows])]
         halved = replay.without(HALF)
         call = facts[Launches].launch[np.searchsorted(run.gpu, rows)].astype(np.int64)
         rows_known, call = rows[call >= 0], call[call >= 0]

@@ -249,7 +249,7 @@ def stretches(search: Search) -> I64:
     for counts in FILTERS:
         rows = rows[counts(search, rows)]
     rows = search.facts[Nesting].outermost(rows)
-    return rows[search.facts[Steps].steady_at(run.ts[rows]) >= 0]
+    return rows[search.facts[Steps].is_steady(run.ts[rows])]
 
 
 def collectives(search: Search) -> I64:

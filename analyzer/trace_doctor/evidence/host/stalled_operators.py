@@ -56,7 +56,7 @@ class StalledOperators(Evidence, frozen=True):
         facts, run = self._facts, self._facts.run
         rows = np.flatnonzero(run.is_cat(Cat.CPU_OP) & ~run.is_named(is_step, is_torch_mark, is_collective))
         rows = rows[run.thread[rows] == self.thread]
-        rows = rows[facts[Steps].steady_at(run.ts[rows]) >= 0]
+        rows = rows[facts[Steps].is_steady(run.ts[rows])]
         rows = rows[np.isin(run.name[rows], run.name[rows[run.dur[rows] >= least_ns]])][:MOST]
         alike: dict[Hashable, list[int]] = {}
         for row, key in zip(rows.tolist(), _kinds(facts, rows), strict=True):

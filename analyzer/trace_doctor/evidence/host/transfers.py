@@ -11,7 +11,6 @@ import numpy as np
 from trace_doctor.arrays import I64, Bool
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
-from trace_doctor.evidence.intervals import covered, intervals, pairs
 from trace_doctor.evidence.names.event_arguments import shapes
 from trace_doctor.evidence.names.event_names import (
     is_backward,
@@ -69,12 +68,12 @@ class UnseenCopies(Copies, frozen=True):
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
-        run, steady = facts.run, intervals(facts[Steps].spans("steady"))
+        run, steps = facts.run, facts[Steps]
         if len(run.gpu):
             raise NotCaptured("the GPU did work")
         launching = run.named(lambda n: is_launch(n) or is_copy_call(n), Cat.RUNTIME, Cat.DRIVER)
         calls = launching[np.isin(run.name[launching], run.name_ids(is_copy_call))]
-        calls = calls[covered(pairs(run.ts[calls], run.ts[calls] + 1), steady) > 0]
+        calls = calls[steps.is_steady(run.ts[calls])]
         if not len(calls):
             raise NotCaptured("no GPU work and no call that copies to a device")
         op, maker, waiting = copying(run, facts[Nesting], calls, launching)

@@ -83,7 +83,7 @@ def _of_device(facts: Facts, named: NamedGaps, limits: GapLimits) -> Iterator[tu
     )  # many views are TD202's, however long
     returns = np.sort(run.end[run.is_cat(Cat.CPU_OP, Cat.RUNTIME, Cat.DRIVER) & np.isin(run.thread, threads)])
     gaps = facts[GpuTimeline].gaps(host.device, *steps.window)
-    gaps = gaps[(covered(gaps, idle) >= limits.nameless_ns) & (steps.steady_at(gaps[:, 0]) >= 0)]
+    gaps = gaps[(covered(gaps, idle) >= limits.nameless_ns) & steps.is_steady(gaps[:, 0])]
     own = ledger.device == host.device
     pieces, of_gap, _ = overlaps(gaps, idle)
     tiles, at, tile = overlaps(pieces, pairs(ledger.start[own], ledger.end[own]))
@@ -130,7 +130,7 @@ def _of_cpu(facts: Facts, named: NamedGaps, limits: GapLimits) -> Iterator[tuple
     stretches = stretches[covered(stretches, named.blank) >= limits.gap_ns]
     working = covered(stretches, _operators(run, host.thread))
     stretches = stretches[working <= limits.operator_share * (stretches[:, 1] - stretches[:, 0])]
-    stretches = stretches[steps.steady_at(stretches[:, 0]) >= 0]
+    stretches = stretches[steps.is_steady(stretches[:, 0])]
     groups: dict[Place, Spans] = {}
     around = zip(_places(facts, stretches), _functions(facts, host, stretches), strict=True)
     for (place, function), (start, end) in zip(around, stretches.tolist(), strict=True):

@@ -13,7 +13,7 @@ from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts, Options
 from trace_doctor.evidence.intervals import (
     NOTHING,
-    covered,
+    holds,
     intersect,
     intervals,
     pairs,
@@ -90,7 +90,7 @@ class DataLoading(Evidence, frozen=True):
     def waits(self, spans: Iterable[tuple[int, int]]) -> I64:
         """The waits that begin in the spans, as raw (start, end) ns."""
         at = self.run.ts[self.rows]
-        inside = covered(pairs(at, at + 1), intervals(spans)) > 0
+        inside = holds(intervals(spans), at)
         return pairs(at[inside], self.run.end[self.rows][inside])
 
     def parts(self, spans: Iterable[tuple[int, int]]) -> dict[str, int]:
@@ -118,7 +118,7 @@ class DataLoading(Evidence, frozen=True):
 
         def there(frames: re.Pattern[str]) -> bool:
             rows = np.flatnonzero(inside & self.run.is_named(lambda n: frames.fullmatch(n) is not None))
-            return bool((covered(pairs(self.run.ts[rows], self.run.ts[rows] + 1), cover) > 0).any())
+            return bool(holds(cover, self.run.ts[rows]).any())
 
         return there(_BY_INDEX) and not there(_ONE_BY_ONE)
 

@@ -212,7 +212,7 @@ def _host_to_device(run: Run, launches: Launches) -> I64:
     copies = run.named(is_copy_call, Cat.RUNTIME, Cat.DRIVER)
     work = launches.first_work(copies)
     pageable = run.name_ids(lambda n: "HtoD" in n and "Pinned" not in n)
-    return np.asarray(copies[np.isin(np.where(work >= 0, run.name[work], -1), pageable)])
+    return np.asarray(copies[np.isin(run.name_ids_at(work), pageable)])
 
 
 def _idle_inside(facts: Facts, rows: I64) -> Bool:

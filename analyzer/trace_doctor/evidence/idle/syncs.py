@@ -56,5 +56,5 @@ def _copy_blocks(run: Run, copies: I64, launches: Launches) -> Bool:
     within = run.name_ids(lambda n: "DtoD" in n or "Device -> Device" in n)
     pageable = run.name_ids(lambda n: "DtoH" in n and "Pageable" in n)
     work = launches.first_work(copies)
-    name = np.where(work >= 0, run.name[work], -1)
+    name = run.name_ids_at(work)
     return np.asarray((by_name & ~np.isin(name, within)) | np.isin(name, pageable))

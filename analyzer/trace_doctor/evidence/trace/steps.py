@@ -140,6 +140,10 @@ class Steps(Evidence, frozen=True):
         inside = (at >= 0) & (moments < np.append(edges[:, 1], 0)[at])
         return np.where(inside, at, -1)
 
+    def is_steady(self, moments: I64) -> Bool:
+        """Which of these moments (ns) lie in a steady step."""
+        return np.asarray(self.steady_at(moments) >= 0)
+
     @classmethod
     def build(cls, facts: Facts) -> Self:
         run, marks = facts.run, _profiler_marks(facts)
