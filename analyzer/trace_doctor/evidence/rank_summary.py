@@ -41,13 +41,13 @@ class RankSummary(Struct, frozen=True):
         run, record = facts.capture.run, facts.capture.record
         world = run.meta.get("distributedInfo", {}).get("world_size") if run is not None else None
         world = world or (record.world_size if record is not None else None)
-        timed = run is not None and len(run) > 0
+        timed = run if run is not None and len(run) else None
         return cls(
             rank=facts.rank,
             path=facts.capture.path,
             world=world if world is not None and world > 0 else None,
-            begin=int(run.ts[0]) if run is not None and timed else None,
-            end=int(run.end.max()) if run is not None and timed else None,
+            begin=int(timed.ts[0]) if timed is not None else None,
+            end=int(timed.end.max()) if timed is not None else None,
             waited_for_cpu=record.waited_for_cpu if record is not None else None,
             evidence={kind.__name__: _taken(facts, kind) for kind in kinds},
         )

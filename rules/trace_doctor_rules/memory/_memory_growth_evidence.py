@@ -46,8 +46,7 @@ def growth(device: DeviceBlocks) -> Growth | None:
         return None
     live = history.live - history.bytes_over_time(device.classes.where(WORKSPACES))
     interval = np.searchsorted(np.array(ends), history.born, side="right") - 1
-    inside = (history.born >= ends[0]) & (history.born < ends[-1])
-    added = inside & history.alive(ends[-1]) & ~device.classes.where(WORKSPACES)
+    added = (history.born >= ends[0]) & history.alive(ends[-1]) & ~device.classes.where(WORKSPACES)
     return Growth(tuple(ends), of, live[np.array(ends)], added, interval)
 
 

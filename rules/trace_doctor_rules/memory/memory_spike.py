@@ -426,9 +426,11 @@ def _places(shares: list[tuple[str, int, int]]) -> Table:
 
 def _largest_first(device: DeviceBlocks, blocks: Mask) -> list[int]:
     """Stacks of some blocks, those of the function that holds most first."""
-    stacks = device.history.stack[blocks]
-    sizes = device.history.size[blocks]
-    bytes_by_stack = {int(s): int(sizes[stacks == s].sum()) for s in np.unique(stacks)}
+    bytes_by_stack = Counter[int]()
+    for s, own in zip(
+        device.history.stack[blocks].tolist(), device.history.size[blocks].tolist(), strict=True
+    ):
+        bytes_by_stack[s] += own
     functions = {s: _function(device, s) for s in bytes_by_stack}
     by_function = Counter[str]()
     for s, count in bytes_by_stack.items():

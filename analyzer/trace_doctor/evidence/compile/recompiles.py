@@ -72,8 +72,6 @@ def find_compilations(
 ) -> tuple[Compilation, ...]:
     """All outermost `… (dynamo_timed)` events, by start."""
     rows = nesting.outermost(run.named(_is_compiling, Cat.CPU_OP, Cat.USER_ANNOTATION, Cat.OTHER))
-    if not len(rows):
-        return ()
     ids = _compile_ids(run, rows, regions)
     shapes = _InputShapes(run, nesting, regions)
     compilations = []

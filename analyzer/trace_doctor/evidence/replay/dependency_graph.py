@@ -293,10 +293,10 @@ def _other_stream(streams: I64, start: I64, end: I64) -> I64:
     on = streams[by_end]
     begins = np.flatnonzero(np.concatenate([[True], on[1:] != on[:-1]]))[: len(on)]
     at = np.searchsorted(end[by_end], start, side="right") - 1
-    own = (at >= 0) & (on[at] == streams) if len(on) else at >= 0
+    own = (at >= 0) & (on[at] == streams)
     # The last that ended is of the same stream: go back behind all of that stream that ended in a row.
     at[own] = begins[np.searchsorted(begins, at[own], side="right") - 1] - 1
-    last = by_end[at] if len(on) else at
+    last = by_end[at]
     return np.where((at >= 0) & (start - end[last] <= EVENT_NS), last, -1)
 
 

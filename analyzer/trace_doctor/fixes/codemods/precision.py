@@ -89,7 +89,7 @@ def _forward(step: Step) -> Sequence[cst.CSTNode]:
     run = lines_from(script, [*parts, *calls][0], last)
     if not run:
         raise refusal(script, last, "model and loss are in different blocks")
-    if len(run) > 1 and any(True for line in run for _ in method_calls(script, "backward", line)):
+    if any(True for line in run for _ in method_calls(script, "backward", line)):
         raise refusal(script, last, "backward() lies between the model and the loss")
     return run
 

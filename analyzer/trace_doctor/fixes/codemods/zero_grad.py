@@ -62,9 +62,9 @@ def _step(place: Place) -> tuple[Script, cst.Call]:
 def _last_of_step(script: Script, statement: cst.Expr) -> cst.BaseSmallStatement:
     """The statement to insert after: the step, or the `scaler.update()` that follows it."""
     after = _next_statement(script, statement)
-    if isinstance(after, cst.Expr) and isinstance(after.value, cst.Call):
-        update = method_name(after.value) == "update"
-        if update and "scaler" in script.code(after.value.func).lower():
+    if isinstance(after, cst.Expr) and method_name(after.value) == "update":
+        scaler = receiver(after.value)
+        if scaler is not None and "scaler" in script.code(scaler).lower():
             return after
     return statement
 

@@ -207,7 +207,7 @@ def documents(files: Iterable[TextFile]) -> Iterator[Document]:
 def _unlike(document: Document, options: Mapping[str, str]) -> dict[str, Any]:
     """The options whose values are not there, or smaller, as values of a configuration file."""
     values = {name: _value(text) for name, text in options.items()}
-    return {n: v for n, v in values.items() if not _more(str(document.value(n)), str(v))}
+    return {n: v for n, v in values.items() if not _suffices(str(document.value(n)), str(v))}
 
 
 def _value(text: str) -> Any:
@@ -240,7 +240,7 @@ def _shell_edits(command: Command, options: Mapping[str, str]) -> list[Edit]:
             raise NoEdit("display", f"--{name} comes from {there['value']}", where, framework="transformers")
         if there is None:
             new.append(f"--{name} {value}")
-        elif there["value"] != value and not _more(there["value"], value):
+        elif not _suffices(there["value"], value):
             at = start + there.start("value")
             edits.append(Edit(at, start + there.end("value"), value, f"option:{start}:{name}", value))
     at, addition, rest = start, "".join(f" {option}" for option in new), text.split("\n")[0]
@@ -251,5 +251,6 @@ def _shell_edits(command: Command, options: Mapping[str, str]) -> list[Edit]:
     return [*edits, Edit(at, at, addition, f"options:{start}", addition)] if new else edits
 
 
-def _more(now: str, goal: str) -> bool:
-    return now.isdigit() and goal.isdigit() and int(now) >= int(goal)
+def _suffices(now: str, goal: str) -> bool:
+    """Whether it is the goal, or a larger number."""
+    return int(now) >= int(goal) if now.isdigit() and goal.isdigit() else now == goal
