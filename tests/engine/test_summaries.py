@@ -14,9 +14,10 @@ from trace_doctor.engine import Sizes, conclude, examine, judge, merged_findings
 from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.rank_summary import RankSummary, decode, encode, summarised
 from trace_doctor.model import Result
+from trace_doctor.recording.folder import RankRecord
 from trace_doctor.registry import all_rules
 from trace_doctor.rule import Rule
-from trace_doctor.testing import Invalid, captures_of
+from trace_doctor.testing import Invalid, RunBuilder, captures_of
 
 RULES = [rule() for rule in all_rules()]
 OVER_RANKS = [rule for rule in RULES if rule.over_ranks()]
@@ -72,3 +73,12 @@ def test_real_jobs_say_the_same_of_summaries_that_were_kept(captures_dir: Path, 
     now, kept = _results([Facts(capture) for capture in captures])
     assert len(now.ranks.read) == 8
     assert kept == now
+
+
+def test_how_many_ranks_there_are_says_the_trace_before_the_recording() -> None:
+    [traced] = captures_of(RunBuilder(rank=0, world_size=2))
+    [untold] = captures_of(RunBuilder())
+    record = RankRecord(0, world_size=4)
+    assert [RankSummary.of(Facts(replace(c, record=record)), ()).world for c in (traced, untold)] == [2, 4]
+    empty = RankSummary.of(Facts(untold), ())
+    assert (empty.world, empty.begin, empty.end) == (None, None, None)

@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 from trace_doctor.capture import Capture
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Facts
-from trace_doctor.evidence.memory.allocator import AllocatorActivity, DeviceActivity, caused_by
+from trace_doctor.evidence.memory.allocator import (
+    AllocatorActivity,
+    DeviceActivity,
+    Episode,
+    caused_by,
+    episodes_of,
+)
 from trace_doctor.evidence.memory.blocks import MemoryBlocks
 from trace_doctor.evidence.memory.out_of_memory import OutOfMemory, gaps_at
 from trace_doctor.loaders.snapshot.unpickle import load_snapshot
@@ -202,3 +208,8 @@ def test_who_gave_a_segment_back(names: list[str], cause: str) -> None:
     snapshot = b.snapshot()
     history = Facts(Capture(rank=0, snapshot=snapshot))[MemoryBlocks].devices[0].history
     assert caused_by(int(history.stack[0]), snapshot) == cause
+
+
+def test_churn_may_begin_with_the_first_entry_of_the_record() -> None:
+    at, before, after = np.array([0, 1]), np.array([200, 100]), np.array([100, 200])
+    assert episodes_of(at, before, after, np.zeros(2, dtype=bool)) == [Episode(0, 1, 100)]

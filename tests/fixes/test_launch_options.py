@@ -23,13 +23,15 @@ def main():
 if __name__ == "__main__":
     main()
 """
+AUTOCAST: dict[str, object] = {"dtype": "bfloat16", "device": "cuda"}
 
 
-def planned(root: Path, name: str, text: str) -> Plan:
+def planned(
+    root: Path, name: str, text: str, codemod: str = "autocast", params: dict[str, object] = AUTOCAST
+) -> Plan:
     (root / "train.py").write_text(SCRIPT)
     (root / name).write_text(text)
-    params = {"dtype": "bfloat16", "device": "cuda"}
-    fix = Fix(title="t", kind="patch", codemod="autocast", params=params, framework="trainer")
+    fix = Fix(title="t", kind="patch", codemod=codemod, params=params, framework="trainer")
     finding = Finding(
         id="TD301-1", code="TD301", name="a-rule", title="t", severity="info", confidence="high", message="m",
         fingerprint="f", location=Location(file="train.py", line=7, function="main"), fixes=[fix],
@@ -93,3 +95,12 @@ def test_a_command_of_which_another_word_decides_is_left_alone(tmp_path: Path, l
 def test_a_variable_that_is_the_value_of_an_option_decides_nothing(tmp_path: Path) -> None:
     [(_, edited)] = planned(tmp_path, "run.sh", "python train.py --lr $LR --bf16 False\n").outputs.values()
     assert edited == b"python train.py --lr $LR --bf16 True\n"
+
+
+@pytest.mark.parametrize(("now", "then"), [("3", "4"), ("4", "4"), ("5", "5")])
+def test_a_number_is_raised_and_never_lowered(tmp_path: Path, now: str, then: str) -> None:
+    line = "python train.py --dataloader_num_workers {}\n"
+    made = planned(tmp_path, "run.sh", line.format(now), "dataloader-args", {"num_workers": 4})
+    outputs = {n: data.decode() for n, (_, data) in made.outputs.items()}
+    assert outputs == ({"run.sh": line.format(then)} if now != then else {})
+    assert now != then or [i.status for i in made.items] == ["already"]

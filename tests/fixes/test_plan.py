@@ -442,3 +442,10 @@ def test_path_of_a_capture_cannot_climb_out(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(LOOP)
     made = plan(result(finding(1, ZERO, file="../train.py", line=13)), tmp_path / "source")
     assert made.items[0].status == "unresolved"
+
+
+def test_advice_for_a_framework_that_the_scripts_do_not_use_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LOOP)
+    ours, others = (msgspec.structs.replace(fix(None), framework=f) for f in ("torch", "lightning"))
+    told = with_diffs(result(finding(1, WORKERS, ours, others)), tmp_path)
+    assert told.findings[0].fixes[1:] == [ours]

@@ -25,13 +25,15 @@ def _training(
     *, chain: int = 6, host_us: float = 2, compiled: str = "", count: int = 20, kernel_us: float = 60
 ) -> RunBuilder:
     """Layers of one product and a chain of elementwise kernels behind it."""
-    b = RunBuilder()
+    given_up = compiled == "given up"
+    b = RunBuilder(stacks=given_up)
     for _ in range(5):
-        with b.step():
+        wrapper = b.python("torch/_dynamo/eval_frame.py", 1076, "compile_wrapper")
+        with b.step(), wrapper:
             for _ in range(count):
                 if compiled.startswith("triton"):
                     b.launch(50, compiled, call="cuLaunchKernel")
-                elif compiled:
+                elif compiled and not given_up:
                     with b.event(compiled):
                         b.launch(50, call="cuLaunchKernel")
                 with b.op("aten::mm", us=host_us):
@@ -131,6 +133,7 @@ class CompileNotUsed(Rule):
         ),
         Valid("kernels of a compiler", lambda: _training(compiled="triton_poi_fused_add_0")),
         Valid("compilations", lambda: _training(compiled="_compile.compile_inner (dynamo_timed)")),
+        Valid("a compiled function that was given up whole", lambda: _training(compiled="given up")),
         Valid("few chains", lambda: _training(count=1)),
     ]
     INVALID = [

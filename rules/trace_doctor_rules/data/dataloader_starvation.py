@@ -41,12 +41,13 @@ def _training(
     steps: int = 5,
     gpu: bool = True,
     stall: float = 0,
+    every: int = 1,
 ) -> RunBuilder:
-    """Steps that load a batch, launch some kernels and end without waiting for them."""
+    """Steps that load a batch, launch some kernels and end without waiting for them; others than every n-th have it ready."""
     b = RunBuilder() if gpu else RunBuilder(gpu=None)
     for n in range(steps):
         with b.step():
-            b.loader(loader_us, workers=workers)
+            b.loader(loader_us if n % every == 0 else 3, workers=workers)
             if n == 1:
                 b.stall(stall)
             for _ in range(4):
@@ -208,6 +209,7 @@ class DataLoaderStarvation(TimeRule):
         Valid("little to be had", lambda: _training(400), thresholds={"min_saving": 0.9}),
         Valid("a small part", lambda: _training(400), thresholds={"min_share": 0.7}),
         Valid("too small a part for workers", lambda: _training(600, workers=2, steps=8), thresholds={"min_worker_share": 0.9}),
+        Valid("short waits of workers in every third step", lambda: _training(2400, workers=2, steps=12, every=3)),
         Valid("workers share a CPU with training", lambda: _training(600, workers=2, steps=8, gpu=False)),
         Valid("workers hand over to a CPU", lambda: _training(2000, gpu_us=28_000, workers=2, gpu=False)),
         Valid("CPU-only on one core", lambda: _training(400, gpu=False), options={"extra": {"cpu_count": 1}}),
@@ -246,6 +248,7 @@ class DataLoaderStarvation(TimeRule):
             fixes=("Increase the batch size",),
         ),
         Invalid("the same on a CPU", lambda: _training(60, gpu_us=80, gpu=False), severity="info", message="The main thread waits 0.06 ms per step"),
+        Invalid("the same in half of the steps", lambda: _training(1200, workers=2, steps=12, every=2), message="handover"),
         Invalid("more loading than eight workers do", lambda: _training(4000), fixes=("num_workers=8", "", "", "")),
         Invalid("on three cores", lambda: _training(4000), fixes=("num_workers=3", "", "", ""), options={"extra": {"cpu_count": 3}}),
         Invalid("a queue that stands still", lambda: _training(400, stall=700), severity="info", message="does not reproduce"),

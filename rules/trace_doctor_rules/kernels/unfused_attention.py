@@ -95,8 +95,10 @@ def _training(
                     _attention(b, us, training, mask, dropout=dropout)
                 elif kind in ("softmax by hand", "exponentials"):
                     _by_hand(b, us, divided=kind == "softmax by hand")
-                elif kind in ("graph", "router in a graph"):
-                    _in_a_graph(b, us, heads=64 if kind == "graph" else 1)
+                elif kind in ("graph", "router in a graph", "graph without grids"):
+                    _in_a_graph(
+                        b, us, heads=64 if kind == "graph" else 1, grids=kind != "graph without grids"
+                    )
                 elif kind == "templates":
                     with b.region(0):
                         for name in ("tem_fused_bmm_3", "red_fused__softmax_div_4", "tem_fused_bmm_5"):
@@ -166,12 +168,12 @@ def _by_hand(b: RunBuilder, us: float, *, divided: bool) -> None:
         b.compute(us, _GEMM)
 
 
-def _in_a_graph(b: RunBuilder, us: float, *, heads: int) -> None:
+def _in_a_graph(b: RunBuilder, us: float, *, heads: int, grids: bool = True) -> None:
     """Kernels of one launch, with no operators of their own."""
     with b.region(0):
-        b.launch(us, _GEMM, call="cudaGraphLaunch", grid=[4, 4, heads])
+        b.launch(us, _GEMM, call="cudaGraphLaunch", grid=[4, 4, heads] if grids else None)
         b.launch(us, _SOFTMAX, call="cudaGraphLaunch")
-        b.launch(us, _GEMM, call="cudaGraphLaunch", grid=[4, 1, heads])
+        b.launch(us, _GEMM, call="cudaGraphLaunch", grid=[4, 1, heads] if grids else None)
 
 
 def _ends_in_a_softmax() -> RunBuilder:
@@ -294,6 +296,7 @@ class UnfusedAttention(Rule):
         Valid("the softmax of a classifier", lambda: _training("classifier")),
         Valid("a softmax over something else", lambda: _training("another softmax")),
         Valid("exponentials and sums that are no softmax", lambda: _training("exponentials")),
+        Valid("a CUDA graph of which no grid was recorded", lambda: _training("graph without grids")),
         Valid("a router in a CUDA graph", lambda: _training("router in a graph")),
         Valid("a router over experts", lambda: _in_module("TopKRouter")),
         Valid("a feed-forward block", lambda: _in_module("SparseMoeBlock")),

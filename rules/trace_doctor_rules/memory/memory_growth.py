@@ -79,17 +79,23 @@ def _one_forward() -> SnapshotBuilder:
 
 
 def _traced(
-    kept: int, *, every: int = 1, stacks: bool = True, steps: int = 6, gpu: bool = True
+    kept: int,
+    *,
+    every: int = 1,
+    stacks: bool = True,
+    steps: int = 6,
+    gpu: bool = True,
+    addresses: bool = True,
 ) -> RunBuilder:
     """Steps of a trace whose losses are kept in a list, with all that they hold: `kept` MiB of each (n-th)."""
     b = RunBuilder(memory=True, stacks=stacks, gpu="NVIDIA H100 80GB HBM3" if gpu else None)
     with b.python("train.py", 12, "train"):
         for step in range(steps):
             with b.step(), b.op("aten::mm", us=20):
-                b.memory(100 * MIB, addr=1 << 20)
+                b.memory(100 * MIB, addr=addresses << 20)
                 if kept and step % every == 0:
-                    b.memory(kept * MIB, addr=(step + 2) << 30)
-                b.memory(-100 * MIB, addr=1 << 20)
+                    b.memory(kept * MIB, addr=addresses * (step + 2) << 30)
+                b.memory(-100 * MIB, addr=addresses << 20)
                 b.wait(1)
     return b
 
@@ -170,8 +176,9 @@ class MemoryGrowth(Rule):
         Valid("no frames", lambda: _steps(kept=40, stacks=None), skipped="frames"),
         Valid("a trace, flat", lambda: _traced(0)),
         Valid("a trace, every third step", lambda: _traced(40, every=3)),
+        Valid("a trace without addresses", lambda: _traced(40, addresses=False), skipped="no allocations were recorded"),
         Valid("a trace of three steps", lambda: _traced(40, steps=3), skipped="steps"),
-    ]
+    ]  # fmt: skip
     INVALID = [
         Invalid(
             "a list of outputs",
@@ -234,14 +241,15 @@ class MemoryGrowth(Rule):
                 continue
             site, per_step = trace_growth.site(risen, self.one_frame), int(np.median(risen.rises))
             where = f" in {site}" if site is not None else ""
-            of = "the host" if risen.device < 0 else f"GPU {risen.device}"
+            device = None if risen.device < 0 else risen.device
+            of = "the host" if device is None else f"GPU {device}"
             live = list(enumerate(risen.live.tolist(), 1))
             yield Claim(
                 message=f"Allocated memory of {of} grows by {size(per_step)} per step over {len(live)} steps{where}. "
                 "Nothing frees what each step leaves allocated.",
                 confidence="medium",
                 severity="warning",
-                location=location(site, device=None if risen.device < 0 else risen.device),
+                location=location(site, device=device),
                 evidence=[
                     replace(
                         table(
