@@ -97,6 +97,11 @@ def test_a_variable_that_is_the_value_of_an_option_decides_nothing(tmp_path: Pat
     assert edited == b"python train.py --lr $LR --bf16 True\n"
 
 
+def test_a_refusal_says_whose_option_it_is(tmp_path: Path) -> None:
+    [item] = planned(tmp_path, "run.sh", "python train.py --bf16 $BF16\n").items
+    assert (item.why, item.fix.framework) == ("--bf16 comes from $BF16", "transformers")
+
+
 @pytest.mark.parametrize(("now", "then"), [("3", "4"), ("4", "4"), ("5", "5")])
 def test_a_number_is_raised_and_never_lowered(tmp_path: Path, now: str, then: str) -> None:
     line = "python train.py --dataloader_num_workers {}\n"

@@ -234,3 +234,26 @@ def test_the_command(run: Callable[..., Any], repository: Path) -> None:
     )
     assert run("diff", twins[0], "absent").code == 2
     assert run("diff", *twins, "-o", "sarif").code == 2
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        (None, 4 << 30, ""),
+        (4 << 30, None, ""),
+        (0, 4 << 30, ""),
+        (4 << 30, 4 << 30, ""),
+        (4 << 30, 3 << 30, "peak 25.0% lower"),
+        (4 << 30, 5 << 30, "peak 25.0% higher"),
+    ],
+)
+def test_the_verdict_speaks_of_peaks_that_both_sides_have(
+    before: int | None, after: int | None, words: str
+) -> None:
+    def side(peak: int | None) -> m.Result:
+        made = capture()
+        summary = msgspec.structs.replace(made.summary, peak_allocated_bytes=peak)
+        return msgspec.structs.replace(made, summary=summary)
+
+    verdict = difference(side(before), side(after)).verdict
+    assert (words in verdict) if words else ("peak" not in verdict)

@@ -10,6 +10,10 @@ from typing import Any
 import pytest
 from made_captures import healthy
 
+from trace_doctor.capture import Capture
+from trace_doctor.engine.coverage import too_little
+from trace_doctor.evidence.base import Facts
+from trace_doctor.loaders.kineto.trace import load_trace
 from trace_doctor.testing import RunBuilder
 
 Run = Callable[..., Any]
@@ -65,6 +69,24 @@ TOO_LITTLE = {
     "operators that all begin at once": ",".join([step(0, 100), *(OP for _ in range(20))]),
     "operators that take no time": ",".join([step(0, 100), *operators(20, dur=0)]),
 }
+WHY = {
+    "no event": "no operator and no GPU work in it",
+    "metadata": "no operator and no GPU work in it",
+    "one operator": "no step and only 1 operator or GPU events",
+    "an operator without a duration": "no operator and no GPU work in it",
+    "Python frames": "no operator and no GPU work in it",
+    "an annotation": "no operator and no GPU work in the analysed window",
+    "steps with nothing in them": "no operator and no GPU work in the analysed window",
+    "a step with the first operators of a file": "only 9 operators or GPU events",
+    "operators that all begin at once": "all operators and GPU work begin at the same moment",
+    "operators that take no time": "no operator and no GPU work in it takes any time",
+}
+
+
+@pytest.mark.parametrize("what", sorted(TOO_LITTLE))
+def test_what_a_trace_has_too_little_of(tmp_path: Path, what: str) -> None:
+    (tmp_path / "a.json").write_text(HEAD + TOO_LITTLE[what] + "]}")
+    assert too_little([Facts(Capture(0, load_trace(tmp_path / "a.json", "a.json")))]) == WHY[what]
 
 
 @pytest.mark.parametrize("what", sorted(TOO_LITTLE))
