@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 from msgspec.structs import replace
 
-from trace_doctor import Context, Fix
+from trace_doctor import Context, Fix, NotCaptured
 from trace_doctor.evidence.host.host_gaps import HostGap, HostGaps
 from trace_doctor.evidence.intervals import union
 from trace_doctor.evidence.names.event_names import is_optimizer
@@ -88,14 +88,6 @@ NAME_IT = advice(
     "record the same steps again: TD203 names a function",
 )
 
-RECORD_ALONE = advice(
-    "Record again while nothing else runs",
-    "# other programs on these cores: top, or nproc and the limits of the container; what swaps: free -m\n"
-    "# more threads than cores: torch.set_num_threads(n), OMP_NUM_THREADS=n",
-    "",
-    "record the same steps again: no operator takes ten times as long as its like",
-)
-
 
 def fix_of(gap: HostGap) -> Fix:
     """What to do about host time by where it lies."""
@@ -123,4 +115,17 @@ def fix_of(gap: HostGap) -> Fix:
         "# what depends on no batch (masks, indices, tables): once, before the loop",
         "",
         VERIFY,
+    )
+
+
+def without_name(share: float, *, stacks: bool) -> NotCaptured:
+    """What the rule abstains with where so much of the step has no name."""
+    if stacks:
+        return NotCaptured(
+            f"for {share:.0%} of the step the host stands still in code that usually works: others may have held it up",
+            "record again while nothing else runs",
+        )
+    return NotCaptured(
+        f"Python code that was not recorded keeps the host busy for {share:.0%} of the step",
+        'profile(..., with_stack=True), or torch.profiler.record_function("name") around parts of the loop',
     )

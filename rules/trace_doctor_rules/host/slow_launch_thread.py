@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 
-from trace_doctor import NOTE_FROM, Claim, Confidence, Context, NotCaptured, Table, threshold
+from trace_doctor import NOTE_FROM, Claim, Confidence, Context, Table, threshold
 from trace_doctor.evidence.durations import two_figures
 from trace_doctor.evidence.host.host_bound import HostBound
 from trace_doctor.evidence.host.host_gap_filters import GapLimits
@@ -14,7 +14,7 @@ from trace_doctor.evidence.host.host_gaps import HostGap, HostGaps
 from trace_doctor.evidence.host.stalled_operators import StalledOperators
 from trace_doctor.evidence.host.unattributed_gaps import UnattributedGaps
 from trace_doctor.evidence.idle.time_ledger import TimeLedger
-from trace_doctor.evidence.intervals import intervals, total
+from trace_doctor.evidence.intervals import total
 from trace_doctor.evidence.names.event_names import is_optimizer
 from trace_doctor.evidence.replay.what_if import Removal, Replay, ReplayOutcome
 from trace_doctor.evidence.trace.call_sites import location
@@ -23,14 +23,15 @@ from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules import techniques
 from trace_doctor_rules._shared import TimeRule, spans_of
+from trace_doctor_rules.host._stalled_operators import NOT_STALLED, STALLED, stalled_claim
 from trace_doctor_rules.host._unattributed_gaps import (
-    RECORD_ALONE,
     VERIFY,
     comes_back,
     fix_of,
     in_words,
     key_of,
     notable,
+    without_name,
 )
 
 
@@ -197,21 +198,6 @@ def _between_gradients() -> RunBuilder:
                     b.launch(1000)
                 b.wait(5000 if name == "MmBackward0" else 100)
             b.sync()
-    return b
-
-
-def _stands_still(
-    us: float = 30_000, *, at: int = 30, every: bool = False, shapes: bool = True
-) -> RunBuilder:
-    """Without a GPU; steps of four products of 1 ms, of which one takes long: once, or in each step."""
-    b = RunBuilder(gpu=None, shapes=shapes)
-    for n in range(12):
-        with b.step():
-            for m in range(4):
-                with b.op(
-                    "aten::mm", us=us if 4 * n + m == at or (every and m == 2) else 1000, dims=[[8, 8]]
-                ):
-                    pass
     return b
 
 
@@ -447,10 +433,7 @@ class SlowLaunchThread(TimeRule):
         Valid("nobody named it, every other step on a CPU", lambda: _training(9000, name="", gpu=False, every=2), skipped="not recorded"),
         Valid("a short wait, once much longer", lambda: _waits_on_a_cpu(1100, 1100, 30_000, 1100, 1100, 1100), skipped="not recorded"),
         Valid("a library is loaded in an operator, once", lambda: _in_an_operator(once=True)),
-        Valid("an operator takes long in each step", lambda: _stands_still(every=True, at=-1)),
-        Valid("the first of its like takes long", lambda: _stands_still(at=0)),
-        Valid("an operator takes five times as long", lambda: _stands_still(5000)),
-        Valid("an operator takes twelve times as long, which is a tenth of the run", lambda: _stands_still(5800, at=30), thresholds={"stalled_factor": 5.0}),
+        *NOT_STALLED,
         Valid("other programs hold it up", _held_up, skipped="held it up"),
         Valid("other programs hold it up, each time elsewhere", _held_up_anywhere, skipped="held it up"),
         Valid("it waits for the other ranks", _meets_other_ranks),
@@ -541,8 +524,7 @@ class SlowLaunchThread(TimeRule):
             file="train.py",
         ),
         Invalid("nobody named it, beside longer work of a CPU", lambda: _waits_on_a_cpu(*[9000] * 6), message="after aten::mm and before aten::mul"),
-        Invalid("an operator loses the processor once", _stands_still, message="aten::mm took 30 ms, where its like take 1 ms", severity="info", saving_us=2400, fixes=("nothing else runs",)),
-        Invalid("the same without shapes", lambda: _stands_still(shapes=False), message="aten::mm took 30 ms", severity="info"),
+        *STALLED,
         Invalid("nobody named it, on the CPU", lambda: _training(name="", gpu=False), message="after aten::mm", severity="info"),
     ]  # fmt: skip
 
@@ -564,38 +546,11 @@ class SlowLaunchThread(TimeRule):
                 if (outcome := _without(ctx, gap)).share_of_step >= share
             ]
         yield from claims
-        if not claims and (stalled := self._stalled(ctx)):
+        least_ns, factor = round(self.min_gap_us * 1e3), self.stalled_factor
+        if not claims and (stalled := stalled_claim(ctx, factor, least_ns, self.min_stalled_share)):
             yield stalled
         elif not claims and (blank := total(named.blank)) >= max(least, 1):
-            raise _unnamed(blank / host.length, stacks=host.stacks)
-
-    def _stalled(self, ctx: Context) -> Claim | None:
-        """Operators of a CPU that took far longer than their like, all as one."""
-        operators = ctx.get(StalledOperators)
-        stalled = operators.longer(self.stalled_factor, round(self.min_gap_us * 1e3)) if operators else []
-        spans = spans_of(intervals((s.start, s.end) for s in stalled))
-        least = max(self.min_stalled_share * ctx[HostGaps].length, 1)
-        if operators is None or sum(end - start for start, end in spans) < least:
-            return None
-        outcome = ctx[Replay].without(
-            Removal(host_spans=tuple((operators.thread, start, end) for start, end in spans))
-        )
-        worst = max(stalled, key=lambda s: s.own_ns)
-        more = f", and {len(stalled) - 1} more did the like" if len(stalled) > 1 else ""
-        return Claim(
-            message=(
-                f"{worst.name} took {two_figures(worst.took_ns / 1e3)}, where its like take "
-                f"{two_figures(worst.usual_ns / 1e3)}{more}: something else had the processor; {outcome.promise}."
-            ),
-            confidence="low",
-            severity="info",
-            saving=outcome.saving(),
-            location=location(None, ts_us=ctx[Moments].ts_us(worst.start)),
-            spans=ctx[Moments].longest(spans, "longer than its like"),
-            fixes=[RECORD_ALONE],
-            owned=spans,
-            key="operators that stand still",
-        )
+            raise without_name(blank / host.length, stacks=host.stacks)
 
     def _limits(self, step_ns: int) -> GapLimits:
         gap_ns = round(self.min_gap_us * 1e3)
@@ -666,18 +621,6 @@ def _removal(ctx: Context, gap: HostGap) -> Removal:
 
 def _without(ctx: Context, gap: HostGap) -> ReplayOutcome:
     return ctx[Replay].without(_removal(ctx, gap))
-
-
-def _unnamed(share: float, *, stacks: bool) -> NotCaptured:
-    if stacks:
-        return NotCaptured(
-            f"for {share:.0%} of the step the host stands still in code that usually works: others may have held it up",
-            "record again while nothing else runs",
-        )
-    return NotCaptured(
-        f"Python code that was not recorded keeps the host busy for {share:.0%} of the step",
-        'profile(..., with_stack=True), or torch.profiler.record_function("name") around parts of the loop',
-    )
 
 
 _KINDS = (
