@@ -104,8 +104,8 @@ class WorkerRestart(Rule):
     title = "DataLoader workers restart every epoch"
     costs_host_time = True
     about = ("data_loading",)
-    needs = (Steps, DataLoading, WorkerRestarts, Replay, Moments)
-    wants = (DataWaits, TimeLedger)
+    needs = (Steps, DataLoading, WorkerRestarts, Replay, Moments, DataWaits)
+    wants = (TimeLedger,)
     to_pass = (IdleCauses,)
 
     min_times: float = threshold(
@@ -212,8 +212,7 @@ class WorkerRestart(Rule):
         )
 
     def _confidence(self, ctx: Context, restarts: Sequence[Border], outcome: ReplayOutcome) -> Confidence:
-        waits = ctx.get(DataWaits)
-        on_gpu = waits is not None and waits.device is not None
+        on_gpu = ctx[DataWaits].device is not None
         if ctx[Steps].source == "none" or (on_gpu and outcome.basis != "replay"):
             return "low"
         return (

@@ -176,7 +176,7 @@ class MemoryGrowth(Rule):
         Valid("no frames", lambda: _steps(kept=40, stacks=None), skipped="frames"),
         Valid("a trace, flat", lambda: _traced(0)),
         Valid("a trace, every third step", lambda: _traced(40, every=3)),
-        Valid("a trace without addresses", lambda: _traced(40, addresses=False), skipped="no allocations were recorded"),
+        Valid("a trace without addresses", lambda: _traced(40, addresses=False), skipped="no memory snapshot"),
         Valid("a trace of three steps", lambda: _traced(40, steps=3), skipped="steps"),
     ]  # fmt: skip
     INVALID = [
