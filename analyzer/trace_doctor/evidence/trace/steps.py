@@ -168,9 +168,9 @@ class Steps(Evidence, frozen=True):
     def _of(cls, facts: Facts, cut: Cut) -> Self:
         run = facts.run
         window, source, borders, labels = cut
-        numbers = [step_number(label) for label in labels]
-        rising = all(a is not None and b is not None and a < b for a, b in pairwise(numbers))
-        indices = [n if rising and n is not None else i for i, n in enumerate(numbers)]
+        numbers = [n for label in labels if (n := step_number(label)) is not None]
+        rising = len(numbers) == len(labels) and all(a < b for a, b in pairwise(numbers))
+        indices = numbers if rising else range(len(labels))
         steps = [
             Step(i, start, end, label=label)
             for i, start, end, label in zip(indices, borders, borders[1:], labels, strict=False)
