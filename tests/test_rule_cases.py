@@ -151,3 +151,41 @@ def test_a_fault_whose_events_were_not_recorded_has_not_passed(rule: type[Rule],
             continue
         passed += [] if claims else [case.name]
     assert bool(passed) == ((rule.code, category) in _PASSES_WITHOUT), passed
+
+
+_NUMBERS = ("correlation", "External id", "Python id")
+
+
+def _also_before_the_steps(built: Any) -> bool:
+    """Lets all that a case has built happen once more before its steps, where nothing marks it; whether there are steps."""
+    parts = built if isinstance(built, tuple) else (built,)
+    if not all(isinstance(p, RunBuilder) and any(map(_is_step, p.events)) for p in parts):
+        return False
+    for part in parts:
+        length = max(e["ts"] + e.get("dur", 0) for e in part.events)
+        first = [
+            e | {"args": e["args"] | {k: e["args"][k] + 500_000 for k in _NUMBERS if k in e["args"]}}
+            for e in part.events
+            if not _is_step(e)
+        ]
+        part.events[:] = [*first, *(e | {"ts": e["ts"] + length} for e in part.events)]
+    return True
+
+
+def _is_step(event: dict[str, Any]) -> bool:
+    return str(event["name"]).startswith("ProfilerStep#")
+
+
+@pytest.mark.parametrize("rule", [r for r in all_rules() if r.code != "TD002"], ids=lambda r: r.code)
+def test_what_lies_before_the_steps_changes_nothing_that_is_said(rule: type[Rule]) -> None:
+    """But of a damaged file, which is said of the file as a whole."""
+    case = rule.INVALID[0]
+    before, built = case.build(), case.build()
+    if not _also_before_the_steps(built):
+        pytest.skip("the case has no steps")
+    told = [
+        [(c.message, c.saving, c.confidence, c.severity) for c in _said(rule(**case.thresholds), facts)]
+        for b in (before, built)
+        for facts in [[Facts(capture, Options(**case.options)) for capture in captures_of(b)]]
+    ]
+    assert told[0] == told[1] != []
