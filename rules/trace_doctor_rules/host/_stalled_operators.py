@@ -36,7 +36,7 @@ NOT_STALLED = [
     Valid("an operator takes twelve times as long, which is a tenth of the run", lambda: _stands_still(5800, at=30), thresholds={"stalled_factor": 5.0}),
 ]  # fmt: skip
 STALLED = [
-    Invalid("an operator loses the processor once", _stands_still, message="aten::mm took 30 ms, where its like take 1 ms", severity="info", saving_us=2400, fixes=("nothing else runs",)),
+    Invalid("an operator loses the processor once", _stands_still, message="aten::mm took 30 ms, similar calls 1 ms", severity="info", saving_us=2400, fixes=("nothing else runs",)),
     Invalid("the same without shapes", lambda: _stands_still(shapes=False), message="aten::mm took 30 ms", severity="info"),
 ]  # fmt: skip
 
@@ -45,7 +45,7 @@ RECORD_ALONE = advice(
     "# other programs on these cores: top, or nproc and the limits of the container; what swaps: free -m\n"
     "# more threads than cores: torch.set_num_threads(n), OMP_NUM_THREADS=n",
     "",
-    "record the same steps again: no operator takes ten times as long as its like",
+    "Record the same steps again: no operator takes ten times as long as similar calls",
 )
 
 
@@ -62,17 +62,17 @@ def stalled_claim(ctx: Context, factor: float, least_ns: int, min_share: float) 
         Removal(host_spans=tuple((operators.thread, start, end) for start, end in spans))
     )
     worst = max(stalled, key=lambda s: s.own_ns)
-    more = f", and {len(stalled) - 1} more did the like" if len(stalled) > 1 else ""
+    more = f" So did {len(stalled) - 1} more." if len(stalled) > 1 else ""
     return Claim(
         message=(
-            f"{worst.name} took {two_figures(worst.took_ns / 1e3)}, where its like take "
-            f"{two_figures(worst.usual_ns / 1e3)}{more}: something else had the processor; {outcome.promise}."
+            f"{worst.name} took {two_figures(worst.took_ns / 1e3)}, similar calls {two_figures(worst.usual_ns / 1e3)}: it was "
+            f"likely preempted.{more}"
         ),
         confidence="low",
         severity="info",
         saving=outcome.saving(),
         location=location(None, ts_us=ctx[Moments].ts_us(worst.start)),
-        spans=ctx[Moments].longest(spans, "longer than its like"),
+        spans=ctx[Moments].longest(spans, "longer than similar calls"),
         fixes=[RECORD_ALONE],
         owned=spans,
         key="operators that stand still",

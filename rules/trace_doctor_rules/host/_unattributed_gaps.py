@@ -79,13 +79,13 @@ def in_words(gap: HostGap) -> HostGap:
     return replace(gap, name=f"{whose}, {gap.name},", site=None)
 
 
-VERIFY = "record the same steps again: TD203 should no longer name it, and the step should be shorter"
+VERIFY = "Record the same steps again: TD203 no longer names it and the step is shorter"
 NAME_IT = advice(
-    "Record again with Python stacks, which name it",
+    "Record again with Python stacks",
     "with profile(..., with_stack=True) as prof:   # or, around parts of the loop:\n"
     'with torch.profiler.record_function("name"):',
     "",
-    "record the same steps again: TD203 names a function",
+    "Record the same steps again: TD203 names a function",
 )
 
 
@@ -95,7 +95,7 @@ def fix_of(gap: HostGap) -> Fix:
         return NAME_IT
     if is_optimizer(gap.name):
         return advice(
-            "Take the optimizer's work off the host",
+            "Use a fused optimizer",
             "torch.optim.AdamW(..., fused=True)   # Adam, AdamW; SGD from torch 2.3 on: one call for all parameters\n"
             "# another class: its state and step counts on the GPU (capturable=True, where it has that)\n"
             "# preconditioners and averages of weights: every N steps (Shampoo: precondition_frequency)",
@@ -104,13 +104,13 @@ def fix_of(gap: HostGap) -> Fix:
         )
     if "Compiled" in gap.name:
         return advice(
-            "Find what a compiled call does on the host",
+            "Run TORCH_LOGS to see what the compiled call does",
             'TORCH_LOGS="recompiles,cudagraphs,graph_breaks" python train.py   # guards, inputs that are copied, graphs recorded again',
             "",
             VERIFY,
         )
     return advice(
-        "Take the work out of the operator, or the operator out of the step",
+        "Move the operator's host work out of the step",
         "# an operator that computes on the host: make its inputs on the GPU, or run it in the loader's workers\n"
         "# what depends on no batch (masks, indices, tables): once, before the loop",
         "",

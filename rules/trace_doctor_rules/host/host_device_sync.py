@@ -311,7 +311,7 @@ class HostDeviceSync(TimeRule):
             "copies to the device wait as well",
             lambda: _training(sync="both", gpu_us=600),
             message="asynchronous host-to-device copies as well",
-            fixes=("", "", "pinned"),
+            fixes=("", "", "pin_memory"),
         ),
         Invalid("between copies to the host and to the device", _between_copies, claims=2, message="blocks the host"),
         Invalid("nonzero", lambda: _training(sync="nonzero"), message="aten::nonzero"),

@@ -324,7 +324,7 @@ class SlowLaunchThread(TimeRule):
 
     code = "TD203"
     name = "slow-launch-thread"
-    title = "The host is busy with something else"
+    title = "Host code delays kernel launches"
     about = ("python", "annotation", "dispatch", "optimizer", "unattributed")
     needs = (Steps, HostGaps, Replay, Moments)
     wants = (TimeLedger, HostBound, UnattributedGaps, StalledOperators)
@@ -442,7 +442,7 @@ class SlowLaunchThread(TimeRule):
         Invalid(
             "an annotation",
             _training,
-            message="log_metrics keeps the host from launching while the GPU waits for 4.4 ms of a step",
+            message="log_metrics leaves the GPU idle for 4.4 ms per step",
             fixes=("Log every",),
             confidence="high",
             saving_us=4300,
@@ -451,17 +451,17 @@ class SlowLaunchThread(TimeRule):
         Invalid(
             "a function",
             lambda: _training(name="save_checkpoint", stacks=True),
-            message="save_checkpoint of train.py",
+            message="save_checkpoint() (train.py)",
             confidence="medium",
             file="train.py",
         ),
         Invalid(
             "an annotation in a function",
             lambda: _training(stacks=True, inside="a function"),
-            message="log_metrics (in function train of train.py) keeps",
+            message="log_metrics in train() (train.py) leaves",
         ),
-        Invalid("most of the step", _most_of_the_step, message="tidy of train.py"),
-        Invalid("a decorated function", _decorated, message="count_tokens of train.py"),
+        Invalid("most of the step", _most_of_the_step, message="tidy() (train.py)"),
+        Invalid("a decorated function", _decorated, message="count_tokens() (train.py)"),
         Invalid("many short ones", lambda: _training(400, often=10), message="log_metrics", severity="info"),
         Invalid("once in six steps", lambda: _training(9000, every=6), severity="info"),
         Invalid("garbage collection", lambda: _training(name="gc (dynamo_timed)"), message="gc"),
@@ -477,9 +477,9 @@ class SlowLaunchThread(TimeRule):
             lambda: _training(gpu=False),
             confidence="medium",
             saving_us=5000,
-            message="log_metrics keeps the thread busy for 5 ms of a step: 6.3 ms a step could become 1.3 ms (up to 79% less).",
+            message="log_metrics keeps the main thread busy for 5 ms per step.",
         ),
-        Invalid("without marks of steps", lambda: _training(marked=False), confidence="low", message="(up to 81% less)."),
+        Invalid("without marks of steps", lambda: _training(marked=False), confidence="low", message="per step."),
         Invalid("once, without marks of steps", lambda: _training(9000, every=6, marked=False), message="in one step only"),
         Invalid("a queue that stands still", lambda: _training(stall=12_000), confidence="low"),
         Invalid("for longer than the replay explains", lambda: _training(stall=2500), confidence="medium"),
@@ -495,18 +495,18 @@ class SlowLaunchThread(TimeRule):
         ),
         Invalid("half a millisecond of a short step", lambda: _training(900, name=""), message="after aten::mm", severity="info"),
         Invalid("between two gradients", _between_gradients, message="not recorded", confidence="medium", saving_us=3300, tolerance=0.1),
-        Invalid("inside an operator, in each step", _in_an_operator, message="aten::conv2d keeps", confidence="medium", fixes=("Take the work",)),
-        Invalid("inside a compiled region", lambda: _in_an_operator(name="Torch-Compiled Region: 0/0"), message="Torch-Compiled Region", fixes=("Find what",)),
+        Invalid("inside an operator, in each step", _in_an_operator, message="aten::conv2d leaves", confidence="medium", fixes=("Move the operator",)),
+        Invalid("inside a compiled region", lambda: _in_an_operator(name="Torch-Compiled Region: 0/0"), message="Torch-Compiled Region", fixes=("Run TORCH_LOGS",)),
         Invalid("in many places, each of them small", _in_many_places, message="in 10 places", confidence="medium"),
         Invalid(
             "an optimizer that works on the host",
             _optimizer_on_the_host,
-            message="Optimizer.step#Shampoo.step keeps the host from launching",
+            message="Optimizer.step#Shampoo.step leaves the GPU idle",
             severity="info",
-            fixes=("Take the optimizer's work off the host",),
+            fixes=("Use a fused optimizer",),
         ),
-        Invalid("a batch that is copied to the GPU", lambda: _training(name="## copy_batch_to_gpu ##"), message="copy_batch_to_gpu", fixes=("Copy the next batch beside the step",)),
-        Invalid("kernels are launched meanwhile", lambda: _training(inside="launch"), message="log_metrics keeps", claims=2),
+        Invalid("a batch that is copied to the GPU", lambda: _training(name="## copy_batch_to_gpu ##"), message="copy_batch_to_gpu", fixes=("Copy the next batch",)),
+        Invalid("kernels are launched meanwhile", lambda: _training(inside="launch"), message="log_metrics leaves", claims=2),
         Invalid(
             "a phase of the step",
             lambda: _training(name="## forward ##"),
@@ -518,7 +518,7 @@ class SlowLaunchThread(TimeRule):
         Invalid(
             "code of the loop itself",
             lambda: _training(name="", stacks=True),
-            message="Code of function train of train.py itself",
+            message="Code of train() (train.py) itself",
             fixes=("Do it less often",),
             confidence="medium",
             file="train.py",
@@ -582,14 +582,14 @@ class SlowLaunchThread(TimeRule):
         device = host.device if host.device >= 0 else None
         target = gap.site.target if gap.site else None
         return Claim(
-            message=_message(gap if named else in_words(gap), host, count, outcome),
+            message=_message(gap if named else in_words(gap), host, count),
             confidence=confidence,
             severity="info" if hint else None,
             saving=outcome.saving(),
             location=location(gap.site, device=device, ts_us=moments.ts_us(gap.spans[0][0])),
             evidence=[
                 *([_table(named, count)] if named else []),
-                outcome.table("What if it were not in the step", "without it"),
+                outcome.table("Simulated: not in the step", "without it"),
             ],
             spans=moments.longest(spans_of(gap.idle), gap.name, device=device),
             fixes=[
@@ -635,29 +635,27 @@ _KINDS = (
 
 def _kind(name: str) -> str:
     """By the words of an annotation, or of a function and its file; folders say nothing (`transformers/trainer.py`)."""
-    what = re.sub(r"(?<= of )\S*[/\\]", "", name)
+    what = re.sub(r"(?<=\()\S*[/\\]", "", name)
     return next((kind for kind, words in _KINDS if re.search(words, what, re.IGNORECASE)), "other")
 
 
-def _message(gap: HostGap, host: HostGaps, count: int, outcome: ReplayOutcome) -> str:
-    where = f" (in {gap.inside})" if gap.inside is not None else ""
-    what = (
-        "keeps the host from launching while the GPU waits" if host.device >= 0 else "keeps the thread busy"
-    )
-    once = "; it was seen in one step only" if gap.steps < 2 and (count > 1 or len(gap.spans) < 2) else ""
-    return f"{gap.name}{where} {what} for {two_figures(gap.idle_ns / count / 1e3)} of a step: {outcome.promise}{once}."
+def _message(gap: HostGap, host: HostGaps, count: int) -> str:
+    where = f" in {gap.inside}" if gap.inside is not None else ""
+    what = "leaves the GPU idle" if host.device >= 0 else "keeps the main thread busy"
+    once = " Seen in one step only." if gap.steps < 2 and (count > 1 or len(gap.spans) < 2) else ""
+    return f"{gap.name}{where} {what} for {two_figures(gap.idle_ns / count / 1e3)} per step.{once}"
 
 
 def _table(gaps: Sequence[HostGap], count: int) -> Table:
     return Table.with_units(
-        "What the host does without launching (per steady step)",
+        "Host work without launches, per steady step",
         {
             "function or annotation": "code",
-            "in": "location",
-            "stretches": "count",
+            "called from": "location",
+            "gaps": "count",
             "in steps": "count",
-            "host": "us",
-            "device idle": "us",
+            "host time": "us",
+            "GPU idle": "us",
         },
         [
             [

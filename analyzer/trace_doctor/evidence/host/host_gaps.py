@@ -154,12 +154,12 @@ class HostGaps(Evidence, frozen=True):
 
 
 def readable_name(text: str) -> str:
-    """A frame as `function of file`, an operator as it is, an annotation without its numbers."""
+    """A frame as `function() (file)`, an operator as it is, an annotation without its numbers."""
     if text.startswith(("aten::", "c10d::", "autograd::")):
         return text
     frame = python_frame(text)
     if frame is not None:
-        return f"{frame.function} of {frame.file}"
+        return f"{frame.function}() ({frame.file})"
     if text.startswith("<built-in"):
         function = re.match(r"<built-in (?:method|function) (\w+)", text)
         return function.group(1) if function else text
