@@ -299,6 +299,7 @@ class SlowLaunchThread(TimeRule):
     Python code, operators or the annotation; waits for the device are TD201's, data loaders TD101's. In a capture of the
     CPU alone: its own time, without operators, unless its name says that it stands beside training (evaluation, logging,
     checkpoints: a note).
+    An optimizer that works on the host before it launches is a note, where TD304 finds nothing in it.
     Without stacks, Python code that no annotation names is a note, which says what ran before and behind it: from 3 % on
     where it comes back in most steps, else (never on a CPU, where another program may have had the core) from 6 % on.
     On a CPU alone, operators that take ten times as long as nine in ten of their name and shapes (without shapes: of their
