@@ -70,6 +70,10 @@ def _graphs(us: float = 5000, call: str = "cudaGraphLaunch") -> RunBuilder:
     return b
 
 
+DOUBT_SHARE = 0.10
+"""of the step, at CUDA graphs: from here on nobody can say that the run is sound"""
+
+
 class DamagedCapture(Rule):
     """The file is not whole.
 
@@ -83,10 +87,10 @@ class DamagedCapture(Rule):
     Evidence
     What the loader met while reading: an early end, events that could not be read, events read only after a repair
     (lone backslashes of Windows paths, NaN, invalid UTF-8), negative, missing or overflown durations. The profiler numbers the
-    operators one by one: where fewer than half of the numbers are in the file, most operators were taken out of it (a note). What
+    operators one by one: where fewer than half of the numbers are in the file, most operators were taken out of it. What
     was idle by such a file, with nothing recorded on the host, is explained by that, and no rule lays idle time to the host.
     Where the GPU stands still for 100 us and more at work of a CUDA graph whose launch arrived before, nodes of the graph were
-    not recorded, or what they wait for was not (a note).
+    not recorded, or what they wait for was not (below a tenth of the step a note).
 
     How the saving is estimated
     There is none: this is about the capture.
@@ -140,9 +144,18 @@ class DamagedCapture(Rule):
         Invalid("lone backslashes", lambda: _Spoilt("escapes"), severity="info", message="repair"),
         Invalid("durations of -1", lambda: _Spoilt("negative"), severity="warning", message="duration"),
         Invalid(
+            "graphs that wait for nothing that is recorded",
+            _graphs,
+            severity="warning",
+            message="For 4.9 ms of a step the GPU stands still",
+        ),
+        Invalid(
+            "graphs that wait for a short time", lambda: _graphs(250), severity="info", message="CUDA graphs"
+        ),
+        Invalid(
             "most operators taken out",
             lambda: _thinned_out(5),
-            severity="info",
+            severity="warning",
             message="240 of 1,196 operators are in the file",
         ),
     ]
@@ -223,7 +236,7 @@ def _taken_out(ctx: Context, numbers: OperatorNumbers) -> Claim:
             "their launches were removed, so idle time may have been busy and sums are too small."
         ),
         confidence="high",
-        severity="info",
+        severity="warning",
         spans=moments.longest(owned, "nothing recorded") if moments is not None else (),
         fixes=[
             advice(
@@ -246,7 +259,7 @@ def _within_graphs(ctx: Context, graphs: GraphGaps) -> Claim:
             f"long before ({graphs.launches:,} launches): nodes of them were not recorded, or what they wait for was not."
         ),
         confidence="medium",
-        severity="info",
+        severity="warning" if total(graphs.idle) >= DOUBT_SHARE * graphs.length else "info",
         spans=moments.longest(owned, "at a CUDA graph", device=graphs.device) if moments is not None else (),
         fixes=[
             advice(
