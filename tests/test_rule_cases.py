@@ -163,12 +163,17 @@ def _also_before_the_steps(built: Any) -> bool:
         return False
     for part in parts:
         length = max(e["ts"] + e.get("dur", 0) for e in part.events)
-        first = [
-            e | {"args": e["args"] | {k: e["args"][k] + 500_000 for k in _NUMBERS if k in e["args"]}}
+        most = {k: max((e["args"].get(k, 0) for e in part.events), default=0) for k in _NUMBERS}
+        first = [e for e in part.events if not _is_step(e)]
+        later = [
+            e
+            | {
+                "ts": e["ts"] + length,
+                "args": e["args"] | {k: e["args"][k] + most[k] for k in _NUMBERS if k in e["args"]},
+            }
             for e in part.events
-            if not _is_step(e)
         ]
-        part.events[:] = [*first, *(e | {"ts": e["ts"] + length} for e in part.events)]
+        part.events[:] = [*first, *later]
     return True
 
 

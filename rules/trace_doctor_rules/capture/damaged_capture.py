@@ -255,8 +255,8 @@ def _within_graphs(ctx: Context, graphs: GraphGaps) -> Claim:
     moments, owned = ctx.get(Moments), spans_of(graphs.idle)
     return Claim(
         message=(
-            f"For {two_figures(total(graphs.idle) / graphs.count / 1e3)} of a step the GPU stands still at CUDA graphs that were launched "
-            f"long before ({graphs.launches:,} launches): nodes of them were not recorded, or what they wait for was not."
+            f"The GPU shows nothing for {two_figures(total(graphs.idle) / graphs.count / 1e3)} per step within CUDA graphs "
+            f"({graphs.launches:,} launches). Some of their nodes, or what they wait for, were not recorded."
         ),
         confidence="medium",
         severity="warning" if total(graphs.idle) >= DOUBT_SHARE * graphs.length else "info",
@@ -267,7 +267,7 @@ def _within_graphs(ctx: Context, graphs: GraphGaps) -> Claim:
                 'torch.compile(model)   # in place of mode="reduce-overhead"; or call the model where the graph is replayed\n'
                 "# a newer driver and torch record more of a graph",
                 "",
-                "TD002 is gone, and what ran there has a name",
+                "Record again: TD002 is gone and what ran there has a name",
             )
         ],
         owned=owned,

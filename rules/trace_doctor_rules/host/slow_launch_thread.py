@@ -520,7 +520,7 @@ class SlowLaunchThread(TimeRule):
             "code of the loop itself",
             lambda: _training(name="", stacks=True),
             message="Code of train() (train.py) itself",
-            fixes=("Do it less often",),
+            fixes=("Run it less often",),
             confidence="medium",
             file="train.py",
         ),

@@ -106,20 +106,6 @@ class ReplayOutcome(Struct, frozen=True):
         """Mean steady step, as captured."""
         return self.step_us + self.saved_us_per_step
 
-    @property
-    def promise(self) -> str:
-        """What the change could give, for a message: `178 ms a step could become 119 ms (up to 33% less)`."""
-        return self._could("up to")
-
-    @property
-    def estimate(self) -> str:
-        """The same of a saving that is no bound: `(about 33% less)`."""
-        return self._could("about")
-
-    def _could(self, known: str) -> str:
-        before, after = milliseconds(self.before_us), milliseconds(self.step_us)
-        return f"{before} a step could become {after} ({known} {self.share_of_step:.0%} less)"
-
     def saving(self) -> Saving:
         """What a finding claims."""
         return Saving(
