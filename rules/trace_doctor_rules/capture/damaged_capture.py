@@ -147,7 +147,7 @@ class DamagedCapture(Rule):
             "graphs that wait for nothing that is recorded",
             _graphs,
             severity="warning",
-            message="For 4.9 ms of a step the GPU stands still",
+            message="The GPU shows nothing for 4.9 ms per step",
         ),
         Invalid(
             "graphs that wait for a short time", lambda: _graphs(250), severity="info", message="CUDA graphs"

@@ -74,7 +74,7 @@ class CompileNotUsed(Rule):
     a GPU that waits for the host's own work.
 
     How the saving is estimated
-    A model: the steps are re-timed as if each chain took as long as its longest kernel, or with half of the host's own
+    A model: the steps are simulated as if each chain took as long as its longest kernel, or with half of the host's own
     work. The capture does not show what the compiler makes of the model: confidence is low, and severity stays info.
 
     Fix

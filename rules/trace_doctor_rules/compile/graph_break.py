@@ -184,7 +184,7 @@ class GraphBreak(Rule):
     Without names, nesting less than two deep or in one call only is reported as info.
 
     How the saving is estimated
-    The captured steps are re-timed without the host time between the end of one graph's compiled code and the start of
+    The captured steps are simulated without the host time between the end of one graph's compiled code and the start of
     the next, and without what Python does around each further graph, forward and backward: one graph is entered once.
     Synchronizing calls are left out (TD201 reports them). It is an estimate, because one graph replaces several. The
     interval goes from the time between the graphs alone to that of the further graphs as a whole, which fusion across the

@@ -129,7 +129,7 @@ class CpuTensorThenCopy(TimeRule):
     copied from the host just the same. Where the GPU's side was lost the calls of the runtime tell, and it is a note.
 
     How the saving is estimated
-    The captured steps are re-timed without the factory operator, the copy and its waits: an upper bound, for the device
+    The captured steps are simulated without the factory operator, the copy and its waits: an upper bound, for the device
     needs a short kernel instead.
 
     Fix

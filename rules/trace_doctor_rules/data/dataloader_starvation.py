@@ -115,7 +115,7 @@ class DataLoaderStarvation(TimeRule):
     into reading, collating, pinning and waiting for workers.
 
     How the saving is estimated
-    The captured steps are re-timed without the time inside the loader: host calls keep their distance otherwise, GPU
+    The captured steps are simulated without the time inside the loader: host calls keep their distance otherwise, GPU
     work starts when its launch has arrived and its stream is free. It is an upper bound, "up to", because workers
     compete for cores and the copy to the GPU grows. In a capture without GPU work it is the main thread's time inside
     the loader, and what moves to workers is credited only up to the machine's core count where that is known; a

@@ -115,7 +115,7 @@ class PageableCopies(TimeRule):
     the host work. AMD's profiler does not say which memory is pinned.
 
     How the saving is estimated
-    The captured steps are re-timed with these copies at the link's speed (that of the fastest copy from pinned memory
+    The captured steps are simulated with these copies at the link's speed (that of the fastest copy from pinned memory
     in the capture, else what PCIe gives: 12.5, 25 or 50 GB/s by the device's generation), and with calls that return at
     once. What a copy takes from pinned memory still counts. An upper bound.
 

@@ -83,7 +83,7 @@ class WorkerRestart(Rule):
     20 ms, which resuming workers does not. One border alone does not tell how often it comes back: then it is a hint.
 
     How the saving is estimated
-    The captured steps are re-timed without the time from the end of the epoch to the first batch, but for one median
+    The captured steps are simulated without the time from the end of the epoch to the first batch, but for one median
     wait. An upper bound: workers that persist fill their queue again, too.
 
     Fix

@@ -197,7 +197,7 @@ class HostDeviceSync(TimeRule):
     the run, compilation, graph capture and waits for host-to-device copies (TD102) do not count.
 
     How the saving is estimated
-    The captured steps are re-timed with the calls of that one place returning at once. An upper bound, "up to": whatever
+    The captured steps are simulated with the calls of that one place returning at once. An upper bound, "up to": whatever
     needs the value must then come later. Places that give more together than one by one, because each wait hides behind
     the next, are one claim, which lists what each saves alone. It is a note where the replay leaves more than 3 % unexplained. Where copies
     to the device wait as well, one wait hides behind the other: both are taken away together, and the message says so.

@@ -109,7 +109,7 @@ class LaunchBound(TimeRule):
     is held (`CUDA_LAUNCH_BLOCKING`), and nothing is ever queued.
 
     How the saving is estimated
-    The captured steps are re-timed with half of the host's own work. An estimate: compilation without CUDA graphs spares
+    The captured steps are simulated with half of the host's own work. An estimate: compilation without CUDA graphs spares
     about half of what operators take, and nothing of the Python and the optimizer around them; a CUDA graph over the whole
     step takes all of it, so that the GPU's work is left. Where launches are held: with calls that return as their kernel begins.
 

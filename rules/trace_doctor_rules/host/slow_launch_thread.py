@@ -306,7 +306,7 @@ class SlowLaunchThread(TimeRule):
     place in the step), and so a tenth of the step, are a note: something else had the processor.
 
     How the saving is estimated
-    The captured steps are re-timed without these stretches: an upper bound, for what moves elsewhere still takes time.
+    The captured steps are simulated without these stretches: an upper bound, for what moves elsewhere still takes time.
 
     Fix
     Do it every N steps, in a worker process, or in a thread that copies first and writes later.

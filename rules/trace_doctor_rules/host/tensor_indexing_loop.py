@@ -92,7 +92,7 @@ class TensorIndexingLoop(Rule):
     within a step, where none of the operators belongs to a layer. Backward, optimizer and loader are left out; loops over layers index nothing.
 
     How the saving is estimated
-    A model: the steps re-timed with one repetition instead of all, each as long as the median one, and with one of the nodes
+    A model: the steps simulated with one repetition instead of all, each as long as the median one, and with one of the nodes
     of autograd that come as often as the repetitions. What the vectorised form takes is not known, so that it stays a hint.
 
     Fix

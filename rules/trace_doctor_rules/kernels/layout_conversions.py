@@ -139,7 +139,7 @@ class LayoutConversions(Rule):
     and of the backward of such a cast. A capture does not show which of them cast weights.
 
     How the saving is estimated
-    The captured steps are re-timed without these kernels (casts: and without the host time of the cast). It is an upper
+    The captured steps are simulated without these kernels (casts: and without the host time of the cast). It is an upper
     bound: weights are still converted once, some layers have no channels-last kernel, and some casts are needed.
 
     Fix

@@ -181,7 +181,7 @@ class SingleTensorOptimizer(Rule):
     Other classes and loops count only where operators are so small that calling them takes most of their time.
 
     How the saving is estimated
-    The captured steps are re-timed without the host time of these operators except the first, and without two of three of
+    The captured steps are simulated without the host time of these operators except the first, and without two of three of
     their kernels: a fused Adam reads and writes 7 numbers for each parameter, the single operators about 20. (Of a loop
     with two operators half the kernels stay, of one with one all.) On a CPU two of three operators are left out, or every
     other one. It is an estimate. On a GPU foreach reads and writes as much as the single operators (all kernels stay), and

@@ -108,7 +108,7 @@ class ZeroedGradients(Rule):
     of the gradients is known as well.
 
     How the saving is estimated
-    The captured steps are re-timed without these operators and their GPU work. Reading the old gradients in backward
+    The captured steps are simulated without these operators and their GPU work. Reading the old gradients in backward
     comes on top. Severity is never above info: the profiler's overhead for an operator this small is as long as the
     operator. The bytes are those of the gradients that one zero_grad() fills: the most that the forward can gain.
 

@@ -283,10 +283,10 @@ class Replay(Evidence, frozen=True):
             if self.cores is not None:
                 how += f", loading moved to workers on {self.cores} cores"
         else:
-            how = f"{steps} re-timed without it"
-        how += f": {milliseconds(before)} → {milliseconds(after)} a step at best"
+            how = f"{steps} simulated without it"
+        how += f": {milliseconds(before)} → {milliseconds(after)} per step at best"
         if self.limit:
-            how += f"; not re-timed, because {self.limit}"
+            how += f"; not simulated, because {self.limit}"
         return ReplayOutcome(
             window_ns=new_ns,
             saved_ns=saved,
