@@ -119,7 +119,7 @@ def _spread(time: StepTime) -> str:
 
 
 def _steps(time: StepTime) -> str:
-    return plural(time.steps, "step without profiler" if time.plain else "steady step")
+    return f"{plural(time.steps, 'step')} without profiler" if time.plain else plural(time.steps, "steady step")
 
 
 def memory(terminal: Terminal, comparison: Comparison) -> None:
