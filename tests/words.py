@@ -40,7 +40,7 @@ BANNED: Mapping[str, str] = {
     r"\bnobody knows\b|\bwithout a word\b|\bhow sure\b|\bwas trained\b|\bfirst uses\b": "the term of WORDS",
     r"\d %": "10%, without a space",
     r"\b\w*(?:colour|behaviour|favour|neighbour|labell|cancell(?=ed|ing))\w*": "US spelling",
-    r"\b(?:un)?(?:analys|optimis|recognis|initialis|vectoris|synchronis|serialis|organis)(?:e|es|ed|ing)\b": "US spelling",
+    r"\banalys(?:e|ed|ing)\b|\b(?:optimis|recognis|initialis|vectoris|synchronis|serialis|organis)(?:e|es|ed|ing)\b": "US spelling",
 }
 """pattern, without regard to case -> what is said instead"""
 

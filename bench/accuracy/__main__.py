@@ -17,7 +17,7 @@ from trace_doctor.model import Result
 ORIGINS = {
     "real": "our scripts, recorded",
     "simulated": "our scripts, simulated",
-    "others": "captures of others, labelled by hand",
+    "others": "captures of others, labeled manually",
     "blind": "never seen before",
     "seen": "seen before, in no set",
     "second": "never seen before, second set",
