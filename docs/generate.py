@@ -120,9 +120,10 @@ def _configuration() -> str:
     lines = [
         "# Configuration",
         "",
-        "Settings live in `[tool.trace-doctor]` of `pyproject.toml` or at the top of `trace-doctor.toml`, the nearest one "
-        "from the working directory upwards; both in one folder are a mistake, and so is a file of another user (but root, and who owns the working directory). The command line wins over the environment (`TRACE_DOCTOR_SELECT`, ...), "
-        "that over the file. `trace-doctor config` shows each value with its origin; an unknown key is an error.",
+        "Settings are in `[tool.trace-doctor]` of `pyproject.toml` or at the top of `trace-doctor.toml`, the nearest one from the "
+        "working directory upwards. Both in one folder are an error, and so is a file of another user (except root, and the owner of "
+        "the working directory). The command line overrides the environment (`TRACE_DOCTOR_SELECT`, ...), which overrides the file. "
+        "`trace-doctor config` shows each value with its origin. An unknown key is an error.",
         "",
         "| key | default | meaning |",
         "| --- | --- | --- |",
@@ -132,11 +133,11 @@ def _configuration() -> str:
         lines.append(f"| `{f.name.replace('_', '-')}` | `{default}` | {f.metadata['doc']} |")
     lines += [
         "",
-        "A configuration may come with a repository that somebody else wrote. An `output`, or the `baseline` of "
-        "`--update-baseline`, that a file names is written below the folder of that file or the working folder only, links "
-        "followed, and takes the place of nothing but an output or a baseline of ours, as it was written (the last line of "
-        "text, Markdown, JUnit and a page holds a digest of what stands above; a file of annotations for GitHub cannot be "
-        "told for one). The command line and the environment may name any place.",
+        "A configuration may come with a repository that somebody else wrote. So an `output`, or the `baseline` of "
+        "`--update-baseline`, that a file names is written only below the folder of that file or the working folder, links "
+        "resolved. It replaces only an unchanged output or baseline of trace-doctor: the last line of text, Markdown, JUnit and HTML "
+        "holds a digest of the rest. A file of GitHub annotations has none and is not replaced. The command line and the environment "
+        "may name any place.",
         "",
         "```toml",
         "[tool.trace-doctor]",

@@ -64,7 +64,7 @@ TOPICS: Mapping[str, tuple[str, ...]] = {
     "DeepSpeed offload": ("offload",),
     "Grouped GEMM for mixtures of experts": ("grouped_gemm",),
     "Containers": ("one_image",),
-    "Fewer waits of the host": (
+    "Fewer host–device synchronizations": (
         "read_seldom",
         "sum_on_device",
         "fixed_sizes",
@@ -77,7 +77,7 @@ TOPICS: Mapping[str, tuple[str, ...]] = {
     ),
     "Work made where it is used": ("create_on_device", "make_once", "vectorise"),
     "Layouts and algorithms of convolutions": ("channels_last", "cudnn_benchmark"),
-    "Memory given back": ("release_output",),
+    "Memory freed": ("release_output",),
 }
 """topic -> functions of `techniques/`, and codemods that rules name themselves"""
 _SAMPLES: Mapping[str, Mapping[str, object]] = {
@@ -107,7 +107,7 @@ def page() -> str:
         "# Techniques",
         "",
         "What findings recommend, and how it is done: *edit* is a tested codemod that changes the source or a configuration "
-        "file, *shown* one whose edit a person has to judge, *advice* is code to adapt by hand. This page is generated.",
+        "file, *shown* one whose edit a person has to judge, *advice* is code to adapt manually. This page is generated.",
         "",
         "| wanted | technique | how | rules |",
         "| --- | --- | --- | --- |",
@@ -135,8 +135,8 @@ def page() -> str:
         "",
         "## What an edit adds",
         "",
-        "The parameters that a codemod takes, and all identifiers and words of strings that it may bring into a script beside "
-        "them, numbers and what the script itself says. Nothing else of a finding is ever written.",
+        "The parameters that a codemod takes, and all identifiers and words of strings that it may bring into a script in "
+        "addition to them, numbers and what the script itself says. Nothing else of a finding is ever written.",
         "",
         "| edit | parameters | adds |",
         "| --- | --- | --- |",

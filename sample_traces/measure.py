@@ -228,7 +228,7 @@ def table() -> str:
     """MEASURED.md from the data files."""
     known = {p.stem: json.loads(p.read_text(encoding="utf-8")) for p in sorted(DATA.glob("*.json"))}
     lines = [
-        "# Promised and measured",
+        "# Predicted and measured",
         "",
         "Every faulty script of this folder, patched by `trace-doctor fix` and run again. Written by",
         "",
@@ -236,15 +236,15 @@ def table() -> str:
         "python sample_traces/measure.py",
         "```",
         "",
-        "*Promised* is what the capture of the faulty script said, an upper bound. *With the profiler* is what `trace-doctor verify` "
-        "measured between recordings of both scripts, *without* the median step of plain runs, taken in turn. Ranges are over the "
-        "runs. *Losses*: the patched script against the faulty one, all steps; a fix may be called safe only where they are the "
-        f"same bit by bit, and an unsafe one has to end within {TOLERANCE:.0%}.",
+        "*Predicted* is what the capture of the faulty script says, an upper bound. *With the profiler* is what `trace-doctor verify` "
+        "measured between recordings of both scripts. *Without the profiler* is the median step of interleaved runs. Ranges are over "
+        "the runs. *Losses*: the patched script against the faulty one, all steps. A fix is safe only if they are bitwise "
+        f"identical, and an unsafe one has to end within {TOLERANCE:.0%}.",
     ]
     for machine in ("cpu", "gpu"):
         lines += ["", f"## {machine.upper()}", ""]
         if machine not in known:
-            lines += ["not measured: no machine with a GPU was at hand."]
+            lines += ["not measured: no machine with a GPU was available."]
             continue
         lines += _machine(known[machine])
     if "twins" in known:
@@ -258,16 +258,16 @@ def _twins(data: dict[str, Any]) -> list[str]:
         "",
         "## The twins",
         "",
-        "The committed recordings of `fault.py` and of `healthy.py`, which is mended by hand and not by the patch, compared by",
+        "The committed recordings of `fault.py` and of `healthy.py`, which is fixed manually and not by the patch, compared by",
         "",
         "```",
         "python sample_traces/measure.py --twins",
         "```",
         "",
         f"Recorded on a quiet machine: {about['device']}, {about['cpu_count']} cores; PyTorch {about['torch']}, "
-        f"Python {about['python']}. Plain times are of one run each (`steps.csv`).",
+        f"Python {about['python']}. Times without the profiler are of one run each (`steps.csv`).",
         "",
-        "| scenario | finding after | promised | with the profiler | without the profiler |",
+        "| scenario | finding after | predicted | with the profiler | without the profiler |",
         "| --- | --- | --- | --- | --- |",
     ]
     return [*lines, *(f"| `{name}` | {' | '.join(_compared(row))} |" for name, row in sorted(data["scenarios"].items()))]
@@ -277,7 +277,7 @@ def _machine(data: dict[str, Any]) -> list[str]:
     about = data["machine"]
     lines = [f"{about['device']}, {about['cores']} cores; PyTorch {about['torch']}, Python {about['python']}.", ""]
     lines += [
-        "| scenario | fix | finding after | promised | with the profiler | without the profiler | losses |",
+        "| scenario | fix | finding after | predicted | with the profiler | without the profiler | losses |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name in scenarios():
@@ -288,8 +288,8 @@ def _machine(data: dict[str, Any]) -> list[str]:
         said = ", ".join(f"`{n}` {load}" for n, load in noisy)
         lines += [
             "",
-            f"The machine was busy with other work meanwhile (load averages above its cores: {said}): the times of these "
-            "rows say little, what became of the findings and the losses stand.",
+            "The machine was busy with other work. The times of these rows say little; findings and losses are not affected. Load "
+            f"averages above its cores: {said}.",
         ]
     return lines
 
@@ -308,17 +308,18 @@ def _compared(row: dict[str, Any]) -> list[str]:
     promised = f"up to {_ms(promise['time_us_per_step'])}, {promise['basis']}" if promise["time_us_per_step"] else "–"
     gain = f"{_ms(promise['measured_us'])} ({_ms(step['before'])} → {_ms(step['after'])})"
     if (promise["time_us_per_step"] or 0.0) > (step["before"] or 0.0):
-        gain += ", the promise lies in few long steps, which the median leaves out"
+        gain += ", the predicted saving is in few long steps, which the median leaves out"
     elif step["verdict"] != "faster":
         gain += f", {step['verdict'].replace('_', ' ')}"
     before, after = row["plain_ms"]["before"], row["plain_ms"]["after"]
     plain = f"{_ms((median(before) - median(after)) * 1e3)} ({_range(before)} → {_range(after)})"
-    return ["<br>".join(f.replace("_", " ") for f in row["fates"]), promised, gain, plain]
+    fates = "<br>".join(f.replace("gone", "fixed").replace("still_there", "not fixed").replace("_", " ") for f in row["fates"])
+    return [fates, promised, gain, plain]
 
 
 def _losses(row: dict[str, Any]) -> str:
     if row["losses_same"]:
-        return "the same, bit by bit"
+        return "bitwise identical"
     repeat = "" if row["losses_repeat"] else "; two runs of one script differ too"
     return f"differ by at most {row['losses_worst']:.1g}, at the end by {row['losses_last']:.1g}{repeat}"
 

@@ -73,7 +73,9 @@ def title_faults(title: str) -> list[str]:
 def page_faults(markdown: str) -> list[str]:
     """As `faults`, for a page: its sentences without code and tables, its phrases without code only."""
     return [
-        fault for block, words in _blocks(_without_code(markdown)) for fault in faults(" ".join(block.split()), words)
+        fault
+        for block, words in _blocks(_without_code(markdown))
+        for fault in faults(" ".join(block.split()), words)
     ]
 
 

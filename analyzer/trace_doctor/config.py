@@ -57,10 +57,10 @@ class Settings:
 
     select: list[str] = _setting([], "rules to run: codes, prefixes, names (default: all)")
     ignore: list[str] = _setting([], "rules not to run")
-    extend_select: list[str] = _setting([], "rules to run beside the selected")
+    extend_select: list[str] = _setting([], "rules to run in addition to the selected")
     preview: bool = _setting(False, "run rules that are still in preview")
     fail_on: str = _setting("warning", "`check` fails at this severity: critical, warning, info, never")
-    require: list[str] = _setting([], "rules that `check` must be able to decide")
+    require: list[str] = _setting([], "rules that `check` must not skip")
     ranks: str = _setting("", "ranks that `check`, `verify` and `diff` expect: a number, or all of the job")
     baseline: str = _setting("", "file of `check --baseline`")
     budgets: dict[str, Any] = _setting({}, "what `check` allows each figure and rule: [in CI](ci.md)")
