@@ -64,7 +64,7 @@ TOPICS: Mapping[str, tuple[str, ...]] = {
     "DeepSpeed offload": ("offload",),
     "Grouped GEMM for mixtures of experts": ("grouped_gemm",),
     "Containers": ("one_image",),
-    "Fewer host–device synchronizations": (
+    "Less host work and synchronization": (
         "read_seldom",
         "sum_on_device",
         "fixed_sizes",
