@@ -86,7 +86,7 @@ class ModelOnCpu(Rule):
             severity="warning",
             fixes=[
                 advice(
-                    "Move the model and its batches to the GPU",
+                    "Move the model and batches to the GPU",
                     'device = torch.device("cuda")\nmodel = model.to(device)   # before the optimizer is made\n'
                     "batch = batch.to(device, non_blocking=True)   # in the loop",
                     "",

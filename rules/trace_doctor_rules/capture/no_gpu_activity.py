@@ -174,4 +174,4 @@ def _why(health: CaptureHealth) -> str:
         return f"{calls} launched kernels that the profiler lost"
     if health.runtime:
         return "CUDA runtime calls were recorded, but no kernels"
-    return "ProfilerActivity.CUDA was off, or nothing ran on the GPU"
+    return "ProfilerActivity.CUDA was off, or no kernel ran"

@@ -283,15 +283,15 @@ def _decorated() -> RunBuilder:
 
 
 class SlowLaunchThread(TimeRule):
-    """Something in the loop keeps the host away from launching.
+    """Host code in the loop delays kernel launches.
 
     What it does
-    Finds stretches of 1 ms and more (where they are annotated, of 100 us) on the main thread in which no kernel is launched (checkpoints, evaluation, logging,
-    tokenisation, garbage collection), names the function or annotation, and re-times the steps without it.
+    Finds intervals of 1 ms and more (annotated ones of 100 us) on the main thread in which no kernel is launched (checkpoints, evaluation,
+    logging, tokenization, garbage collection), names the function or annotation, and re-times the steps without it.
 
     Why is this bad
-    The GPU works through what is queued and then waits until the host comes back. Most of such work need not be done in
-    every step, or not by the thread that launches.
+    The GPU finishes what is queued and then idles until the host launches again. Most of such work is not needed in
+    every step, or not on the thread that launches.
 
     Evidence
     The outermost Python frame (with `with_stack=True`) of 1 ms and more, or `record_function` annotation of 100 us and more
@@ -303,19 +303,19 @@ class SlowLaunchThread(TimeRule):
     Without stacks, Python code that no annotation names is a note, which says what ran before and behind it: from 3 % on
     where it comes back in most steps, else (never on a CPU, where another program may have had the core) from 6 % on.
     On a CPU alone, operators that take ten times as long as nine in ten of their name and shapes (without shapes: of their
-    place in the step), and so a tenth of the step, are a note: something else had the processor.
+    place in the step), and so a tenth of the step, are info: CPU contention is likely.
 
     How the saving is estimated
     The captured steps are simulated without these stretches: an upper bound, for what moves elsewhere still takes time.
 
     Fix
-    Do it every N steps, in a worker process, or in a thread that copies first and writes later.
+    Run it every N steps, in a worker process, or in a thread that copies first and writes later.
 
     Fix safety
-    Not edited: what may wait is for people to say.
+    Not edited: you decide what may run later.
 
     When to ignore
-    When it happens once in a while and the profile only happened to hold it. With stacks recorded, Python code takes two to
+    When it is rare and the profile contains it by chance. With stacks recorded, Python code takes two to
     three times as long as without.
 
     References
