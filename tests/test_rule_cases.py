@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from msgspec import structs
+from words import MESSAGE_WORDS, faults, title_faults
 
 from trace_doctor.config import Settings
 from trace_doctor.engine.findings import file_claim
@@ -31,11 +32,13 @@ def test_case(rule: type[Rule], case: Valid | Invalid) -> None:
     for claim in claims:
         assert claim.message.endswith("."), claim.message
         assert "\n" not in claim.message
+        assert not faults(claim.message, MESSAGE_WORDS)
         for table in claim.evidence:
             assert all(len(row) == len(table.columns) for row in table.rows), table.title
         for fix in claim.fixes:
             assert fix.text or fix.codemod, fix.title
             assert fix.verify, f"{fix.title}: no way to verify"
+            assert not [*title_faults(fix.title), *faults(fix.verify, MESSAGE_WORDS)]
             if fix.codemod:
                 shown_only = parameters(fix.codemod, fix.params).shown_only
                 assert (fix.safety == "display") == shown_only, (

@@ -119,7 +119,9 @@ def _spread(time: StepTime) -> str:
 
 
 def _steps(time: StepTime) -> str:
-    return f"{plural(time.steps, 'step')} without profiler" if time.plain else plural(time.steps, "steady step")
+    return (
+        f"{plural(time.steps, 'step')} without profiler" if time.plain else plural(time.steps, "steady step")
+    )
 
 
 def memory(terminal: Terminal, comparison: Comparison) -> None:
