@@ -3,13 +3,14 @@ their own cases is checked where `test_rule_cases` runs them."""
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
 from typer.main import get_command
-from words import BANNED, MESSAGE_WORDS, PAGE_WORDS, TITLE_WORDS, faults, page_faults, title_faults
+from words import BANNED, MESSAGE_WORDS, PAGE_WORDS, TITLE_WORDS, banned, faults, page_faults, title_faults
 
 from trace_doctor.cli.app import application
 from trace_doctor.registry import all_rules
@@ -32,6 +33,25 @@ def helps(command: click.Command) -> Iterator[str]:
         yield from helps(below)
 
 
+def texts(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """(line, text) of each string of more than a word but docstrings; what an f-string fills in is an n."""
+    parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    statements = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            said = "".join(str(v.value) if isinstance(v, ast.Constant) else "n" for v in node.values)
+        elif (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and id(node) not in parts | statements
+        ):
+            said = node.value
+        else:
+            continue
+        if " " in said.strip():
+            yield node.lineno, said
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_pages(page: Path) -> None:
     assert not page_faults(page.read_text(encoding="utf-8"))
@@ -45,6 +65,26 @@ def test_help_texts() -> None:
     texts = list(helps(get_command(application())))
     assert any("Fail CI" in text for text in texts)
     assert not [fault for text in texts for fault in faults(" ".join(text.split()), MESSAGE_WORDS)]
+
+
+def test_texts_in_the_source() -> None:
+    """Names of cases and of made captures are for us; all else of more than a word may be shown."""
+    ours = (ROOT / "analyzer" / "trace_doctor" / "testing",)
+    folders = (ROOT / "analyzer" / "trace_doctor", ROOT / "rules" / "trace_doctor_rules" / "techniques")
+    files = [p for folder in folders for p in folder.rglob("*.py") if not set(ours) & set(p.parents)]
+    found = [
+        f"{file.name}:{line}: {fault}"
+        for file in files
+        for line, text in texts(ast.parse(file.read_text(encoding="utf-8")))
+        for fault in banned(text)
+    ]
+    assert len(files) > 100
+    assert not found
+
+
+def test_a_text_of_the_source_is_read_whole() -> None:
+    source = 'def f(us):\n    """12 ms a step"""\n    return f"waits {us} ms a step", "by hand", "beside"\n'
+    assert sorted(texts(ast.parse(source))) == [(3, "by hand"), (3, "waits n ms a step")]
 
 
 @pytest.mark.parametrize(

@@ -48,20 +48,24 @@ MESSAGE_WORDS, PAGE_WORDS, TITLE_WORDS = 25, 40, 8
 """the longest sentence of a message and of a page, the longest title"""
 
 
-def faults(text: str, words: int) -> list[str]:
-    """One line for each banned phrase of a text without markup, and for each sentence of more words than that."""
-    banned = [
+def banned(text: str) -> list[str]:
+    """One line for each banned phrase of a text."""
+    return [
         f"{match[0]!r}: say {better!r}"
         for pattern, better in BANNED.items()
         for match in re.finditer(pattern, text, re.IGNORECASE)
     ]
+
+
+def faults(text: str, words: int) -> list[str]:
+    """One line for each banned phrase of a text without markup, and for each sentence of more words than that."""
     long = [
         f"{count} words: {sentence}"
         for sentence in re.split(r"(?<=[.!?])[)”\"*]*\s+", text)
         for count in [len(re.findall(r"\w\S*", sentence))]
         if count > words
     ]
-    return [*banned, *long]
+    return [*banned(text), *long]
 
 
 def title_faults(title: str) -> list[str]:

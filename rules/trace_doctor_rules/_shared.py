@@ -10,7 +10,7 @@ from trace_doctor.arrays import I64
 from trace_doctor.evidence.idle.time_ledger import TimeLedger
 from trace_doctor.evidence.trace.call_sites import CallSites, Site
 
-LAST_BITS = "results differ in the last bits"
+LAST_BITS = "results are not bitwise identical"
 LOWER_PEAK = "record the memory again: the peak has fallen and this finding is gone"
 
 

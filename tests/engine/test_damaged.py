@@ -28,14 +28,14 @@ def sound() -> str:
 
 
 def off(result: Result) -> list[object]:
-    """What TD002 says of the time ledger."""
+    """What TD002 says of the step time breakdown."""
     return [
         row[1]
         for finding in result.findings
         if finding.code == "TD002"
         for table in finding.evidence
         for row in table.rows
-        if row[0] == "may be off by about"
+        if row[0] == "possible error"
     ]
 
 
@@ -50,7 +50,7 @@ def test_lost_durations_and_events_count_by_their_share(tmp_path: Path, sound: s
     result = analyzed(tmp_path, sound.replace('"dur": 100.000', '"dur": -1', 5))
     assert off(result) == [5 / whole]
     assert result.limits == [
-        f"trace.json: damaged; its time ledger may be off by about {5 / whole:.2%} of the window"
+        f"trace.json: damaged; its step time breakdown may be off by about {5 / whole:.2%} of the window"
     ]
     assert result.inputs[0].warnings == ["5 events have no possible duration; it counts as 0"]
 

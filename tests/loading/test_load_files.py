@@ -281,7 +281,7 @@ def test_several_traces_share_the_memory(
     monkeypatch.setattr(load_files.decode, "BASE", load_files.decode.BASE * jobs)
     outcomes = [f.outcome for f in load_inputs(found, options)]
     assert [isinstance(o, Run) for o in outcomes] == [True] * 12 + [False] * 2
-    said = r"^copy13\.json: with the files before it, analysing it needs more than \d+ MB of memory \(--max-memory\)$"
+    said = r"^copy13\.json: with the files before it, analyzing it needs more than \d+ MB of memory \(--max-memory\)$"
     assert re.match(said, str(outcomes[13]))
 
 

@@ -27,7 +27,7 @@ def test_a_safe_fix_must_repeat_the_losses_bit_by_bit() -> None:
     assert agreement([run(CURVE)] * 2, [run(CURVE)] * 2, "safe").verdict == "same"
     refused = agreement([run(CURVE)] * 2, [last_bit] * 2, "safe")
     assert refused.verdict == "differ"
-    assert "from step 4 on" in refused.how and "bit by bit" in refused.how
+    assert "from step 4 on" in refused.how and "bitwise identical" in refused.how
     assert agreement([run(CURVE)] * 2, [last_bit] * 2, "unsafe").verdict == "close"
 
 

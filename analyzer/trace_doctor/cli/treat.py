@@ -55,7 +55,7 @@ def treat(
     ] = 4,
     max_steps: Annotated[
         int | None,
-        typer.Option(help="Steps of a plain run, warm-up included (default: what takes 5 seconds, 40 to 400)."),
+        typer.Option(help="Steps per run, warm-up included (default: what takes 5 seconds, 40 to 400)."),
     ] = None,
     max_seconds: Annotated[float, typer.Option(help="Time limit; what is known by then is reported.")] = 3600.0,
     max_trials: Annotated[int | None, typer.Option(min=1, help="Try at most this many fixes.")] = None,

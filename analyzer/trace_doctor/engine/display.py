@@ -131,7 +131,7 @@ def _damage(facts: Facts) -> str:
         return ""
     parts = []
     if health.may_be_off:
-        parts.append(f"its time ledger may be off by about {health.may_be_off:.2%} of the window")
+        parts.append(f"its step time breakdown may be off by about {health.may_be_off:.2%} of the window")
     if health.damage.truncated:
         parts.append(
             "what came behind the cut is unknown: steps that reach there look emptier than they were"

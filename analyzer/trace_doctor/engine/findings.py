@@ -81,9 +81,8 @@ def on_a_busy_machine(rule: Rule, claim: Claim, wait_share: float | None) -> Cla
     if not rule.costs_host_time or wait_share is None or wait_share < max(BUSY, cost / 2):
         return claim
     less: dict[Confidence, Confidence] = {"high": "medium", "medium": "low", "low": "low"}
-    doubt = f"training waited {wait_share:.0%} of the time for a CPU, so other programs may be to blame"
-    message = f"{claim.message.rstrip('.')}; {doubt}."
-    return replace_claim(claim, confidence=less[claim.confidence], message=message)
+    doubt = f"Training waited {wait_share:.0%} of the time for a CPU: CPU contention is likely."
+    return replace_claim(claim, confidence=less[claim.confidence], message=f"{claim.message} {doubt}")
 
 
 def _safe_fix(fix: Fix) -> Fix:

@@ -286,7 +286,7 @@ def _place(target: Target | None, source: _Source, anywhere: Place) -> Place | N
     if not names and tree.single is not None:
         return None
     if not names:
-        where = "not among the scripts that are looked at" if tree.left_out else "not below the source folder"
+        where = "not among the scripts that are read" if tree.left_out else "not below the source folder"
         why = f"the capture names {_short(target.file)}, which is {where}"
         raise NoEdit("unresolved", why)
     if len(names) > 1:

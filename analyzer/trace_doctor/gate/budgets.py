@@ -77,7 +77,7 @@ def _hindered(result: Result, limit: Limit, figure: float, at_most: float) -> st
     if without is None or waited < BUSY or without(figure, waited) > at_most:
         return ""
     return (
-        f"training waited {waited:.0%} of the time for a CPU, so other programs may be to blame: record it again on "
+        f"training waited {waited:.0%} of the time for a CPU: CPU contention is likely. Record it again on "
         "a quieter machine"
     )
 
@@ -99,7 +99,7 @@ def _values(result: Result, limit: Limit) -> tuple[list[float], str]:
     if outcome.outcome == "fired" and not costs and not silenced:
         return [], "what the rule found is below min-confidence or min-saving"
     looked = [(n, 0.0) for n in (outcome.inputs if outcome.inputs is not None else range(len(result.inputs)))]
-    return largest(result, [*looked, *costs]), "no capture could be looked at"
+    return largest(result, [*looked, *costs]), "no capture could be checked"
 
 
 def _before(limit: Limit, budgets: Budgets, baseline: Baseline | None) -> tuple[float, float] | str:

@@ -100,7 +100,7 @@ def not_looked_for(before: Result, after: Result) -> list[str]:
     run = {o.code for o in after.outcomes}
     lost = sorted({o.code for o in before.outcomes if o.outcome in LOOKED} - run)
     if lost:
-        return [f"AFTER: {_listed(lost)} {'was' if len(lost) == 1 else 'were'} not run, and looked at BEFORE"]
+        return [f"AFTER: {_listed(lost)} {'was' if len(lost) == 1 else 'were'} not run, but ran on BEFORE"]
     return [] if run or not after.inputs else ["AFTER: no rule was run"]
 
 

@@ -18,7 +18,7 @@ _KINDS: dict[str, tuple[Callable[[Input], bool], str]] = {
     "kernels": (lambda i: i.work.kernels is not None, _EVERYTHING),
     "operators": (lambda i: i.work.operators is not None, _EVERYTHING),
     "launches of the GPU's work": (lambda i: (i.work.launches or 0.0) >= LEAST_LAUNCHES, _EVERYTHING),
-    "marks of steps": (lambda i: i.step_source is not None, "prof.step() behind each step"),
+    "step markers": (lambda i: i.step_source is not None, "prof.step() after each step"),
 }
 """what a trace holds, whatever the program does in it -> whether a trace has it, how to record it"""
 

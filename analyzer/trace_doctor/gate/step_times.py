@@ -112,7 +112,7 @@ def _change(before: StepTime | None, after: StepTime | None, what: str) -> StepC
         return _judged(
             step_change, "too_few_steps", f"{few} steady steps on a side do not show how much they vary"
         )
-    how = f"{what}; noise is three standard errors, at least 2 %"
+    how = f"{what}; noise is three standard errors, at least 2%"
     if before.captures == after.captures == 1:
         how += "; one recording on each side does not show how much runs differ"
     if abs(change) <= noise:

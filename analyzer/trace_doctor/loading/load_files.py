@@ -215,7 +215,7 @@ def _put_away(loaded: Sequence[_File]) -> None:
 def _crowded_out(file: _File, options: LoadOptions) -> TooLarge:
     limit = memory_limit.text(options.memory or 0)
     return TooLarge(
-        f"{file.found.display}: with the files before it, analysing it needs more than {limit} of memory (--max-memory)"
+        f"{file.found.display}: with the files before it, analyzing it needs more than {limit} of memory (--max-memory)"
     )
 
 

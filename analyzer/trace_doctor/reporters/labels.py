@@ -397,7 +397,7 @@ def short_kernel(name: str) -> str:
 def budget_outcome(budget: Budget) -> str:
     """What makes the limit and, beside a baseline, whether the difference is more than noise."""
     if budget.status == "undecided" or budget.found is None:
-        return f"could not be decided: {budget.how}"
+        return f"is inconclusive: {budget.how}"
     change = budget.found - budget.baseline if budget.baseline is not None else 0.0
     noisy = budget.noise is not None and 0 < abs(change) <= budget.noise
     return "; ".join(p for p in (budget.how, "within noise" if noisy else "") if p)

@@ -63,7 +63,7 @@ class CopyNotes:
                 f"linked, not copied, {_WRITABLE}", sorted(record.shared_data), " (--copy-data copies data)"
             ),
             _Kind(f"links out of the project, {_WRITABLE}", outward),
-            _Kind(f"linked beside the project, {_WRITABLE}", beside, brief=counts),
+            _Kind(f"linked next to the project, {_WRITABLE}", beside, brief=counts),
             _Kind("virtual environments, linked", sorted(record.environments)),
             _Kind("too many files to compare in the end", self.blind_spots),
             _Kind("left out, as what a run writes", sorted(record.left_out), " (--link NAME to have them)"),

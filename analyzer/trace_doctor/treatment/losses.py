@@ -30,7 +30,7 @@ def agreement(
         return LossCheck(verdict="not_seen", how="no loss was seen in the same steps of both sides")
     old, new = ([[run[s] for s in steps] for run in side] for side in (before, after))
     if all(_same(a, b) for a in old for b in new):
-        return LossCheck(verdict="same", steps=len(steps), distance=0.0, how="bit by bit the same")
+        return LossCheck(verdict="same", steps=len(steps), distance=0.0, how="bitwise identical")
     if any(isfinite(a) and not isfinite(b) for run in new for a, b in zip(old[0], run, strict=True)):
         return LossCheck(verdict="differ", steps=len(steps), how="a loss is no longer finite")
     own = max(
@@ -46,7 +46,7 @@ def agreement(
     first = next(s for s, a, b in zip(steps, old[0], new[0], strict=True) if not _same([a], [b]))
     at = f"from step {first[1]} on"
     demand = (
-        "must be the same bit by bit"
+        "must be bitwise identical"
         if safety == "safe" and own == 0
         else f"at most {limit:.2g} is allowed{' (--loss-tolerance)' if safety != 'safe' else ''}"
     )

@@ -304,7 +304,7 @@ class _Outcome:
                     f"written meanwhile by another treat of this project: {', '.join(others[:10])}"
                 )
         if not compared:
-            self.notes.append("whether your own files are as they were was not looked at: interrupted")
+            self.notes.append("your own files were not compared with their state before: interrupted")
 
     def clear(self, scratch: Scratch, say: Say) -> None:
         """Takes the copy away, and says what is left of it."""

@@ -52,7 +52,7 @@ class Environments(JobEvidence, frozen=True):
         if len(ranks) < 2:
             raise NotCaptured(
                 "the trace of one rank only",
-                "record the same steps on every rank and analyse the folder with all traces",
+                "record the same steps on every rank and analyze the folder with all traces",
             )
         by_rank = [summary[Environment].values for summary in ranks]
         kinds = [what for what in by_rank[0] if any(s[what] for s in by_rank)]

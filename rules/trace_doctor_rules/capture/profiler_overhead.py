@@ -90,14 +90,14 @@ class ProfilerOverhead(Rule):
 
     min_measured_share: float = threshold(
         0.20,
-        "how much longer a step is under the profiler than without it, as a share of the latter",
+        "how much longer a step is with the profiler than without it, as a share of the latter",
         unit="share",
-        source="kernels of the light trace cost 2 to 10 %",
+        source="kernels of the light trace cost 2 to 10%",
     )
     min_deviations: float = threshold(
         2.0,
         "the same difference, in median absolute deviations of the steps without it",
-        source="less is lost in what plain steps vary",
+        source="less is within the variation of steps without profiler",
     )
 
     VALID = [

@@ -176,7 +176,7 @@ class ExposedCollectives(Rule):
     The captured steps are simulated without the collectives. With several ranks it is at most their exposed transfer, and at
     most what the rank with the least time in collectives can gain: the others would only wait for it. An upper bound: some
     communication always stays exposed. Where the host is the limit, the replay saves nothing. These are info findings:
-    one rank alone of which the replay explains too little, where collectives take 10 % of the step; exposure mostly in one
+    one rank alone of which the replay explains too little, where collectives take 10% of the step; exposure mostly in one
     of several steps; and exposure without which the step would hardly be shorter.
 
     Fix
@@ -208,7 +208,7 @@ class ExposedCollectives(Rule):
         0.05,
         "exposed communication, as a share of the steady steps",
         unit="share",
-        source="TraceLens reports from 5 % on",
+        source="TraceLens reports from 5% on",
         note_from=NOTE_FROM,
     )
     min_share_unexplained: float = threshold(

@@ -116,7 +116,7 @@ class RankImbalance(Rule):
         0.10,
         "difference between the longest and the shortest compute time, as a share of the longest",
         unit="share",
-        source="equal ranks of a real Megatron job differ by 5 %",
+        source="equal ranks of a real Megatron job differ by 5%",
     )
     min_errors: float = threshold(
         2.0,

@@ -55,7 +55,7 @@ def _all_reduce(ranks: Sequence[RunBuilder]) -> None:
 
 
 _EIGHTY = 1.28
-"""so many standard errors to either side hold 80 %"""
+"""so many standard errors to either side hold 80%"""
 
 
 class Straggler(Rule):
@@ -72,10 +72,10 @@ class Straggler(Rule):
     Evidence
     Traces of two or more ranks of one job, recorded at the same time. The k-th collective of a kind and process group
     counted from the end of the capture (or by its recorded sequence number) is the same on every rank if those
-    that overlap in time, or end nearer to one another than to the next, take 95 % of the time of their kind. On each rank the
+    that overlap in time, or end nearer to one another than to the next, take 95% of the time of their kind. On each rank the
     time beyond the shortest over all ranks is waiting. What overlaps with compute does not count. Stragglers wait least, are at
-    most half of the ranks, and cause at least 80 % of the waiting: it is in collectives at which they arrive last.
-    What they do longer than the others is named as the cause where it covers 80 % of the delay.
+    most half of the ranks, and cause at least 80% of the waiting: it is in collectives at which they arrive last.
+    What they do longer than the others is named as the cause where it covers 80% of the delay.
 
     How the saving is estimated
     The median wait of the other ranks per steady step, minus what the stragglers wait themselves: the step would be shorter
@@ -117,7 +117,7 @@ class Straggler(Rule):
         0.8,
         "share of all waiting that is in collectives at which the stragglers arrive last",
         unit="share",
-        source="94 % for the two slow ranks of a real Megatron job of eight, 52 % for the slower of them alone",
+        source="94% for the two slow ranks of a real Megatron job of eight, 52% for the slower of them alone",
     )
     min_errors: float = threshold(
         2.0,

@@ -101,7 +101,7 @@ class CompileNotUsed(Rule):
         0.03,
         "modeled saving of fusing the chains, as a share of the step",
         unit="share",
-        source="the severity `warning` would begin there; real training runs dominated by matmuls stay below 1 %",
+        source="the severity `warning` would begin there; real training runs dominated by matmuls stay below 1%",
         note_from=NOTE_FROM,
     )
     min_chains: int = threshold(
@@ -111,7 +111,7 @@ class CompileNotUsed(Rule):
         0.30,
         "idle in which the GPU waits for the host's own work, where kernels are few",
         unit="share",
-        source="inference of small models in real captures: 40 to 83 %",
+        source="inference of small models in real captures: 40 to 83%",
     )
     min_kernels: int = threshold(20, "kernels for that", unit="count", source="fewer are a probe")
     max_kernel_us: float = threshold(20.0, "median kernel for that", unit="us", source="as TD202")

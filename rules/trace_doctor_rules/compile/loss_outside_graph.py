@@ -82,7 +82,7 @@ class LossOutsideGraph(Rule):
     torch.nn.functional on a CPU do not count: compiled, they are slower.
 
     How the saving is estimated
-    A model: fusion saves passes over the logits, 40 % of that time.
+    A model: fusion saves passes over the logits, 40% of that time.
 
     Fix
     Compile the loss too, or one function that calls model and loss.
@@ -108,13 +108,13 @@ class LossOutsideGraph(Rule):
         0.05,
         "time of the loss outside compiled graphs, as a share of the step",
         unit="share",
-        source="a healthy compiled training spends 3 to 4 % there, of which fusion would save one or two",
+        source="a healthy compiled training spends 3 to 4% there, of which fusion would save one or two",
     )
     fused_away: float = threshold(
         0.4,
         "share of that time that fusion saves",
         unit="share",
-        source="log-softmax and its backward pass over the logits five times, fused three times; by hand on a CPU, torch 2.13: 33 to 56 %",
+        source="log-softmax and its backward pass over the logits five times, fused three times; written out on a CPU, torch 2.13: 33 to 56%",
     )
 
     VALID = [

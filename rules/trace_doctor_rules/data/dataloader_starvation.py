@@ -154,7 +154,7 @@ class DataLoaderStarvation(TimeRule):
         0.05,
         "idle owned by data loading, as a share of the steady steps",
         unit="share",
-        source="torch-tb-profiler recommends workers above 5 %; on 110 real captures no run with workers reaches it",
+        source="torch-tb-profiler recommends workers above 5%; on 110 real captures no run with workers reaches it",
         note_from=NOTE_FROM,
     )
     min_saving: float = threshold(
@@ -181,8 +181,8 @@ class DataLoaderStarvation(TimeRule):
         "exposed waits, as a share of the steady steps, from which on workers are late however short each wait is; on a "
         "CPU, below it, a note",
         unit="share",
-        source="handing over takes at most 3 % of a step in captures whose workers keep up; on two cores that training "
-        "shares with them, workers of makemore and minGPT's adder, whose samples cost little, were late by 10 to 12 %",
+        source="handing over takes at most 3% of a step in captures whose workers keep up; on two cores that training "
+        "shares with them, workers of makemore and minGPT's adder, whose samples cost little, were late by 10 to 12%",
     )
     min_waits: int = threshold(
         5,

@@ -110,7 +110,7 @@ class PageableCopies(TimeRule):
 
     Evidence
     `Memcpy HtoD (Pageable -> Device)` in the steady steps, as far as neither kernels nor collectives ran beside it, and
-    `(Pinned -> Device)` with a synchronise in the operator that copies, where not waiting saves 3 %. Copies
+    `(Pinned -> Device)` with a synchronise in the operator that copies, where not waiting saves 3%. Copies
     of tensors that were made on the host just before are TD104's. With stacks recorded it is a hint, unless the saving lasts with half
     the host work. AMD's profiler does not say which memory is pinned.
 
@@ -148,7 +148,7 @@ class PageableCopies(TimeRule):
         0.01,
         "time of the step in which such copies run and nothing else does",
         unit="share",
-        source="real captures: 1 to 5 % where batches come from pageable memory, under 0.2 % elsewhere",
+        source="real captures: 1 to 5% where batches come from pageable memory, under 0.2% elsewhere",
     )
     min_waiting: float = threshold(
         0.03,

@@ -230,7 +230,7 @@ class HostDeviceSync(TimeRule):
         0.10,
         "saving where copies to the device would take over the waiting, and both have to go; less is a note",
         unit="share",
-        source="results that the host needs at once at the end of a pass: 4 to 7 % in eleven captures of inference",
+        source="results that the host needs at once at the end of a pass: 4 to 7% in eleven captures of inference",
         note_from=NOTE_FROM,
     )
     min_saving: float = threshold(

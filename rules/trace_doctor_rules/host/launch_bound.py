@@ -101,10 +101,10 @@ class LaunchBound(TimeRule):
 
     Evidence
     Idle time of the GPU, in gaps shorter than 1 ms, while the host ran operators, Python or optimizer code, and in longer
-    gaps while it made views of tensors, which compute nothing: at least 15 % of the step, and more than cold starts,
+    gaps while it made views of tensors, which compute nothing: at least 15% of the step, and more than cold starts,
     compilation, data loading, allocation and waits for the device together; at least 100 kernels with a median below
     50 us. With Python stacks recorded the profiler itself makes host work two to three times as long: then the steps must
-    be launch-bound still when it is halved, and confidence is one step lower; where they are not, it is a note from 30 % on.
+    be launch-bound still when it is halved, and confidence is one step lower; where they are not, it is a note from 30% on.
     Where nine of ten launch calls return only when their kernel has ended, however long it takes, the host is not slow: it
     is held (`CUDA_LAUNCH_BLOCKING`), and nothing is ever queued.
 
@@ -160,7 +160,7 @@ class LaunchBound(TimeRule):
         0.15,
         "idle in which the host runs operators, Python or optimizer code",
         unit="share",
-        source="real captures: 20 to 84 % where the host is the limit, under 10 % elsewhere",
+        source="real captures: 20 to 84% where the host is the limit, under 10% elsewhere",
         note_from=NOTE_FROM,
     )
     min_share_with_stacks: float = threshold(
@@ -173,7 +173,7 @@ class LaunchBound(TimeRule):
         0.9,
         "launch calls that return only when their kernel has ended, and kernel time of these, from which on launching blocks",
         unit="share",
-        source="197 of 197 in a public capture, under 5 % of the calls in all others",
+        source="197 of 197 in a public capture, under 5% of the calls in all others",
     )
     min_optimizer_share: float = threshold(
         0.20,

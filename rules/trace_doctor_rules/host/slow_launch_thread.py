@@ -371,7 +371,7 @@ class SlowLaunchThread(TimeRule):
     )
     min_usual_share: float = threshold(
         0.50,
-        "cases of a name that are long and launch nothing, below which it is work that was held up",
+        "cases of a name that are long and launch nothing, below which it is work that was preempted",
         unit="share",
         source="most cases decide; captures of busy machines",
     )

@@ -126,7 +126,7 @@ class Fp32Matmul(Rule):
         0.10,
         "fp32 GEMMs and convolutions, as a share of kernel time",
         unit="share",
-        source="below, even GEMMs that took no time would save less than the 3 % of a warning in most captures",
+        source="below, even GEMMs that took no time would save less than the 3% of a warning in most captures",
         note_from=NOTE_FROM,
     )
     most_faster: float = threshold(

@@ -177,7 +177,7 @@ class LayoutConversions(Rule):
         0.10,
         "casts by autocast, as a share of kernel time",
         unit="share",
-        source="public captures under autocast: 8 % where only inputs are cast, 20 to 28 % where norms and matmuls alternate",
+        source="public captures under autocast: 8% where only inputs are cast, 20 to 28% where norms and matmuls alternate",
         note_from=NOTE_FROM,
     )
 
@@ -367,7 +367,7 @@ def _fix(dimensions: int | None, *, on_amd: bool) -> Fix:
             text="model.to(memory_format=torch.channels_last_3d)\n"
             "x = x.to(device, memory_format=torch.channels_last_3d)",
             verify=_VERIFY,
-            risk="results differ in the last bits; layers without such a kernel convert back and forth",
+            risk="results are not bitwise identical; layers without such a kernel convert back and forth",
         )
     if dimensions == 3:
         return Fix(
@@ -376,6 +376,6 @@ def _fix(dimensions: int | None, *, on_amd: bool) -> Fix:
             text="There is no channels-last format with three dimensions: use Conv2d with kernel size (1, k) on "
             "x.unsqueeze(2).to(memory_format=torch.channels_last)",
             verify=_VERIFY,
-            risk="weights of another shape in checkpoints; results differ in the last bits",
+            risk="weights of another shape in checkpoints; results are not bitwise identical",
         )
     return techniques.channels_last(_VERIFY, on_amd=on_amd)

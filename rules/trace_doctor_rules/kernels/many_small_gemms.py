@@ -165,7 +165,7 @@ class ManySmallGemms(Rule):
         0.05,
         "GEMMs of such loops, as a share of kernel time",
         unit="share",
-        source="half of it may go: below, less than the 3 % of a warning",
+        source="half of it may go: below, less than the 3% of a warning",
         note_from=NOTE_FROM,
     )
     min_times: int = threshold(4, "GEMMs of one loop", source="the smallest mixtures of experts have four")

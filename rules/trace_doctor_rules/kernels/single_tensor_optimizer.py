@@ -177,7 +177,7 @@ class SingleTensorOptimizer(Rule):
     tensors of several shapes or as many as backward had gradients.
 
     On a CPU PyTorch 2.13 uses neither by default, so the finding is info there. It is for Adam, AdamW and Adagrad, whose
-    fused step takes a third of the time or less (torch 2.13, 60 to 150 tensors of 64 to a million numbers: 13 to 50 %).
+    fused step takes a third of the time or less (torch 2.13, 60 to 150 tensors of 64 to a million numbers: 13 to 50%).
     Other classes and loops count only where operators are so small that calling them takes most of their time.
 
     How the saving is estimated
@@ -185,7 +185,7 @@ class SingleTensorOptimizer(Rule):
     their kernels: a fused Adam reads and writes 7 numbers for each parameter, the single operators about 20. (Of a loop
     with two operators half the kernels stay, of one with one all.) On a CPU two of three operators are left out, or every
     other one. It is an estimate. On a GPU foreach reads and writes as much as the single operators (all kernels stay), and
-    small parameters cost a fused optimizer next to nothing (none stay). On a CPU the fused step took 13 to 50 % of the
+    small parameters cost a fused optimizer next to nothing (none stay). On a CPU the fused step took 13 to 50% of the
     time.
 
     Fix
@@ -363,7 +363,7 @@ def _confidence(ctx: Context, outcome: ReplayOutcome, update: Update) -> Confide
 
 
 _FASTEST = 8
-"""Of so many operators on a CPU one is left at best: the fastest fused step took 13 % of the time (torch 2.13)."""
+"""Of so many operators on a CPU one is left at best: the fastest fused step took 13% of the time (torch 2.13)."""
 
 
 def _saving(

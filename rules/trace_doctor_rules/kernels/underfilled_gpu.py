@@ -72,7 +72,7 @@ class UnderfilledGpu(Rule):
 
     Evidence
     `blocks per SM` of the kernels of a typical step (else their grid over the number of SMs), the longest first until
-    98 % of their time. The peak of allocated memory against the memory of the device, from the trace's `[memory]` totals
+    98% of their time. The peak of allocated memory against the memory of the device, from the trace's `[memory]` totals
     or a snapshot.
 
     How the saving is estimated
@@ -103,7 +103,7 @@ class UnderfilledGpu(Rule):
         0.50,
         "kernels with few thread blocks, as a share of kernel time",
         unit="share",
-        source="70 real captures: 47 have at most 40 %, 22 have 66 to 100 %, one lies between",
+        source="70 real captures: 47 have at most 40%, 22 have 66 to 100%, one lies between",
     )
     max_blocks_per_sm: float = threshold(
         0.8,

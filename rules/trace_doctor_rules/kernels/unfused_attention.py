@@ -274,7 +274,7 @@ class UnfusedAttention(Rule):
         0.05,
         "unfused attention, matmuls included, as a share of kernel time",
         unit="share",
-        source="a fused kernel saves about half of it: below, less than the 3 % of a warning",
+        source="a fused kernel saves about half of it: below, less than the 3% of a warning",
         note_from=NOTE_FROM,
     )
     most_of_chain: float = threshold(

@@ -124,7 +124,7 @@ class Fragmentation(Rule):
         0.15,
         "peak reserved minus peak allocated bytes, as a share of peak reserved",
         unit="share",
-        source="settled real jobs: 2-13 %",
+        source="settled real jobs: 2-13%",
     )
     min_bytes: int = threshold(
         512 * MiB,

@@ -233,7 +233,7 @@ class MemorySpike(Rule):
         0.05,
         "lifetime, as a share of the allocations per step",
         unit="share",
-        source="real snapshots: operators' temporaries live for 1-2 %, autocast copies for a whole forward",
+        source="real snapshots: operators' temporaries live for 1-2%, autocast copies for a whole forward",
     )
     min_lifetime: int = threshold(
         8,

@@ -73,7 +73,7 @@ def cudnn_benchmark(verify: str) -> Fix:
         "Enable cudnn.benchmark",
         "set-config",
         "torch.backends.cudnn.benchmark = True   # Lightning: Trainer(benchmark=True)",
-        "every new input shape is benchmarked and needs the largest workspace once; runs differ in the last bits",
+        "every new input shape is benchmarked and needs the largest workspace once; runs are not bitwise identical",
         verify,
         params={"name": "torch.backends.cudnn.benchmark", "value": True},
     )

@@ -14,7 +14,7 @@ def use_sdpa(verify: str = LOWER_PEAK, target: Target | None = None) -> Fix:
         "out = torch.nn.functional.scaled_dot_product_attention(q, k, v)   # no mask: every position sees all others\n"
         "# a causal mask: is_causal=True; any other: attn_mask=mask\n"
         '# HF: from_pretrained(..., attn_implementation="sdpa"); the score matrix is then never stored',
-        "last bits differ, dropout draws other numbers; a mask needs two dimensions or more and the query's type",
+        "not bitwise identical, dropout draws other numbers; a mask needs two dimensions or more and the query's type",
         verify,
         target=target,
     )
@@ -51,7 +51,7 @@ def attention_libraries(verify: str) -> Fix:
         "Use FlexAttention",
         "# FlexAttention (torch 2.5 and later): a mask or a bias as a function, fused by the compiler\n"
         "from torch.nn.attention.flex_attention import flex_attention\n"
-        "attend = torch.compile(flex_attention)   # once, beside the model\n"
+        "attend = torch.compile(flex_attention)   # once, next to the model\n"
         "out = attend(q, k, v, score_mod=lambda score, b, h, i, j: score + bias[h, i, j])\n"
         "# xFormers: (batch, tokens, heads, size), where SDPA takes (batch, heads, tokens, size)\n"
         "from xformers.ops import LowerTriangularMask, memory_efficient_attention\n"

@@ -100,8 +100,8 @@ def pinned_copies(verify: str, target: Target | None = None) -> Fix:
         "pinned-copies",
         "loader = DataLoader(..., pin_memory=True)\nx = x.to(device, non_blocking=True)\n"
         "# Accelerate: DataLoaderConfiguration(non_blocking=True); Lightning: pin_memory=True of the loader is enough",
-        "what changes a batch in place while it is copied changes what arrives; pinned memory cannot be swapped; never do the "
-        "same on the way back without a synchronise",
+        "a batch that is modified while it is copied arrives modified; pinned memory cannot be swapped; a copy to the host that "
+        "does not block needs a synchronization before it is read",
         verify,
         target=target,
     )

@@ -106,7 +106,7 @@ def update_together(verify: str, target: Target | None) -> Fix:
     """Advice for an update that is written out as a loop over parameters."""
     return advice(
         "Use _foreach_ ops",
-        "torch.optim.AdamW(model.parameters(), lr=lr, fused=True)   # instead of an update written by hand, where it is one\n"
+        "torch.optim.AdamW(model.parameters(), lr=lr, fused=True)   # instead of an update in your own code, if there is one\n"
         "torch._foreach_lerp_(averages, parameters, 1 - decay)      # lists of tensors in one call\n"
         "update = torch.compile(update)                             # or compile the function that holds the loop",
         f"{LAST_BITS}; _foreach_ keeps temporaries as large as the tensors",

@@ -39,7 +39,7 @@ from trace_doctor.user_frames import Frame, same_file, shown_path
 
 _MARKS_REGIONS = [2, 2]
 """the torch that puts a Torch-Compiled Region around compiled code each time it runs"""
-_SHOWS_REGIONS = "torch 2.5 or later, or TORCH_TRACE=folder beside the trace"
+_SHOWS_REGIONS = "torch 2.5 or later, or TORCH_TRACE=folder next to the trace"
 
 
 class CompileEvents(Evidence, frozen=True):
@@ -114,7 +114,7 @@ class CompileEvents(Evidence, frozen=True):
             raise NotCaptured(
                 "a compiled function was called, but nothing of it ran as compiled code: torch.compile gave it up whole "
                 "(a graph break in a loop does that), and the trace has no line for it",
-                "TORCH_LOGS=graph_breaks python train.py, or TORCH_TRACE=folder beside the trace",
+                "TORCH_LOGS=graph_breaks python train.py, or TORCH_TRACE=folder next to the trace",
             )
         if self.regions.all and not self.has_ids:
             raise NotCaptured(

@@ -180,7 +180,7 @@ class RankedCollectives(JobEvidence, frozen=True):
         if len(members) < 2:
             raise NotCaptured(
                 "the collectives of one rank only",
-                "record the same steps on every rank and analyse the folder with all traces",
+                "record the same steps on every rank and analyze the folder with all traces",
             )
         matches = [m for key in _kinds(members) if (m := _matched(members, key)) is not None]
         if not matches:

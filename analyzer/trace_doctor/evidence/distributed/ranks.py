@@ -50,7 +50,7 @@ class Ranks(JobEvidence, frozen=True):
         if len(members) < 2:
             raise NotCaptured(
                 "the trace of one rank only",
-                "record the same steps on every rank and analyse the folder with all traces",
+                "record the same steps on every rank and analyze the folder with all traces",
             )
         found = [_parts(m) for m in members]
         loads = [m.get(Workload) for m in members]

@@ -44,7 +44,7 @@ class Episode(Struct, frozen=True):
     """taken again below the earlier maximum"""
     cause: Cause = "unknown"
     stack: int = NO_STACK
-    """of the first segment given back (snapshot)"""
+    """of the first segment freed (snapshot)"""
 
 
 class DeviceActivity(Struct, frozen=True):

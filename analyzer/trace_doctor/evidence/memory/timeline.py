@@ -181,7 +181,7 @@ def replay(snapshot: Snapshot, device: int) -> DeviceHistory | str:
     if (segments >= 0).all() and len(segments) and int(segments.sum()) != final:
         return "requested bytes of the segments and of their blocks differ"
     if int(live[-1]) != final:
-        return f"the replayed record ends with {int(live[-1])} live bytes, the segments hold {final}"
+        return f"the replayed allocation history ends with {int(live[-1])} allocated bytes, the segments with {final}"
     return DeviceHistory(
         device=device,
         action=action,

@@ -236,7 +236,7 @@ class _Chain:
         softmax = kinds.index("softmax")
         for layer in layers[:softmax]:
             if layer.kind not in ("dropout", "cast"):
-                raise self.refuse("the weights are changed between softmax and product", layer.node)
+                raise self.refuse("the weights are changed between softmax and matmul", layer.node)
             if layer.kind == "dropout":
                 self.set_dropout(layer)
         factors: list[tuple[Kind, cst.BaseExpression]] = []
@@ -342,7 +342,7 @@ class _Chain:
         for line in self.block.body[self.first : self.at]:
             goes = line in self.match.drop or _single([line]) in self.match.drop
             if not goes and any(binds(self.script, line, n) for n in names):
-                raise self.refuse("an operand gets another value between the products", line)
+                raise self.refuse("an operand gets another value between the matmuls", line)
 
 
 def _single(lines: Sequence[cst.CSTNode]) -> cst.BaseSmallStatement | None:

@@ -46,7 +46,7 @@ def use_sdpa(place: Place, params: Parameters) -> Change:
 def _missing(place: Place) -> str:
     present = any("scaled_dot_product_attention" in s.text for s in place.scripts)
     also = "; scaled_dot_product_attention is used already" if present else ""
-    return f"no attention that is written out as product, softmax, product was found{also}"
+    return f"no unfused attention (matmul, softmax, matmul) was found{also}"
 
 
 def _change(script: Script, a: Attention, torch: TorchBounds) -> Change:

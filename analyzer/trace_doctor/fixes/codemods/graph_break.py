@@ -69,7 +69,7 @@ def _silence(script: Script, statement: cst.Expr, torch: TorchBounds) -> Change:
     """The line under `if not torch.compiler.is_compiling():`, which the compiler leaves out; without it where torch may
     not have that, or where other statements share the line."""
     if any(isinstance(n, cst.NamedExpr | cst.Await) for n in script.below(statement)):
-        raise refusal(script, statement, "the line also assigns: move the print out by hand")
+        raise refusal(script, statement, "the line also assigns: move the print out manually")
     if not accepts(torch, _IS_COMPILING) or shares_line(script, statement):
         notes = ("the output of that line disappears",)
         return Change(script, (remove(script, statement),), script.line(statement), notes=notes)

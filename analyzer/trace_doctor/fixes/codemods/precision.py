@@ -147,7 +147,7 @@ def matmul_precision(place: Place, params: Parameters) -> Change:
     attributes is used only where the script does.
     """
     script, new = started_script(place), False
-    already_on, on_purpose = "allows TF32 already", "the precision of fp32 products is set on purpose"
+    already_on, on_purpose = "allows TF32 already", "the precision of fp32 matmuls is set on purpose"
     for call in script.calls("torch.set_float32_matmul_precision"):
         if call.args and literal(call.args[0].value) in ("high", "medium"):
             raise already(script, call, already_on)

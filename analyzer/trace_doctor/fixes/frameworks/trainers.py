@@ -171,8 +171,8 @@ MANAGED: Mapping[str, Mapping[str, str]] = {
         "deepspeed": "the engine clears the gradients in its step() itself",
     },
     "no-sync": {
-        "transformers": "the Trainer synchronises accumulated gradients only once itself",
-        "lightning": "the Trainer synchronises accumulated gradients only once itself",
+        "transformers": "the Trainer itself synchronizes accumulated gradients only once",
+        "lightning": "the Trainer itself synchronizes accumulated gradients only once",
     },
     "compile-blocks": {
         "transformers": "torch_compile=True with ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION=1 in the environment compiles "

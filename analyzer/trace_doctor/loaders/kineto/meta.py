@@ -26,7 +26,7 @@ _FLAGS = ("record_shapes", "with_stack", "profile_memory", "with_flops", "with_m
 
 # The first torch release that can write this into a trace, with the pull request where known (REFERENCE, C).
 _SINCE_NAME: tuple[tuple[re.Pattern[str], tuple[int, int], str], ...] = (
-    (re.compile(r"dynamo_data: |, compile_id="), (2, 11), "compile ids beside dynamo events"),
+    (re.compile(r"dynamo_data: |, compile_id="), (2, 11), "compile ids in dynamo events"),
     (
         re.compile(r"AOTDispatcher Runtime Wrapper Prologue|Pregraph bytecode"),
         (2, 8),

@@ -36,7 +36,9 @@ def name_for(script: Script, qualified: str, at: cst.CSTNode) -> tuple[str, tupl
     module, _, leaf = qualified.rpartition(".")
     anchor = last_import(script, at, qualified.split(".")[0])
     if anchor is None:
-        raise NoEdit("unresolved", f"{script.name} has no imports at its top to put `import {module}` beside")
+        raise NoEdit(
+            "unresolved", f"{script.name} has no imports at its top to put `import {module}` next to"
+        )
     if qualified.startswith("torch._"):
         text, name, new = f"import {'.'.join(qualified.split('.')[:2])}", qualified, "torch"
     elif module in ("", "torch"):

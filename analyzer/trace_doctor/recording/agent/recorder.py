@@ -163,9 +163,7 @@ class Recorder:
             self._tries = 1
             self._warm_profiler(phase)
         elif phase == "timing" and self.others.busy:
-            self.status.warn(
-                "timing: the script's own profiler was running: its cost is in the plain step times"
-            )
+            self.status.warn("timing: the script's own profiler was running: its cost is in the step times")
         elif phase == "memory":
             self.memory.start()
             self.losses.before_backward = lambda: self.memory.at("before backward")

@@ -29,7 +29,9 @@ class Block(NamedTuple):
 def blocks(difference: Difference) -> Iterator[Block]:
     """Where the time and the memory went; a block without changes says why."""
     per = "per step" if difference.per_step else "in the recorded window"
-    yield Block("time", f"Time {per}, by part", difference.time, _part, "no time ledger on both sides")
+    yield Block(
+        "time", f"Time {per}, by part", difference.time, _part, "no step time breakdown on both sides"
+    )
     yield Block("kernels", f"Kernels, {per}", difference.kernels, short_kernel, "no GPU work on both sides")
     yield Block(
         "operators",

@@ -21,11 +21,11 @@ GLOSSARY: dict[str, tuple[str, str]] = {
     ),
     "saving": (
         "“Up to” and “about”",
-        "“Up to” is a bound: the step without the cause. “About” is an estimate of work that replaces other, with an 80 % range. Savings are combined by one replay, never added.",
+        "“Up to” is an upper bound: the step without the cause. “About” is an estimate for work that replaces other work, with an 80% range. Savings are combined by one simulation, never added.",
     ),
     "basis": (
-        "Measured, replay, bound, model",
-        "Where a saving comes from: read off the capture; from re-timing the captured steps without the cause; at most what the ledger allows; or estimated from published figures. A model never makes a finding worse than info.",
+        "Measured, simulated, upper bound, estimated",
+        "Where a saving comes from: read off the capture; from re-timing the captured steps without the cause; at most what the step time breakdown allows; or estimated from published figures. An estimate never makes a finding worse than info.",
     ),
     "confidence": (
         "Confidence",
@@ -33,11 +33,11 @@ GLOSSARY: dict[str, tuple[str, str]] = {
     ),
     "allocated": (
         "Allocated and reserved",
-        "Allocated is what live tensors asked for. Reserved is what PyTorch's caching allocator has taken from the device, including what it keeps for later.",
+        "Allocated is what tensors requested. Reserved is what PyTorch's caching allocator has taken from the device, including what it keeps for later.",
     ),
     "safety": (
         "Fix safety",
-        "Safe: losses stay bit by bit the same. Unsafe: may change numerics, randomness, memory or checkpoints. By hand (“display” in the JSON): shown, never applied.",
+        "Safe: losses stay bitwise identical. Unsafe: may change numerics, randomness, memory or checkpoints. Manual (“display” in the JSON): shown, never applied.",
     ),
     "skipped": (
         "Skipped rule",

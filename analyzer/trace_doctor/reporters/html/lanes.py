@@ -50,7 +50,7 @@ def timeline(result: Result) -> Html | None:
             "segments; the short ones are added up",
         ),
         _streams(drawn_lanes),
-        lead=f"The height of a colour is its share of that moment. The longest gaps are numbered.{_strips_said(drawn_lanes, together)}",
+        lead=f"The height of a color is its share of that moment. The longest gaps are numbered.{_strips_said(drawn_lanes, together)}",
     )
 
 

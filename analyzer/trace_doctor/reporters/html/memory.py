@@ -54,7 +54,7 @@ def memory(result: Result) -> Html | None:
         lead=[
             "What is ",
             term("allocated", "allocated"),
-            " by live tensors, by class, and what makes up the peak.",
+            " by tensors, by class, and what makes up the peak.",
         ],
     )
 
@@ -141,7 +141,7 @@ def _memory_keys(series: MemorySeries) -> Html:
     if "segment_alloc" in kinds:
         keys.append(el("li", _line_key("mark-segment_alloc"), "segment taken from the device"))
     if "segment_free" in kinds:
-        keys.append(el("li", _line_key("mark-segment_free"), "segment given back"))
+        keys.append(el("li", _line_key("mark-segment_free"), "segment freed"))
     if "oom" in kinds:
         keys.append(el("li", _line_key("oom"), "out of memory"))
     return el("ul", keys, class_="keys") if keys else Html("")

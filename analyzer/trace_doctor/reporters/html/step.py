@@ -80,7 +80,7 @@ def _time_lead(rows: list[TimeLedgerRow], result: Result) -> list[Child]:
 
 
 def _beside(rows: list[TimeLedgerRow]) -> str:
-    return " Beside each bar: its mean step." if len(rows) > 1 and any(r.steps > 1 for r in rows) else ""
+    return " Next to each bar: its mean step." if len(rows) > 1 and any(r.steps > 1 for r in rows) else ""
 
 
 def _over(rows: list[TimeLedgerRow]) -> str:
