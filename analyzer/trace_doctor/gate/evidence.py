@@ -50,8 +50,8 @@ def _ranks(count: int) -> str:
 
 
 def nothing_judged(result: Result) -> list[str]:
-    """Why nothing was judged, which must not pass for healthy: too little in the captures, a folder without any, or no rule
-    that could look. A rule that failed could not look either."""
+    """Why nothing was judged, which must not pass for healthy: too little in the captures, a folder without any, or all rules
+    skipped. A rule that failed counts as skipped."""
     found = _empty_folders(result)
     if result.inputs and all(i.too_little for i in result.inputs):
         few = result.inputs[0]
@@ -60,8 +60,8 @@ def nothing_judged(result: Result) -> list[str]:
     if result.inputs and result.outcomes and len(blind) == len(result.outcomes):
         reasons = {o.reason for o in blind if o.reason}
         why = f" ({reasons.pop()})" if len(reasons) == 1 else ""
-        which = "the only rule" if len(blind) == 1 else f"none of the {len(blind)} rules"
-        found.append(f"{which} could {'not look' if len(blind) == 1 else 'look'}{why}")
+        which = "the only rule was" if len(blind) == 1 else f"all {len(blind)} rules were"
+        found.append(f"{which} skipped{why}")
     else:
         found += [f"{o.code} ({o.reason})" for o in blind if o.outcome == "error"]
     return found

@@ -177,7 +177,7 @@ class CpuTensorThenCopy(TimeRule):
         Valid("multiplied with another tensor", lambda: _training("another")),
         Valid("once in six steps", lambda: _training(every=6)),
         Valid("a small part", _training, thresholds={"min_share": 0.5}),
-        Valid("seven times, without marks of steps", lambda: _training(marked=False, steps=7), skipped="no steps"),
+        Valid("seven times, without marks of steps", lambda: _training(marked=False, steps=7), skipped="no step markers"),
         Valid("once, without marks of steps", lambda: _training(marked=False, steps=1)),
         Valid("little, and the GPU's side was lost", lambda: _device_lost(2, 200)),
         Valid("the calls that copy are lost", _calls_lost, skipped="copies to the GPU are not in the trace"),
