@@ -31,7 +31,7 @@ class Attention(nn.Module):
 
     def forward(self, q, k, v, mask, n, d):
 """
-NONE = "no attention that is written out"
+NONE = "no unfused attention"
 UNKNOWN = "is no known form of attention scores"
 ELSEWHERE = "is read elsewhere"
 
@@ -377,7 +377,7 @@ def test_an_operation_on_the_scores(operation: str, says: str) -> None:
             "F.log_softmax(att, -1)", "F.softmax(att, -1).to(n)", "F.dropout()", "self.drop(F.softmax(att, -1), n)",
             "self.norm(F.softmax(att, -1))",
         )),
-        ("F.softmax(att, -1) * n", "changed between softmax and product"),
+        ("F.softmax(att, -1) * n", "changed between softmax and matmul"),
         ("F.dropout(F.softmax(att, -1))", "dropout_p=0.5, scale=1.0"),
         ("F.dropout(F.softmax(att, -1), 0.2)", "dropout_p=0.2, scale=1.0"),
         ("F.dropout(F.softmax(att, -1), n if d else 0)", "dropout_p=(n if d else 0), scale=1.0"),

@@ -133,7 +133,7 @@ LESSER = {
     "kernels": trace(work=m.Work(operators=40.0)),
     "operators": trace(work=m.Work(kernels=90.0, launches=0.8)),
     "launches": trace(work=m.Work(kernels=90.0, operators=40.0, launches=0.2)),
-    "marks of steps": trace(work=WHOLE.work, step_source=None),
+    "step markers": trace(work=WHOLE.work, step_source=None),
 }
 
 
@@ -190,10 +190,10 @@ def test_what_settings_hide_in_before_is_named() -> None:
     made = verify(before, after, whole_before=whole, whole_after=result(fault("TD403")))
     unseen = "not looked for: TD403 rule-td403 of BEFORE, hidden by ignore"
     assert (made.code, made.warnings) == (0, [unseen])
-    assert made.verdict == f"verify passed: the finding is gone; {unseen}"
+    assert made.verdict == f"verify passed: the finding is fixed; {unseen}"
     assert (
         verify(before, after, whole_before=before, whole_after=after).verdict
-        == "verify passed: the finding is gone"
+        == "verify passed: the finding is fixed"
     )
     saved = verify(after, after)
     assert saved.verdict.endswith("BEFORE has no finding; its settings may hide some: ignore")
