@@ -11,7 +11,7 @@ import pytest
 from handwritten import HEAD, event, load, names, sound, trace
 
 from trace_doctor.errors import DamagedCapture, NotACapture
-from trace_doctor.loaders.kineto import window
+from trace_doctor.loaders.kineto import document, window
 
 # -- text that is not JSON ---------------------------------------------------------------------------------------
 
@@ -172,6 +172,61 @@ def test_a_trailing_comma_is_no_damage(tmp_path: Path) -> None:
     run = load(tmp_path, trace(*sound(3), tail=",\n]}"))
     assert len(run) == 3
     assert run.warnings == []
+
+
+_LIST = "[" + ",".join(sound(3)) + "]"
+_HIDING = {
+    "a gzip member": gzip.compress(trace(*sound(9)).encode()),
+    "a ZIP archive": b"PK\x03\x04" + bytes(range(256)) * 20,
+    "garbage": np.random.default_rng(0).bytes(600_000),
+    "JSON without events": b'\n{"a": [1, 2]}',
+    "padding, then a gzip member": bytes(3 << 20) + gzip.compress(trace(*sound(9)).encode()),
+}
+
+
+@pytest.mark.parametrize("hiding", _HIDING)
+@pytest.mark.parametrize("tail", ["]}", '], "traceName": "a.json"}'])
+@pytest.mark.parametrize("packed", [False, True])
+def test_what_stands_behind_the_end_is_damage(tmp_path: Path, hiding: str, tail: str, packed: bool) -> None:
+    """It may be another capture, of which nothing is read."""
+    content = trace(*sound(3), tail=tail).encode() + _HIDING[hiding]
+    run = load(tmp_path, gzip.compress(content) if packed else content)
+    assert names(run) == ["op0", "op1", "op2"]
+    assert run.damage.trailing or run.damage.truncated
+    assert run.warnings
+
+
+def test_bytes_behind_the_end_are_counted_without_padding(tmp_path: Path) -> None:
+    text = trace(*sound(3), tail='], "traceName": "a.json"}')
+    run = load(tmp_path, text + "\n\0\0" + "PK" * 5000)
+    assert (run.damage.trailing, run.damage.truncated) == (10_000, False)
+    assert run.warnings == [
+        "10,000 bytes after the end of the trace could not be read, and may hold another capture"
+    ]
+
+
+@pytest.mark.parametrize("text", [trace(*sound(3)), _LIST])
+@pytest.mark.parametrize("padding", [b"\n", b" \r\n\t", bytes(5000), b"\n" + bytes(2 << 20), b"]}"])
+def test_padding_and_brackets_behind_the_end_are_no_damage(tmp_path: Path, text: str, padding: bytes) -> None:
+    run = load(tmp_path, text.encode() + padding)
+    assert (len(run), run.warnings, run.damage.trailing, run.damage.truncated) == (3, [], 0, False)
+
+
+def test_garbage_between_two_documents_is_damage(tmp_path: Path) -> None:
+    text = trace(*sound(2), tail='], "traceName": "a.json"}')
+    assert load(tmp_path, text + "\n" + trace(*sound(2, 2))).damage.trailing == 0
+    run = load(tmp_path, text + "PK" * 50 + trace(*sound(2, 2)))
+    assert len(run) == 4
+    assert run.damage.trailing >= 100
+
+
+def test_more_fields_than_are_read_are_damage(tmp_path: Path) -> None:
+    fields = ",".join(f'"x{i}": 1' for i in range(document.MOST_FIELDS + 5))
+    run = load(tmp_path, trace(*sound(2), tail="], " + fields + ', "traceEvents": [' + sound(1)[0] + "]}"))
+    assert run.damage.truncated
+    assert run.warnings == [
+        "the file has more than 2,000 fields beside its events; all complete events were read"
+    ]
 
 
 @pytest.mark.parametrize("content", [b"", b"\n \n", b"\0" * 4096, gzip.compress(b"", mtime=0)])

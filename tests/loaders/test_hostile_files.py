@@ -265,8 +265,11 @@ def test_members_without_anything_in_them(tmp_path: Path) -> None:
 
 def test_bytes_behind_the_gzip_data(tmp_path: Path) -> None:
     whole = gzip.compress((HEAD + json.dumps(EVENT) + "]}").encode())
-    assert len(load(tmp_path, whole + b"garbage" * 1000)) == 1
-    assert len(load(tmp_path, whole + bytes(1000))) == 1
+    run = load(tmp_path, whole + b"garbage" * 1000)
+    assert (len(run), run.damage.trailing) == (1, 7000)
+    for padding in (bytes(1000), b"\n", b"\0\r\n " * 200_000):
+        run = load(tmp_path, whole + padding)
+        assert (len(run), run.damage.trailing, run.warnings) == (1, 0, [])
 
 
 def test_a_torch_trace_log_of_one_line(tmp_path: Path) -> None:

@@ -336,7 +336,7 @@ def _is_other(stream: ByteStream) -> bool:
     except OSError:
         return False
     whole = len(data) < identify.FAR
-    if stream.problem or not data:
+    if stream.problem or stream.trailing or not data:
         return False
     if not identify.is_pickle(data):
         return identify.is_json(data, whole=whole)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_right
 from collections.abc import Iterator
 from operator import attrgetter
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from zlib import _Decompress
 
 MAGIC = b"\x1f\x8b"
+_PADDING = b"\0 \t\r\n"
 READ, PIECE = 1 << 17, 1 << 21
 """Bytes read at once, and the most that they become at once: 1.4 MB of a usual trace."""
 BOMB, RATIO = 1 << 28, 200
@@ -42,11 +44,14 @@ class Gunzip:
     """A gzip file, also of several members in a row.
 
     `problem` says why the bytes ended early ("" when they did not): a cut or damaged file still gives all that precedes
-    the damage. Reading it notes points on the way, so that a later reading can begin near what it looks for.
+    the damage. `trailing`: bytes behind the last complete member that are neither padding nor another member, known once
+    all pieces were read; they are not part of the data. Reading notes points on the way, so that a later reading can begin
+    near what it looks for.
     """
 
     def __init__(self, path: Path, ratio: int | None = RATIO) -> None:
         self.problem = ""
+        self.trailing = 0
         self._path = path
         self._ratio = ratio
         self._points = [Point(0, 0, None)]
@@ -97,7 +102,7 @@ class Gunzip:
                     advanced(len(pending))
                     at_end = not pending
                     if fresh:
-                        pending = pending.lstrip(b"\0")
+                        pending = pending.lstrip(_PADDING)
                         if at_end:
                             return
                         if not pending:
@@ -108,7 +113,9 @@ class Gunzip:
                     if not slowly and (not fresh or pending.startswith(MAGIC)):
                         self.problem = f"the gzip data is damaged ({error})"
                         yield from self._before_damage(produced)
-                    return  # other bytes behind the last complete member are padding, as gzip itself treats them
+                    if not slowly:
+                        self.trailing = os.fstat(file.fileno()).st_size - file.tell() + len(pending)
+                    return
                 if at_end and not out:
                     self.problem = "the gzip data ends early"
                     return
@@ -119,7 +126,7 @@ class Gunzip:
                     return
                 if member.eof:
                     members += 1
-                    pending = member.unused_data.lstrip(b"\0")  # padding between members
+                    pending = member.unused_data.lstrip(_PADDING)
                     member, fresh = _member(), True
                 elif not pending and not slowly:  # a member keeps what it is still to take
                     self._note(produced, file.tell(), member)

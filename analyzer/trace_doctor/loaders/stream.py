@@ -25,7 +25,7 @@ class ByteStream:
 
     `problem` says why the bytes ended early ("" when they did not): a cut or damaged gzip still gives all that
     precedes the damage, and one that unpacks to more than `ratio` times its size ends there. Raises OSError when the file
-    cannot be read at all.
+    cannot be read at all. `trailing`: how many bytes behind the compressed data are not part of it.
     """
 
     def __init__(self, path: Path, ratio: int | None = RATIO) -> None:
@@ -40,6 +40,11 @@ class ByteStream:
     def problem(self) -> str:
         """What is wrong with the compressed data, empty where nothing is (yet)."""
         return self.gunzip.problem if self.gunzip else ""
+
+    @property
+    def trailing(self) -> int:
+        """Bytes behind the compressed data, padding aside, known once all pieces were read."""
+        return self.gunzip.trailing if self.gunzip else 0
 
     def pieces(self) -> Iterator[bytes]:
         """Pieces of at most 2 MiB."""

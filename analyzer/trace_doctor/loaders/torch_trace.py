@@ -132,7 +132,7 @@ def load_torch_trace(path: Path, display: str) -> CompileLog:
         reader.take(header, payload)
         if reader.records >= _MOST_RECORDS:
             break
-    reader.truncated = bool(stream.problem) or reader.records >= _MOST_RECORDS
+    reader.truncated = bool(stream.problem or stream.trailing) or reader.records >= _MOST_RECORDS
     if not reader.records:
         raise NotACapture(f"{display}: not a TORCH_TRACE log; no structured line in it")
     return reader.log(display)

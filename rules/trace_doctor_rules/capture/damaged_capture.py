@@ -33,6 +33,8 @@ class _Spoilt(RunBuilder):
         text = super().json()
         if self._how == "truncated":
             return text[: int(0.9 * len(text))]
+        if self._how == "appended":
+            return text + "PK\x03\x04 another file"
         if self._how == "escapes":
             return text.replace('"aten::mm"', r'"C:\Users\model.py aten::mm"', 1)
         if self._how == "negative":
@@ -85,12 +87,13 @@ class DamagedCapture(Rule):
     of a step; events whose duration was lost count as nothing.
 
     Evidence
-    What the loader met while reading: an early end, events that could not be read, events read only after a repair
-    (lone backslashes of Windows paths, NaN, invalid UTF-8), negative, missing or overflown durations. The profiler numbers the
-    operators one by one: where fewer than half of the numbers are in the file, most operators were taken out of it. What
-    was idle by such a file, with nothing recorded on the host, is explained by that, and no rule lays idle time to the host.
-    Where the GPU stands still for 100 us and more at work of a CUDA graph whose launch arrived before, nodes of the graph were
-    not recorded, or what they wait for was not (below a tenth of the step a note).
+    What the loader met while reading: an early end, unreadable events, bytes after the end that are no trace (another capture
+    that was appended, packed or not), events read only after a repair (lone backslashes of Windows paths, NaN, invalid UTF-8),
+    negative, missing or overflown durations. The profiler numbers operators one by one: where fewer than half of the numbers
+    are in the file, most operators were removed from it. Idle time in such a file, with nothing recorded on the host, is
+    explained by that, and no rule blames the host for it. Where the GPU shows nothing for 100 us and more at work of a CUDA
+    graph whose launch arrived before, nodes of the graph, or what they wait for, were not recorded (below a tenth of the step
+    info).
 
     How the saving is estimated
     There is none: this is about the capture.
@@ -141,6 +144,9 @@ class DamagedCapture(Rule):
     ]  # fmt: skip
     INVALID = [
         Invalid("cut off", lambda: _Spoilt("truncated"), severity="warning", message="truncated"),
+        Invalid(
+            "another file appended", lambda: _Spoilt("appended"), severity="warning", message="after its end"
+        ),
         Invalid("lone backslashes", lambda: _Spoilt("escapes"), severity="info", message="repair"),
         Invalid("durations of -1", lambda: _Spoilt("negative"), severity="warning", message="duration"),
         Invalid(
@@ -176,6 +182,10 @@ class DamagedCapture(Rule):
             ("truncated", int(damage.truncated and not damage.given_up)),
             (f"reading stopped after {damage.given_up:,} unreadable places", damage.given_up),
             (f"{_events(damage.lost)} unreadable", damage.lost),
+            (
+                f"{damage.trailing:,} byte{'s' if damage.trailing > 1 else ''} after its end unreadable",
+                damage.trailing,
+            ),
             (f"{_events(clamped)} without a valid duration", clamped),
             (f"{_events(damage.repaired)} repaired", damage.repaired),
         ]
@@ -209,7 +219,7 @@ class DamagedCapture(Rule):
         yield Claim(
             message=f"The trace file is damaged: {', '.join(parts)}. {_events(health.events).capitalize()} were read.",
             confidence="high",
-            severity="warning" if damage.truncated or damage.lost or clamped else "info",
+            severity="warning" if damage.truncated or damage.lost or damage.trailing or clamped else "info",
             evidence=tables,
             fixes=[
                 advice(

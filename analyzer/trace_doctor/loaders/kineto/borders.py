@@ -19,7 +19,7 @@ AHEAD = re.compile(rb'"traceEvents"\s*:\s*(?=\[)|' + _BEGIN, re.S)
 LIKE_EVENT = re.compile(rb'\{\s*"' + _FIRST_KEYS + rb'"\s*:')
 _FIELD = rb'\s*+"(?!' + _FIRST_KEYS + rb'")[^"\\]{0,99}"\s*+:'
 _FINAL = (  # of the list: the end of the text, another field, the end of the document, or another document
-    rb"\](?:\s*+(?:$|," + _FIELD + rb"|(?:,\s*+)?\}\s*+(?:$|[{[\0]))|[\s\0]*+(?:\[|\{" + _FIELD + rb"))"
+    rb"\](?:\s*+(?:," + _FIELD + rb"|(?:,\s*+)?\}\s*+(?:$|[{[\0]))|[\s\0]*+(?:$|\[|\{" + _FIELD + rb"))"
 )
 LIST_END = re.compile(_FINAL, re.S)
 LAST = re.compile(rb"\}(?=[\s,]*+" + _FINAL + rb")", re.S)

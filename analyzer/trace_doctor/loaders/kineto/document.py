@@ -16,6 +16,8 @@ from trace_doctor.run import Damage
 _STRING = salvage.STRING.encode()
 _KEY = re.compile(rb"(" + _STRING + rb')"\s*+:\s*+(?=\S)', re.S)
 _SCALAR = re.compile(_STRING + rb'"(?=\s*[,}])|[^",{}\[\]]++(?=[,}])', re.S)
+_PADDING = re.compile(rb"[\s\0,\]}]*")
+"""What may stand behind the end of a document and hides nothing: brackets are left over where damage took their partners."""
 _MARKS = (b'"traceEvents"', b'"ph"', b'"cat"')  # a plain search for them is fifty times as fast
 MOST_FIELDS, LARGEST_FIELD = 2000, 1 << 22
 """Top-level fields, and bytes of one: what is beyond is no description of a capture."""
@@ -57,9 +59,22 @@ class Document(EventList):
             self.damage.lost += not self._text.startswith(b"{")
             self._drop(self._first_word())
             self._fields()
-        # behind the end another list, where a stray bracket in a damaged event looked like it
-        while self._turns < MOST_FIELDS and self._seek():
+        while self._turns < MOST_FIELDS and self._another():
             self._fields()
+        if self._turns >= MOST_FIELDS:
+            self.damage.truncated = True
+            self.damage.notes.append(f"the file has more than {MOST_FIELDS:,} fields beside its events")
+
+    def _another(self) -> bool:
+        """Behind the end, moves to another list: of another document, or of this one where a stray bracket in a damaged event
+        looked like its end. What begins like no document, or holds no list, is counted. False when there is no list."""
+        self._skip(_PADDING)
+        begin, document = self._at, self._text[:1] in (b"{", b"[")
+        found = self._seek()
+        passed = self._at - begin if found else self._at + len(self._text) - begin
+        if not (found and document):
+            self.damage.trailing += passed
+        return found
 
     def _first_word(self) -> int:
         """Where the first field is, or an event of a list whose bracket is lost."""

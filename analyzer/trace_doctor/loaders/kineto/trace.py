@@ -67,6 +67,7 @@ def load_trace(
     if stream.problem:
         damage.truncated = True
         damage.notes.append(stream.problem)
+    damage.trailing += stream.trailing
     _refuse_others(display, document, columns, keep.head, stream.problem)
     reader = args.ArgsReader(path, display, keep.whole(), stream.gunzip)
     return _assemble(display, document, columns, damage, reader, rank, rank_how)
@@ -318,6 +319,11 @@ def _warn(
     elif damage.truncated:
         reason = damage.notes[0] if damage.notes else "the file is cut off"
         warnings.append(f"{reason}; all complete events were read")
+    if damage.trailing:
+        bytes_ = "1 byte" if damage.trailing == 1 else f"{damage.trailing:,} bytes"
+        warnings.append(
+            f"{bytes_} after the end of the trace could not be read, and may hold another capture"
+        )
     if damage.repaired:
         warnings.append(f"{_events(damage.repaired, 'was', 'were')} readable only after a repair")
     if damage.lost:

@@ -89,10 +89,10 @@ class Window:
         self._text = self._text[count:]
         self._at += count
 
-    def _skip(self) -> None:
-        """Past white space and commas, reading on as needed; what is passed is dropped at once."""
+    def _skip(self, what: re.Pattern[bytes] = SPACE) -> None:
+        """Past white space and commas, or what else is to be passed, reading on as needed; what is passed is dropped at once."""
         while True:
-            match = SPACE.match(self._text)
+            match = what.match(self._text)
             self._drop(match.end() if match else 0)
             if self._text or not self._grow():
                 return

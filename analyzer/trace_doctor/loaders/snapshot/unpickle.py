@@ -131,7 +131,7 @@ def read_snapshot(
         file = BufferedReader(_CountingReader(stream, most), HEAD)
         data = _unpickled(file, display, ours=any(key in head for key in _KEYS))
         snapshot = _columns(data, display, rank, rank_how)
-        if _goes_on(file):  # such as a second snapshot, which may tell something else
+        if _goes_on(file) or stream.trailing:  # such as a second snapshot, which may tell something else
             raise DamagedCapture(f"{display}: the file goes on after its memory snapshot")
         return snapshot
 
