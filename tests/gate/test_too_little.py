@@ -14,7 +14,7 @@ from trace_doctor.capture import Capture
 from trace_doctor.engine.coverage import too_little
 from trace_doctor.evidence.base import Facts
 from trace_doctor.loaders.kineto.trace import load_trace
-from trace_doctor.testing import RunBuilder
+from trace_doctor.testing import RunBuilder, SnapshotBuilder
 
 Run = Callable[..., Any]
 
@@ -166,6 +166,45 @@ def test_two_traces_in_one_file_have_no_step_time(logs: Path, run: Run) -> None:
     assert (done.code, done.result.inputs[0].pace) == (3, None)
     assert [b.status for b in done.result.gate.budgets] == ["undecided"]
     assert "several traces" in done.result.gate.verdict
+
+
+@pytest.mark.parametrize(
+    ("marked", "other"),
+    [(True, {"pid": 200, "tid": 200}), (False, {"pid": 200, "tid": 200}), (True, {"tid": 200})],
+)
+def test_the_traces_of_two_ranks_in_one_list_are_not_judged(
+    logs: Path, run: Run, marked: bool, other: dict[str, int]
+) -> None:
+    """What the second rank does may hide behind the work of the first, whose thread is the busiest."""
+    first = logs / "rank0.pt.trace.json"
+    trace = json.loads(first.read_text())
+    events = [e for e in trace["traceEvents"] if marked or not e.get("name", "").startswith("ProfilerStep")]
+    second = [
+        {**e, **(other if e.get("cat") != "kernel" else {"pid": 1}), "ts": e["ts"] + 3}
+        for e in events
+        if "ts" in e
+    ]
+    first.write_text(json.dumps({**trace, "traceEvents": events}))
+    assert run("check", "logs").code == 0
+    first.write_text(json.dumps({**trace, "traceEvents": events + second}))
+    done = run("check", "logs", "-o", "json")
+    assert done.code == 3
+    assert "merged traces of several ranks" in done.result.gate.verdict
+    memory = SnapshotBuilder()
+    memory.train()
+    memory.write(logs / "snapshot.pickle")
+    assert run("check", "logs").code == 3, "a snapshot says nothing of the trace"
+
+
+def test_a_few_events_of_another_process_are_no_second_trace(logs: Path, run: Run) -> None:
+    """Of a damaged event the process may be wrong."""
+    first = logs / "rank0.pt.trace.json"
+    trace = json.loads(first.read_text())
+    operators = [e for e in trace["traceEvents"] if e.get("cat") == "cpu_op"]
+    for event in operators[:3]:
+        event["pid"] = 7
+    first.write_text(json.dumps(trace))
+    assert run("check", "logs").code == 0
 
 
 def test_a_gap_between_two_windows_of_the_profiler_hides_nothing(logs: Path, run: Run) -> None:

@@ -210,14 +210,14 @@ def _shortage(facts: Facts) -> str:
     capture = facts.capture
     if capture.run is None:
         return "" if facts.get(MemoryLedger) is not None else "the snapshot has no history of allocations"
+    steps, run = facts.get(Steps), capture.run
+    if steps is not None and steps.doubt:
+        return f"its steps cannot be told apart: {steps.doubt}"
     if capture.snapshot is not None and facts.get(MemoryLedger) is not None:
         return ""
-    steps, run = facts.get(Steps), capture.run
     ledger = facts.get(TimeLedger)
     if steps is None or ledger is None or not ledger.rows:
         return "no operator and no GPU work in it"
-    if steps.doubt:
-        return f"its steps cannot be told apart: {steps.doubt}"
     work = _work(facts, steps)
     if not len(work):
         return "no operator and no GPU work in the analyzed window"

@@ -30,6 +30,8 @@ Cut = tuple[Span, Source, list[int], list[str]]
 """window, source, borders of the steps, their labels"""
 
 _SEVERAL = "their numbers fall or they overlap, as where a file holds several traces"
+_LEAST_OPERATORS = 10
+"""Of a process that counts: of one or two events the process may be wrong, where a file is damaged."""
 _NO_TIME = "none takes any time, up to the end of the GPU work that was launched before it"
 
 _MARKERS = re.compile(
@@ -150,7 +152,8 @@ class Steps(Evidence, frozen=True):
         parts = pieces(run, marks, [step_number(run.text(m)) for m in marks])
         cuts = [_cut(facts, piece) for piece in parts if _work_in(run, piece).any()] or [_cut(facts, EVER)]
         numbered = any(source == "profiler_step" for _, source, _, _ in cuts)
-        if numbered and (doubt := _several_series(run, marks)):
+        doubt = _several_processes(facts) or (_several_series(run, marks) if numbered else "")
+        if doubt:
             return cls._without(facts, doubt)
         cut, more = _chosen(cuts, facts.options.steps)
         steps = cls._of(facts, cut)
@@ -248,6 +251,24 @@ def _profiler_marks(facts: Facts) -> I64:
     if len(marks):
         marks = marks[run.thread[marks] == facts[Threads].main]
     return np.asarray(marks[np.unique(run.ts[marks], return_index=True)[1]])
+
+
+def _several_processes(facts: Facts) -> str:
+    """Why this is not one training loop: a profiler records the process that it runs in, and its steps are marked by one
+    thread, so more of them come from traces that were merged into one file."""
+    run = facts.run
+    launches = facts[Launches].launch
+    working = np.append(np.flatnonzero(run.is_cat(Cat.CPU_OP)), launches[launches >= 0])
+    counts: Counter[str] = Counter()
+    for thread, count in enumerate(np.bincount(run.thread[working], minlength=len(run.threads)).tolist()):
+        counts[run.threads[thread].pid] += count
+    processes = [pid for pid, count in counts.items() if count >= _LEAST_OPERATORS]
+    if len(processes) > 1:
+        return f"{len(processes)} processes ran operators, as where a file holds the merged traces of several ranks"
+    marking = np.unique(run.thread[run.named(is_step, Cat.USER_ANNOTATION, Cat.CPU_OP)])
+    if len(marking) > 1:
+        return f"{len(marking)} threads mark steps, as where a file holds the merged traces of several ranks"
+    return ""
 
 
 def _several_series(run: Run, marks: I64) -> str:
