@@ -15,6 +15,9 @@ UNKNOWN = 8 << 30
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt]?)(?:i?b)?|(%))", re.I)
+_SHORT = re.compile(
+    r"failed to map segment|Cannot allocate memory|without exception set|without setting an exception"
+)
 _DIGITS = 20
 """No amount has more."""
 _CGROUPS = (
@@ -55,6 +58,23 @@ def text(size: int) -> str:
         if size >= unit:
             return f"{size / unit:.{1 if size < 10 * unit else 0}f} {name}"
     return f"{size} bytes"
+
+
+def ran_out(error: BaseException) -> bool:
+    """Whether an error is for want of memory. Under a limit of the process, what is short of it does not always say so: a
+    library cannot be loaded, and code in C fails before it can make an exception."""
+    if isinstance(error, MemoryError):
+        return True
+    return isinstance(error, ImportError | SystemError) and bool(_SHORT.search(str(error))) and _is_limited()
+
+
+def _is_limited() -> bool:
+    try:
+        import resource
+    except ImportError:  # Windows
+        return False
+    kinds = (resource.RLIMIT_AS, resource.RLIMIT_DATA)
+    return any(resource.getrlimit(kind)[0] != resource.RLIM_INFINITY for kind in kinds)
 
 
 def _meminfo() -> int | None:

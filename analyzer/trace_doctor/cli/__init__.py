@@ -35,6 +35,7 @@ def run() -> None:
     try:
         from trace_doctor.cli.app import HOMES, application
         from trace_doctor.errors import NothingRecorded, TraceDoctorError, one_line
+        from trace_doctor.memory_limit import ran_out
     except KeyboardInterrupt:  # the imports take a moment
         interrupted()
     try:
@@ -42,8 +43,6 @@ def run() -> None:
     except TraceDoctorError as error:
         recording = " (trace-doctor record -- python train.py makes a recording)"
         tell(one_line(str(error) + (recording if isinstance(error, NothingRecorded) else "")))
-    except MemoryError:
-        tell("out of memory (--max-memory sets how much to use)")
     except KeyboardInterrupt:
         interrupted()
     except (
@@ -56,6 +55,9 @@ def run() -> None:
         tell(one_line(f"{where}{error.strerror or error}"))
     except Exception as error:
         _if_told_to_end(error)
+        if ran_out(error):
+            tell("out of memory (--max-memory sets how much to use)")
+            sys.exit(2)
         if _wants_traceback():
             raise
         if os.environ.get(_COMPLETION) and isinstance(error, KeyError | ValueError):
