@@ -15,7 +15,7 @@ from trace_doctor.errors import TraceDoctorError, UsageError
 from trace_doctor.files import check_folders, check_link
 from trace_doctor.git import is_git_folder
 from trace_doctor.loaders import identify
-from trace_doctor.loaders.discover import sniff
+from trace_doctor.loaders.discover import meant, sniff
 from trace_doctor.recording.options import (
     COMMAND_FILE,
     ENVIRONMENT_FILE,
@@ -50,9 +50,14 @@ def spare(
     sinks: Sequence[Sink], read: Iterable[str | Path | None], folders: Mapping[str, Path] | None = None
 ) -> None:
     """Raises UsageError where an output would take the place of what is read (captures, results, scripts, configuration, a
-    baseline; of a folder what is read in it), or of any capture: nobody means that. A capture with its tracks is written
+    baseline; of a folder what is read in it, of a pattern all that match it), or of any capture: nobody means that. A capture with its tracks is written
     again, but not among those that are read. `folders`: those of the configuration, whose author need not be the user."""
-    inputs = [Path(os.path.realpath(path)) for path in read if path is not None and path != "-"]
+    inputs = [
+        Path(os.path.realpath(place))
+        for path in read
+        if path is not None and path != "-"
+        for place in meant(Path(path))
+    ]
     same = {(state.st_dev, state.st_ino) for path in inputs if (state := _state(path)) is not None}
     for sink in sinks:
         if sink.path is None:

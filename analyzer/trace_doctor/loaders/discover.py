@@ -352,6 +352,13 @@ def _leads_nowhere(path: Path) -> bool:
 # -- the files ---------------------------------------------------------------------------------------------------
 
 
+def meant(path: Path) -> list[Path]:
+    """The file or folder that a path names, or all that match it where it names none and is a pattern."""
+    if _is_there(path) or not glob.has_magic(str(path)):
+        return [path]
+    return [Path(match) for match in sorted(glob.glob(str(path), recursive=True))]
+
+
 def _places(path: Path) -> list[_Place]:
     if path.is_dir():
         return [_folder(path, path, named=True)]
@@ -383,7 +390,7 @@ def _is_there(path: Path) -> bool:
 def _globbed(pattern: Path) -> Iterator[_Place]:
     fixed = pattern.parts[: _first_magic(pattern)]
     root = Path(*fixed) if fixed else Path()
-    matches = [Path(match) for match in sorted(glob.glob(str(pattern), recursive=True))]
+    matches = meant(pattern)
     if not matches:
         raise NothingRecorded(f"{pattern}: nothing matches this pattern")
     for path in matches:
