@@ -105,6 +105,8 @@ class Config:
     origins: Mapping[str, str]
     folders: Mapping[str, Path] = field(default_factory=dict)
     """of the values that a file holds: its folder. A file may be of a repository that somebody else wrote"""
+    file: Path | None = None
+    """that was read, named or found"""
 
     def hiding_nothing(self) -> Config | None:
         """The same without the settings of `HIDING`; None where none of them is set."""
@@ -152,7 +154,7 @@ def load_config(
                 folders[key] = path.parent
     settings = Settings(**values)
     _check_rules(settings)
-    return Config(settings, origins, folders)
+    return Config(settings, origins, folders, path)
 
 
 def _nearest_file(start: Path) -> Path | None:

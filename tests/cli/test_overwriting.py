@@ -83,6 +83,37 @@ def test_what_is_read_stays(command: str, here: Path) -> None:
     assert contents(here) == before
 
 
+@pytest.mark.parametrize("name", ["trace-doctor.toml", "pyproject.toml"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "analyze fed.json -o json={}",
+        "check fed.json -o text={}",
+        "check fed.json --baseline {} --update-baseline",
+        "verify result.json fed.json -o json={}",
+        "diff result.json fed.json -o json={}",
+        "fix fed.json --source job --patch {}",
+        "treat --source job -o json={} -- python job/train.py",
+        "treat --source job --patch {} -- python job/train.py",
+    ],
+)
+def test_the_configuration_that_is_found_stays(name: str, command: str, here: Path) -> None:
+    """It is obeyed as the one that --config names, by whatever path it is written."""
+    (here / name).write_text('[tool.trace-doctor]\nfail-on = "warning"\n')
+    (here / "deep").symlink_to(".")
+    before = contents(here)
+    for place in (name, f"deep/{name}"):
+        done = run(here, *command.format(place).split())
+        assert (done.returncode, REFUSED in done.stderr) == (2, True), done.stderr
+    assert contents(here) == before
+
+
+def test_the_source_folder_of_the_configuration_is_read_as_one_that_is_named(here: Path) -> None:
+    (here / "trace-doctor.toml").write_text('source = "job"\n')
+    done = run(here, "diff", "result.json", "fed.json", "-o", "json=job/train.py")
+    assert (done.returncode, REFUSED in done.stderr) == (2, True), done.stderr
+
+
 def test_another_name_of_what_is_read_is_it_too(here: Path) -> None:
     (here / "same.json").unlink()
     os.link(here / "result.json", here / "same.json")

@@ -47,7 +47,7 @@ def analyze(
     """Diagnose traces and memory snapshots. Prints a summary and writes an HTML report."""
     config = setup.load(source=source, output=output, **rules.overrides, **loading.limits)
     sinks = parse_outputs(config.settings.output) or default_sinks(console.silent, force)
-    spare(sinks, [*paths, config.settings.source or None, setup.config], config.folders)
+    spare(sinks, paths, config)
     result = diagnose(
         paths, config, sinks, console, loading,
         source=source, rank=rank, steps=o.parse_steps(steps), device=device, with_source_lines=not no_source,

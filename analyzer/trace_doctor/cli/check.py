@@ -65,8 +65,8 @@ def check(
     reference = None if update_baseline else settings.baseline or None
     spare(
         [*sinks, Sink("json", accepted, option="baseline")],
-        [*paths, settings.source or None, setup.config, reference],
-        config.folders,
+        [*paths, reference],
+        config,
     )
     result = diagnose(
         paths, config, sinks, console, loading,

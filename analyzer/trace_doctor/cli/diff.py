@@ -40,7 +40,7 @@ def diff(
 
     sinks = sinks_among("diff", ("text", "json", "markdown", "html"), output)
     config = setup.load(source=source, ranks=coverage.ranks, **loading.limits)
-    spare(sinks, [before, after, source, setup.config])
+    spare(sinks, [before, after], config)
     with progress_on(console, loading) as progress:
         difference = api_diff(
             before, after, source=source, config=config, rank=coverage.rank, steps=o.parse_steps(steps),

@@ -16,6 +16,7 @@ from trace_doctor.errors import UsageError
 from trace_doctor.reporters.units import plural
 
 if TYPE_CHECKING:
+    from trace_doctor.config import Config
     from trace_doctor.fixes import Plan, PlannedFix
     from trace_doctor.model import Result
 
@@ -59,15 +60,19 @@ def fix(
         raise UsageError("--apply and --patch exclude each other")
     if diff and (apply or patch is not None):
         raise UsageError("--diff shows the patch and changes nothing; leave it out with --apply or --patch")
+    if patch is not None and str(patch) == "-":
+        raise UsageError("--patch - is what happens without it: the patch is printed")
+    result = _saved(paths)
+    config = setup.load(source=root, **loading.limits) if result is None else None
     if patch is not None:
-        if str(patch) == "-":
-            raise UsageError("--patch - is what happens without it: the patch is printed")
-        spare([Sink("patch", patch, option="patch")], [*paths, root, setup.config])
+        spare([Sink("patch", patch, option="patch")], [*paths, root, setup.config], config)
     if interactive and patch is None:
         _refuse_unfinished(root)
     else:
         finish_or_name_edits(console, root, apply and patch is None)
-    result = _result(paths, root, setup, loading, console)
+    if config is not None:
+        result = _analyzed(paths, root, config, loading, console)
+    assert result is not None
     plan_ = plan(
         result, root, unsafe=unsafe_fixes or not apply or interactive, select=o.in_parts(select, "select"),
         torch_version=setup.torch_version,
@@ -128,8 +133,8 @@ def _refuse_without_a_way_back(plan: Plan) -> None:
         raise UsageError(why)
 
 
-def _result(paths: list[str], source: Path, setup: o.Setup, loading: o.Loading, console: Console) -> Result:
-    """A saved result as it is, captures through the analysis."""
+def _saved(paths: list[str]) -> Result | None:
+    """The saved result that is given; None where captures are."""
     from trace_doctor.errors import NotACapture, UnusableResult
     from trace_doctor.reporters.saved import read_saved
 
@@ -139,9 +144,12 @@ def _result(paths: list[str], source: Path, setup: o.Setup, loading: o.Loading, 
         except NotACapture as error:
             if paths[0].endswith(".html") or isinstance(error, UnusableResult):
                 raise
+    return None
+
+
+def _analyzed(paths: list[str], source: Path, config: Config, loading: o.Loading, console: Console) -> Result:
     from trace_doctor.api import analyze
 
-    config = setup.load(source=source, **loading.limits)
     with progress_on(console, loading) as progress:
         result = analyze(*paths, config=config, source=source, progress=progress)
     for reason in result.incomplete:

@@ -6,9 +6,10 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trace_doctor.cli.outputs import Sink, is_output_of_ours
 from trace_doctor.errors import TraceDoctorError, UsageError
@@ -24,6 +25,9 @@ from trace_doctor.recording.options import (
     RECORDING_FILE,
     STEPS_FILE,
 )
+
+if TYPE_CHECKING:
+    from trace_doctor.config import Config
 
 _OF_A_RECORDING = (COMMAND_FILE, ENVIRONMENT_FILE, OPTIONS_FILE, PLAN_FILE, RECORDING_FILE, STEPS_FILE)
 _OF_A_PROGRAM = (".py", ".pyi", ".ipynb", ".sh", ".toml", ".yaml", ".yml", ".cfg", ".ini")
@@ -46,15 +50,16 @@ def captures(paths: Sequence[str]) -> Iterator[list[str]]:
         yield [str(piped) if path == "-" else path for path in paths]
 
 
-def spare(
-    sinks: Sequence[Sink], read: Iterable[str | Path | None], folders: Mapping[str, Path] | None = None
-) -> None:
+def spare(sinks: Sequence[Sink], read: Iterable[str | Path | None], config: Config | None = None) -> None:
     """Raises UsageError where an output would take the place of what is read (captures, results, scripts, configuration, a
-    baseline; of a folder what is read in it, of a pattern all that match it), or of any capture: nobody means that. A capture with its tracks is written
-    again, but not among those that are read. `folders`: those of the configuration, whose author need not be the user."""
+    baseline; of a folder what is read in it, of a pattern all that match it), or of any capture: nobody means that. A
+    capture with its tracks is written again, but not among those that are read. `config`: the one that the command obeys,
+    with its file and its source folder; its author need not be the user."""
+    folders = config.folders if config is not None else {}
+    named = [*read, *((config.file, config.settings.source or None) if config is not None else ())]
     inputs = [
         Path(os.path.realpath(place))
-        for path in read
+        for path in named
         if path is not None and path != "-"
         for place in meant(Path(path))
     ]
@@ -64,7 +69,7 @@ def spare(
             continue
         if not sink.optional:  # before an hour of trials, not after it
             _check_place(sink.path)
-            if (folder := (folders or {}).get(sink.option)) is not None:
+            if (folder := folders.get(sink.option)) is not None:
                 _check_named_by_file(sink, sink.path, folder)
         if not sink.path.is_file():
             continue

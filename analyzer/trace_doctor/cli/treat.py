@@ -92,7 +92,8 @@ def treat(
     sinks = sinks_among("treat", ("text", "json", "html"), output)
     if not output:
         sinks.append(Sink("html", DEFAULT_PAGE, optional=True))
-    spare([*sinks, Sink("patch", patch, option="patch")], [source, setup.config])
+    config = setup.load(source=source)
+    spare([*sinks, Sink("patch", patch, option="patch")], [source], config)
     _refuse_to_replace(sinks, patch)
     options = TreatOptions(
         unsafe=unsafe_fixes,
@@ -115,7 +116,7 @@ def treat(
     if apply and not allow_dirty:
         _refuse_without_a_way_back(source)
     treated = run(
-        command, source, options, config=setup.load(source=source), torch_version=setup.torch_version,
+        command, source, options, config=config, torch_version=setup.torch_version,
         choose=partial(_choose, console) if interactive else None, say=console.hint,
     )  # fmt: skip
     _hand_over(console, treated, patch, apply, allow_dirty)

@@ -46,7 +46,7 @@ def verify(
         raise UsageError(f"--fail-on: {fail_on!r} is not critical, warning, info or never")
     sinks = sinks_among("verify", ("text", "json"), output)
     config = setup.load(source=source, ranks=coverage.ranks, **loading.limits)
-    spare(sinks, [before, after, source, setup.config])
+    spare(sinks, [before, after], config)
     with progress_on(console, loading) as progress:
         verification = api_verify(
             before, after, source=source, select=o.in_parts(select, "select"), fail_on=fail_on, config=config,
