@@ -62,6 +62,43 @@ def test_nothing_of_a_recording_tells_one(tmp_path: Path) -> None:
     assert told(done.stdout + done.stderr) == []
 
 
+ENDS_BY_ITS_OWN = f"""{TRAINS.replace("40", "20")}
+raise type("NoAccessWith" + sys.argv[2].replace("-", ""), (LookupError,), {{"__module__": "builtins"}})(sys.argv[2])
+"""
+BREAKS_THE_PROFILER = f"""import sys, torch, torch.profiler
+class Broken:
+    def __init__(self, *_, **__):
+        raise RuntimeError("cannot log in with " + sys.argv[2])
+torch.profiler.profiler._KinetoProfile = Broken
+{TRAINS}"""
+BREAKS_THE_START = f"""import sys, torch
+def broken(*_):
+    raise KeyError("cannot log in with " + sys.argv[2])
+torch.utils.data.get_worker_info = broken
+{TRAINS}"""
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        (ENDS_BY_ITS_OWN, "the script ended with LookupError"),
+        (BREAKS_THE_PROFILER, "switched itself off: RuntimeError at agent/tracing.py:"),
+        (BREAKS_THE_START, "switched itself off: KeyError at agent/session.py:"),
+    ],
+)
+def test_nor_what_ended_the_script_or_the_recorder(tmp_path: Path, program: str, said: str) -> None:
+    """Names of types and texts of exceptions are the script's."""
+    pytest.importorskip("torch")
+    (tmp_path / "train.py").write_text(program)
+    done = run(tmp_path, "record", "-v", "-v", "--", sys.executable, "train.py", *ARGUMENTS)
+    files = bytes_below(tmp_path / "logs")
+    assert said in files["recording.json"].decode()
+    assert {name: told(data) for name, data in files.items() if told(data)} == {}
+    said_by_us = [line for line in done.stderr.splitlines() if b"trace-doctor" in line]
+    assert told(b"\n".join(said_by_us)) == []
+
+
 @pytest.mark.parametrize("program", [FAILS, REFUSES])
 def test_nor_why_a_run_of_treat_failed(tmp_path: Path, program: str) -> None:
     (tmp_path / "train.py").write_text(program)

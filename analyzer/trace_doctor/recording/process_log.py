@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 
+_OUR_FOLDER = os.path.dirname(os.path.abspath(__file__)) + os.sep
 PRESENCE_FILE = "processes.jsonl"
 STARTED, TORCH, FAILED, SECOND = "started", "torch", "failed", "second"
 """the recorder is there; torch was imported; the recorder failed; the process trains, but another is recorded already"""
@@ -26,6 +28,32 @@ def say(folder: str, event: str, why: str = "") -> None:
             os.close(file)
     except OSError:
         pass
+
+
+def kind_of(error: BaseException) -> str:
+    """The nearest type of an exception that Python or torch itself defines: the name of any other is the script's, and can
+    hold its secrets, as an exception's text can."""
+    for kind in type(error).__mro__:
+        module, name = kind.__module__, kind.__name__
+        if module.partition(".")[0] in ("builtins", "torch") and (
+            getattr(sys.modules.get(module), name, None) is kind
+        ):
+            return name
+    return "BaseException"
+
+
+def told(error: BaseException) -> str:
+    """What a recording says of its own failure: the kind, what the system says of it, and the place in the recorder. Nothing
+    else that is written of an exception may come from outside."""
+    number = error.errno if isinstance(error, OSError) else None
+    words = f": {os.strerror(number)}" if isinstance(number, int) and number else ""
+    place, trace = "", error.__traceback__
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if file.startswith(_OUR_FOLDER) and os.path.isfile(file):
+            place = f" at {file[len(_OUR_FOLDER) :]}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return f"{kind_of(error)}{words}{place}"
 
 
 def heard(folder: Path) -> dict[int, dict[str, str]]:

@@ -201,16 +201,16 @@ class Session:
         if not no_memory:
             self.recorder.snapshot_of_failure("exception")
         if not interrupted:
-            self.recorder.status.warn(f"the script ended with {type(error).__name__}")
+            self.recorder.status.warn(f"the script ended with {process_log.kind_of(error)}")
         self.recorder.finish("signal" if interrupted else "oom" if no_memory else "exception")
 
     def give_up(self, error: Exception) -> None:
         """Something of ours failed: the recorder is off from here on, and says so."""
-        why = f"the recorder failed and switched itself off: {type(error).__name__}: {error}"
+        why = f"the recorder failed and switched itself off: {process_log.told(error)}"
         recorder = self.recorder
         acts: list[Callable[[], None]] = [self._withdraw]
         if recorder is None:
-            acts.append(lambda: process_log.say(str(self.folder), "failed", why=why))
+            acts.append(lambda: process_log.say(str(self.folder), process_log.FAILED, why=why))
         else:
             acts += [
                 lambda: recorder.status.warn(why),

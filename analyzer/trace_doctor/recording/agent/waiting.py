@@ -70,7 +70,7 @@ class TorchWatch:
         try:
             act()
         except Exception as error:
-            process_log.say(self._folder, "failed", why=f"{type(error).__name__}: {error}")
+            process_log.say(self._folder, process_log.FAILED, why=process_log.told(error))
 
 
 def wait_for_torch(options_file: str) -> None:
