@@ -202,6 +202,30 @@ def test_a_script_that_hangs_is_ended_with_all_it_started(tmp_path: Path) -> Non
     assert processes.Started(OPTIONS_VARIABLE, mark).pids() == []
 
 
+PRINTS_FOR_EVER = """
+import signal, time
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, signal.SIG_IGN)
+while True:
+    print("still here", flush=True)
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.parametrize("program", ["import time; time.sleep(600)", HANGS, PRINTS_FOR_EVER])
+def test_a_command_has_no_more_time_than_it_is_given(program: str, tmp_path: Path) -> None:
+    """Whether it has imported torch or not, and whatever it writes meanwhile."""
+    folder = new_folder(tmp_path / "logs")
+    recorded = record_command(
+        [sys.executable, "-c", program],
+        RecordOptions(folder, grace_seconds=0.5),
+        quiet_output=True,
+        most_seconds=1.0,
+    )
+    assert recorded.stopped_by_us
+    assert processes.Started(OPTIONS_VARIABLE, str(recorded.folder / "options.json")).pids() == []
+
+
 def test_to_the_end_without_steps_is_no_hang_with_let_it_run(tmp_path: Path) -> None:
     recorded = run(tmp_path, "import time; time.sleep(1.5)", max_seconds=0.1, let_it_run=True)
     assert not recorded.stopped_by_us

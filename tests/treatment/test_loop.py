@@ -299,6 +299,21 @@ def test_budgets_end_it_with_what_is_known(treated: Run) -> None:
     assert fates(loop)["TD101-1"] == "kept" and "--max-seconds" in loop.attempts[-1].reason
 
 
+def test_a_run_that_the_time_limit_cuts_short_has_not_failed(treated: Run) -> None:
+    seconds = 0.0
+
+    def cut_short(number: int) -> None:
+        nonlocal seconds
+        if number == 10:  # in the second trial
+            seconds = 40.0
+            raise RunFailed("no step in 30 s, then it was stopped")
+
+    pretender = Pretender({"TD101-1": 0.5, "TD304-1": 0.5}, before_run=cut_short)
+    loop, _ = treated(pretender, *THREE, clock=Clock(30.0, now=lambda: seconds))
+    assert fates(loop) == {"TD101-1": "kept", "TD304-1": "not_tried", "TD102-1": "not_tried"}
+    assert "--max-seconds" in loop.attempts[1].reason
+
+
 def test_the_second_of_two_edits_at_odds_is_tried_only_if_the_first_did_not_help(treated: Run) -> None:
     findings = (
         make_finding("TD101", 0.5, make_fix("dataloader-args", num_workers=2)),

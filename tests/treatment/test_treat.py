@@ -115,6 +115,24 @@ def test_what_cannot_be_is_said_before_anything_runs(tmp_path: Path, options: li
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import time; time.sleep(600)",
+        "import os, time\n"
+        "from trace_doctor.recording import process_log\n"
+        "process_log.say(os.path.dirname(os.environ['TRACE_DOCTOR_RECORD']), process_log.TORCH)\n"
+        "time.sleep(600)",
+    ],
+    ids=["before torch", "after it"],
+)
+def test_a_command_that_waits_for_ever_ends_with_the_time_limit(program: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(program)
+    done = treat("--max-seconds", "3", "--", sys.executable, "train.py", cwd=tmp_path)
+    assert (done.returncode, "no time is left for it" in done.stderr) == (2, True), done.stderr
+    assert "no step in" in done.stderr
+
+
 def test_to_apply_a_clean_tree_is_wanted_before_an_hour_of_trials(project: Path) -> None:
     (project / "train.py").write_text(SCRIPT + "\n")
     done = treat("--apply", "--", sys.executable, "train.py", cwd=project)

@@ -9,6 +9,7 @@ standard streams, terminal and signals are its own, and its exit code is passed 
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -101,11 +102,12 @@ def record_command(
     quiet_output: bool = False,
     say: Callable[[str], None] | None = None,
     leave_nothing: bool = False,
+    most_seconds: float = math.inf,
 ) -> Recorded:
     """Runs `command` to its end and records it into `options.folder`, which exists.
 
     `env` replaces the whole environment (default: this one). `quiet_output` sends what the command prints to a file
-    `output.log` in the folder. `leave_nothing` ends what the command has left running when it ended by itself. `say` gets the lines for the person at the terminal while the command runs.
+    `output.log` in the folder. `leave_nothing` ends what the command has left running when it ended by itself. After `most_seconds` it is ended whatever it does. `say` gets the lines for the person at the terminal while the command runs.
     Raises UsageError when the command cannot be started.
     """
     folder = Path(options.folder)
@@ -125,6 +127,7 @@ def record_command(
             output=folder / OUTPUT_FILE if quiet_output else None,
             say=say or (lambda line: None),
             leave_nothing=leave_nothing,
+            most_seconds=most_seconds,
         )
     except UsageError:  # nothing ran
         for name in (OPTIONS_FILE, COMMAND_FILE, OUTPUT_FILE, process_log.PRESENCE_FILE):

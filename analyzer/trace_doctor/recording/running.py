@@ -71,8 +71,10 @@ def run(
     output: Path | None,
     say: Callable[[str], None],
     leave_nothing: bool = False,
+    most_seconds: float = math.inf,
 ) -> CommandOutcome:
-    """Runs the command to its end; no process of it is left when we ended it, nor ever with `leave_nothing`. Raises UsageError when it cannot be started."""
+    """Runs the command to its end; no process of it is left when we ended it, nor ever with `leave_nothing`. `most_seconds`:
+    from its start, after which it is ended whatever it does. Raises UsageError when it cannot be started."""
     began = time.monotonic()
     mark = env[OPTIONS_VARIABLE]
     leftover = 0
@@ -91,7 +93,7 @@ def run(
             ) from None
         guard(process.pid)
         started = processes.Started(OPTIONS_VARIABLE, mark, process.pid)
-        watch = _Watch(options, say, lambda: started.pids(orphans()))
+        watch = _Watch(options, say, lambda: started.pids(orphans()), most_seconds)
         with _handing_on(process) as signals, _leaving_nothing(watch.pids, say):
             while process.poll() is None:
                 try:
@@ -131,7 +133,11 @@ class _Watch:
     """Looks at a running command from time to time, and ends it when it has had enough time."""
 
     def __init__(
-        self, options: RecordOptions, say: Callable[[str], None], pids: Callable[[], list[int]]
+        self,
+        options: RecordOptions,
+        say: Callable[[str], None],
+        pids: Callable[[], list[int]],
+        most_seconds: float,
     ) -> None:
         self.why: Why | None = None
         self.pids = pids
@@ -141,6 +147,9 @@ class _Watch:
         self._now = time.monotonic()
         self._age = 0.0
         self._last = max(options.max_seconds, _START_UP)
+        self._most = most_seconds
+        self._until = math.inf
+        """until when the recorder inside is not cut short while it writes"""
         self._torches = 0
         self._enough: float | None = None
         self._left: float | None = None
@@ -184,6 +193,9 @@ class _Watch:
         if self._enough is not None and self._stays():
             self._to_come = iter(_TO_END[1:])
             return "enough"
+        if self._age >= self._most:
+            self._say(f"ending the script {self._age:.0f} s after its start: no time is left for it")
+            return "time"
         if self._age < self._last or (self._manifests and self._lives()):
             return None
         silent = f"no step for {self._age - self._wrote:.0f} s" if self._manifests else "no step yet"
@@ -233,7 +245,11 @@ class _Watch:
     def _end(self) -> None:
         size = _size(self._folder)
         writing, self._size = size != self._size, size
-        if writing and self._next:  # the recorder inside writes what it has: not to be cut short
+        if not self._next:
+            self._until = self._age + 3 * self._options.grace_seconds
+        elif (
+            writing and self._age < self._until
+        ):  # the recorder inside writes what it has: not to be cut short
             self._next = self._age + self._options.grace_seconds / 2
             return
         number, patience = next(self._to_come, _TO_END[-1])

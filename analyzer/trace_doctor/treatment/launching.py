@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import signal
@@ -50,7 +51,7 @@ class Steps:
 
 class CommandRunner:
     """A Runner of one command. `steps` and `max_seconds` of a run are set by the first recording. `recordings` is where
-    recordings are kept; None: beside the copy, as long as that is there."""
+    recordings are kept; None: beside the copy, as long as that is there. `left`: seconds that the command may still run."""
 
     def __init__(
         self,
@@ -62,6 +63,7 @@ class CommandRunner:
         max_steps: int | None,
         step_every: int | None = None,
         max_seconds: float = 600.0,
+        left: Callable[[], float] = lambda: math.inf,
         environment: Mapping[str, str] = os.environ,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
@@ -72,6 +74,7 @@ class CommandRunner:
         self._max_steps = max_steps
         self._step_every = step_every
         self._max_seconds = max_seconds
+        self._left = left
         self._numbers = count(1)
         self._say = say
         self.leftover_processes = 0
@@ -133,7 +136,8 @@ class CommandRunner:
         return run
 
     def _options(self, folder: Path) -> RecordOptions:
-        return RecordOptions(folder=str(folder), max_seconds=self._max_seconds, step_every=self._step_every)
+        seconds = max(min(self._max_seconds, self._left()), 1.0)
+        return RecordOptions(folder=str(folder), max_seconds=round(seconds, 1), step_every=self._step_every)
 
     def _settle(self, outcome: Recorded) -> None:
         """The warm-up that the recording found, and as many steps as the script has, within what was asked for."""
@@ -156,6 +160,7 @@ class CommandRunner:
             env={**self._environment, **setup.environment},
             quiet_output=True,
             leave_nothing=True,
+            most_seconds=self._left(),
             say=self._say,
         )
         if outcome.leftover_processes and not self.leftover_processes:

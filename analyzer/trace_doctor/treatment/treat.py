@@ -132,6 +132,7 @@ def treat(
             recordings=recordings,
             max_steps=options.max_steps,
             step_every=options.step_every,
+            left=clock.left,
             say=say,
         )
         say("recording the script as it is")

@@ -64,13 +64,21 @@ class Clock:
         """Seconds since the treatment began."""
         return self.now() - self.start
 
+    def left(self) -> float:
+        """Seconds until the treatment is to end; none below 0."""
+        return max(self.max_seconds - self.spent(), 0.0)
+
     def run(self, measure: Callable[[], Measured]) -> Measured:
-        """Raises OutOfTime where the run would not end in time."""
+        """Raises OutOfTime where the run would not end in time, or has failed when it was over: it was cut short."""
         if self.spent() + self.longest > self.max_seconds:
             raise OutOfTime
         began = self.now()
         try:
             return measure()
+        except RunFailed:
+            if self.left() > 0:
+                raise
+            raise OutOfTime from None
         finally:
             self.longest = max(self.longest, self.now() - began)
 
