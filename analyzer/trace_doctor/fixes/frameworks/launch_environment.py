@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import yaml
 
-from trace_doctor.fixes.frameworks.launchers import CONFIG, SHELL, candidate_at, commands
+from trace_doctor.fixes.frameworks.launchers import CONFIG, SHELL, candidate_at, commands, simple_command
 from trace_doctor.program.edits import Candidate
 from trace_doctor.program.place import Place
 from trace_doctor.program.text_file import TextFile
@@ -59,7 +59,7 @@ def assignments_of(place: Place, names: Sequence[str]) -> list[Assignment]:
     assignments = []
     for file in place.program.files(*SHELL, *CONFIG):
         if any(name in file.text for name in names) and _concerns(place, file):
-            assignments += list(_in_file(file, names))
+            assignments += list(_in_file(place, file, names))
     return assignments
 
 
@@ -71,14 +71,44 @@ def _concerns(place: Place, file: TextFile) -> bool:
     )
 
 
-def _in_file(file: TextFile, names: Sequence[str]) -> Iterator[Assignment]:
+def _in_file(place: Place, file: TextFile, names: Sequence[str]) -> Iterator[Assignment]:
     values = _scalars(file) if file.name.endswith(CONFIG) else {}
     for match in re.finditer(rf"(?<![\w$.-])(?<!\${{)(?:{'|'.join(map(re.escape, names))})(?!\w)", file.text):
         at = match.start()
         if _in_comment(file, at):
             continue
-        span = values.get(at) if file.name.endswith(CONFIG) else _statement(file, at)
+        if file.name.endswith(CONFIG):
+            span = values.get(at)
+        elif (span := _statement(file, at)) is not None:
+            if (reaches := _reaches(place, file, at)) is False:
+                continue
+            span = span if reaches else None
         yield Assignment(file, *(span or (at, None)))
+
+
+def _reaches(place: Place, file: TextFile, at: int) -> bool | None:
+    """Whether the program sees what a statement of a shell sets: one in front of a command is for that command alone, an
+    export for those below. None where that is not known."""
+    names = {s.name.split("/")[-1] for s in place.scripts}
+    own = [
+        simple
+        for name in names
+        for command in commands(place, name)
+        if command.file.name == file.name and (simple := simple_command(command, name)) is not None
+    ]
+    line = file.line_of(at)
+    text = file.line_text(line)
+    if (match := _STATEMENT.match(text)) is not None and match["sets"]:
+        return True if not own or any(command.start > at for command in own) else None
+    if any(command.start <= at < command.end for command in own):
+        return True
+    while text.rstrip("\r\n").endswith("\\") and line < len(file.line_starts):
+        line += 1
+        text += file.line_text(line)
+    others = set(re.findall(r"[\w.-]+\.py\b", text))
+    if others and not others & names:
+        return False
+    return None if own else True
 
 
 def _statement(file: TextFile, at: int) -> tuple[int, int] | None:

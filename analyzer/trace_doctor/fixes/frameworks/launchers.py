@@ -109,7 +109,7 @@ def pass_options(
     Raises NoEdit with the options to type where there is none or more than one.
     """
     launches = commands(place, script)
-    plain = [simple for command in launches if (simple := _simple(command, script)) is not None]
+    plain = [simple for command in launches if (simple := simple_command(command, script)) is not None]
     configs = [d for d in documents(place.program.files(*CONFIG)) if d.find(_TRAINER_KEY) is not None]
     if len(launches) == len(plain) == 1:
         file = plain[0].file
@@ -131,7 +131,7 @@ def pass_options(
     return change_of(file, edits, "passes these options", "transformers", notes)
 
 
-def _simple(command: Command, script: str) -> Command | None:
+def simple_command(command: Command, script: str) -> Command | None:
     """The part of a line that is the one command with the script: without what stands before or behind an operator of the
     shell. None where the script is not plainly a word of a command: in quotes with others, in a list, in what is printed."""
     name, words, rest = script.rsplit("/", 1)[-1], list[re.Match[str]](), command.start
