@@ -30,8 +30,10 @@ def main() -> None:
 
 
 def run() -> None:
-    """One command, as `sys.argv` has it. Deliberate errors are one line on stderr and exit code 2. Ends with SystemExit."""
+    """One command, as `sys.argv` has it. Errors are one line on stderr and exit code 2, or the one that a command gives its
+    failures. Ends with SystemExit."""
     prepare()
+    code = 2
     try:
         from trace_doctor.cli.app import HOMES, application
         from trace_doctor.errors import NothingRecorded, TraceDoctorError, one_line
@@ -41,6 +43,7 @@ def run() -> None:
     try:
         application(*(name for name in sys.argv[1:2] if name in HOMES))(prog_name="trace-doctor")
     except TraceDoctorError as error:
+        code = _code_of(error)
         recording = " (trace-doctor record -- python train.py makes a recording)"
         tell(one_line(str(error) + (recording if isinstance(error, NothingRecorded) else "")))
     except KeyboardInterrupt:
@@ -50,6 +53,7 @@ def run() -> None:
     ) as error:  # each place that reads or writes a file says so; what is left is the output, mostly
         if _wants_traceback():
             raise
+        code = _code_of(error)
         leave_stdout()
         where = f"{error.filename}: " if error.filename else "cannot go on: "
         tell(one_line(f"{where}{error.strerror or error}"))
@@ -57,15 +61,21 @@ def run() -> None:
         _if_told_to_end(error)
         if ran_out(error):
             tell("out of memory (--max-memory sets how much to use)")
-            sys.exit(2)
+            sys.exit(_code_of(error))
         if _wants_traceback():
             raise
         if os.environ.get(_COMPLETION) and isinstance(error, KeyError | ValueError):
             tell(f"{_COMPLETION} is for the shell, which sets more with it that is not there: unset it")
             sys.exit(2)
+        code = _code_of(error)
         cause = f"{type(error).__name__}: {one_line(str(error))}"
         tell(f"internal error: {cause} (run with -vv for the traceback)")
-    sys.exit(2)
+    sys.exit(code)
+
+
+def _code_of(error: Exception) -> int:
+    code = getattr(error, "exit_code", 2)
+    return code if isinstance(code, int) else 2
 
 
 def _if_told_to_end(error: BaseException) -> None:

@@ -13,8 +13,7 @@ import typer
 from typer.core import TyperCommand
 
 from trace_doctor.cli.console import Console
-from trace_doctor.cli.process import tell
-from trace_doctor.errors import TraceDoctorError, UsageError, one_line
+from trace_doctor.errors import UsageError
 
 FAILED = 125
 """our own exit code, apart from those of scripts, as of `timeout`, `env` and `docker run`"""
@@ -36,9 +35,10 @@ class Passing(TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except TraceDoctorError as error:
-            tell(one_line(str(error)))
-            raise typer.Exit(FAILED) from None
+        except Exception as error:
+            if not isinstance(error, typer.Exit):
+                error.exit_code = FAILED  # type: ignore[attr-defined]
+            raise
 
 
 @dataclass(frozen=True)
