@@ -156,9 +156,9 @@ class SnapshotBuilder:
     # -- where the program is -------------------------------------------------------------------------------------
 
     @contextmanager
-    def script_line(self, line: int, function: str = "main") -> Iterator[None]:
-        """Code of the script, outside of any module."""
-        with self._at([(self.script, line, function), (self.script, 99, "<module>")]):
+    def script_line(self, line: int, function: str = "main", *, calls: int = 1) -> Iterator[None]:
+        """Code of the script, outside of any module; `calls`: how often the function is open."""
+        with self._at([(self.script, line, function)] * calls + [(self.script, 99, "<module>")]):
             yield
 
     @contextmanager

@@ -62,7 +62,7 @@ def explaining_frame(device: DeviceBlocks, g: Growth, share: float) -> tuple[Sit
     depth: dict[StackFrame, int] = {}
     frames_of = {int(s): _user_frames(device, int(s)) for s in np.unique(history.stack[blocks])}
     for block in blocks:
-        for level, frame in enumerate(frames_of[int(history.stack[block])]):
+        for frame, level in frames_of[int(history.stack[block])].items():
             by_frame.setdefault(frame, Counter())[int(g.interval[block])] += int(history.size[block])
             depth[frame] = max(depth.get(frame, 0), level)
     everywhere = _in_every_stack(device)
@@ -80,10 +80,12 @@ def explaining_frame(device: DeviceBlocks, g: Growth, share: float) -> tuple[Sit
     return stacks.site_of(best), own_blocks
 
 
-def _user_frames(device: DeviceBlocks, stack: int) -> list[StackFrame]:
-    """Outermost first."""
-    frames = device.stacks.snapshot.frames_of(stack)
-    return [f for f in reversed(frames) if f.is_python and is_user_frame(f.filename)]
+def _user_frames(device: DeviceBlocks, stack: int) -> dict[StackFrame, int]:
+    """Each frame of the user's code once, and how deep its innermost call is: of a function that calls itself the block is
+    allocated once."""
+    distinct = dict.fromkeys(device.stacks.snapshot.frames_of(stack))  # innermost first
+    frames = [f for f in distinct if f.is_python and is_user_frame(f.filename)]
+    return {frame: len(frames) - n for n, frame in enumerate(frames)}
 
 
 def _in_every_stack(device: DeviceBlocks) -> frozenset[StackFrame]:

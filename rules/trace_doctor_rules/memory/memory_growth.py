@@ -27,8 +27,9 @@ def _steps(
     stacks: str | None = "all",
     optimizer: bool = True,
     places: int = 1,
+    calls: int = 1,
 ) -> SnapshotBuilder:
-    """Training steps that keep `kept` MiB of each (n-th) step in a list."""
+    """Training steps that keep `kept` MiB of each (n-th) step in a list. `calls`: how often the function that does is open."""
     b = SnapshotBuilder(stacks=stacks)  # type: ignore[arg-type]
     b.held(200 * MIB)
     for step in range(count):
@@ -36,7 +37,7 @@ def _steps(
             activation = b.alloc(100 * MIB)
         if kept and step % every == 0:
             for n in range(places):
-                with b.script_line(44 + n, f"train_{n}"):
+                with b.script_line(44 + n, f"train_{n}", calls=calls):
                     b.alloc(kept // places * MIB)
         with b.backward():
             gradient = b.alloc(50 * MIB)
@@ -170,6 +171,7 @@ class MemoryGrowth(Rule):
         Valid("little", lambda: _steps(kept=4), thresholds={"min_share": 0.0}),
         Valid("a small part", lambda: _steps(kept=40), thresholds={"min_share": 0.5}),
         Valid("in two places", lambda: _steps(kept=40, places=2)),
+        Valid("in two functions that call themselves", lambda: _steps(kept=40, places=2, calls=3)),
         Valid("a trace, a small part", lambda: _traced(40), thresholds={"min_share": 0.5}),
         Valid("one forward", _one_forward, skipped="steps in the allocation history"),
         Valid("two steps", lambda: _steps(2, kept=40), skipped="steps in the allocation history"),
