@@ -435,10 +435,11 @@ def test_ctrl_c_at_a_terminal_reaches_the_script_once(tmp_path: Path) -> None:
         ["--max-steps", "0", "--", "true"],
         ["no-such-command"],
         ["--out", "z" * 256, "--", "true"],
+        ["--out", "", "--", "true"],
     ],
 )
 def test_our_own_failures_exit_with_125(tmp_path: Path, arguments: list[str]) -> None:
     done = subprocess.run([*warm(), "record", *arguments], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 125
     assert "Traceback" not in done.stderr
-    assert not list(tmp_path.glob("logs/*"))
+    assert not list(tmp_path.rglob("*"))

@@ -59,9 +59,9 @@ def record(
         typer.Argument(metavar="-- COMMAND...", help="What to run: python train.py --its --args, torchrun …"),
     ],
     out: Annotated[
-        Path,
+        str,
         typer.Option(metavar="DIR", help="Folder for recordings; each gets a new folder named by its time."),
-    ] = Path("logs"),
+    ] = "logs",
     max_steps: Annotated[int, typer.Option(help="Steps to record, warm-up included.")] = 400,
     max_seconds: Annotated[
         float, typer.Option(help="Seconds to record; a script that hangs is ended after them.")
@@ -100,6 +100,8 @@ def record(
         )  # fmt: skip
     except ValueError as error:
         raise UsageError(f"--{str(error).replace('_', '-')}") from None
+    if not out:
+        raise UsageError("--out is empty")
     options = replace(options, folder=new_folder(out))
     recorded = record_command(command, options, say=lambda line: console.note(f"trace-doctor: {line}"))
     if not console.quiet:
