@@ -112,6 +112,26 @@ def test_all_kernels_can_be_searched_and_are_added_up_over_ranks(rich_result: Re
     ]  # of two ranks, four calls each
 
 
+_COPY = """Object.defineProperty(navigator, "clipboard", { value: { writeText: function (text) {
+  var out = document.createElement("pre"); out.className = "clipboard"; out.textContent = text; document.body.append(out);
+  return Promise.resolve();
+} } });
+document.querySelectorAll("#TD101-1 .tools button").forEach(function (node) { node.click(); });"""
+
+
+def test_a_finding_is_copied_as_a_link_and_as_markdown(rich_result: Result, tmp_path: Path) -> None:
+    finding = msgspec.structs.replace(rich_result.findings[0], message="Waits *59 ms* for <b>data</b>.")
+    page = render(msgspec.structs.replace(rich_result, findings=[finding]), "html")
+    opened = Opened(with_script(page, _COPY), tmp_path)
+    assert opened.console == []
+    link, text = (
+        unescape(t) for t in re.findall(r'<pre class="clipboard">(.*?)</pre>', opened.dom, re.DOTALL)
+    )
+    assert link.endswith("page.html#TD101-1")
+    assert r"Waits \*59 ms\* for \<b\>data\</b\>." in text
+    assert text.startswith("**TD101 ") and "saves up to 33% of step" in text and "```diff\n" in text
+
+
 @pytest.mark.parametrize("panel", ["timeline", "memory"])
 def test_a_zoomable_panel_opens_from_the_address(panel: str, hostile_result: Result, tmp_path: Path) -> None:
     opened = Opened(render(hostile_result, "html"), tmp_path, f"#panel={panel}")

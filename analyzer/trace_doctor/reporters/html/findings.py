@@ -24,6 +24,7 @@ from trace_doctor.reporters.html.parts import (
 from trace_doctor.reporters.labels import (
     BASIS_MEANING,
     SAFETY,
+    claim_words,
     device_name,
     is_patch,
     needs_source,
@@ -151,7 +152,7 @@ def _facts(finding: Finding, result: Result) -> Html:
     saving = finding.saving
     if gain(saving) and saving:
         facts.append(
-            (term("saving", "Saving"), [gain(saving), f" – {BASIS_MEANING[saving.basis]}. ", saving.how])
+            (term("saving", "Saving"), [claim_words(saving), f" – {BASIS_MEANING[saving.basis]}. ", saving.how])
         )
     elif saving and saving.how:
         facts.append(("Saving", saving.how))

@@ -90,6 +90,36 @@
     }));
   });
 
+  /* of a finding: its address, and itself for an issue or a chat */
+  var fenced = function (text, language) {
+    var fence = "```";
+    while (text.indexOf(fence) >= 0) fence += "`";
+    return fence + language + "\n" + text.replace(/\n$/, "") + "\n" + fence;
+  };
+  var markdown = function (card, finding) {
+    var plain = function (text) { return String(text).replace(/[\\`*_{}\[\]<>#|~@]/g, "\\$&"); };
+    var words = function (selector) { var node = card.querySelector(selector); return node ? plain(node.textContent.trim()) : ""; };
+    var lines = ["**" + plain(finding.code + " " + (finding.title || finding.name)) + "**", ""];
+    lines.push([plain(finding.severity + ", " + finding.confidence + " confidence"), words("summary .gain-words"), words("summary .where")].filter(Boolean).join(" · "));
+    lines.push("", plain(finding.message));
+    finding.fixes.slice(0, 1).forEach(function (fix) {
+      lines.push("", "Fix: " + plain(fix.title));
+      if (fix.diff) lines.push("", fenced(fix.diff, "diff"));
+    });
+    return lines.join("\n") + "\n";
+  };
+  all(".finding").forEach(function (card) {
+    var bar = make("p", "", { "class": "tools" });
+    bar.append(
+      button("Copy link", function (event) { copied(event.currentTarget, location.href.split("#")[0] + "#" + card.id); }),
+      button("Copy as Markdown", function (event) {
+        var node = event.currentTarget;
+        result().then(function (data) { copied(node, markdown(card, data.findings.find(function (one) { return one.id === card.id; }))); });
+      })
+    );
+    card.querySelector(".body").prepend(bar);
+  });
+
   /* boxes are stops of the tab key only where they scroll */
   var boxes = all("[tabindex='0']");
   var stops = function () {
