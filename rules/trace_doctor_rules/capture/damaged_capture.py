@@ -42,6 +42,15 @@ class _Spoilt(RunBuilder):
         return text
 
 
+def _paused() -> RunBuilder:
+    """Steps whose operators are all there, with many that ran while nothing was recorded, between the third and the fourth."""
+    b = _thinned_out(1)
+    numbered = [e for e in b.events if "External id" in e["args"]]
+    for event in numbered[len(numbered) // 2 :]:
+        event["args"]["External id"] += 100_000
+    return b
+
+
 def _thinned_out(keep: int, *, runtime: bool = False, count: int = 200) -> RunBuilder:
     """Steps of so many operators, of which each of so many is left, with the kernel that it launched. `runtime`: calls and operators
     share one number, as Kineto for ROCm counts, and operators have one of their own beside."""
@@ -139,6 +148,7 @@ class DamagedCapture(Rule):
         Valid("graphs that hardly wait", _graphs, thresholds={"min_graph_share": 0.9}),
         Valid("a kernel that waits", lambda: _graphs(call="cudaLaunchKernel")),
         Valid("each operator there", lambda: _thinned_out(1)),
+        Valid("a pause between two windows", _paused),
         Valid("written by hand", lambda: _thinned_out(5, count=40)),
         Valid("numbers that the runtime's calls share", lambda: _thinned_out(1, runtime=True)),
     ]  # fmt: skip

@@ -6,6 +6,7 @@ from typing import Self
 
 import numpy as np
 
+from trace_doctor.arrays import I64
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.names.event_arguments import count
@@ -37,6 +38,8 @@ LEAST_OPERATORS = 0.5
 cut ones 35 % and less."""
 LEAST_NUMBERED = 1000
 """Files with lower numbers are written by hand, as tests of other tools are."""
+LEAST_HOLES = 0.1
+"""of the operators that are there: what was taken out leaves holes all over, a pause between two windows leaves one"""
 MOST_NUMBERED = 2000
 """operators whose arguments are read again from the file"""
 
@@ -47,6 +50,13 @@ class OperatorNumbers(Evidence, frozen=True):
 
     present: int
     numbered: int
+    holes: int
+    """places in the order of the numbers at which some are missing"""
+
+    @classmethod
+    def of(cls, ids: I64) -> Self:
+        """`ids`: those that are there, each once and rising."""
+        return cls(len(ids), int(ids[-1] - ids[0]) + 1, int((np.diff(ids) > 1).sum()))
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
@@ -54,21 +64,21 @@ class OperatorNumbers(Evidence, frozen=True):
         rows = np.flatnonzero(run.is_cat(Cat.CPU_OP, Cat.USER_ANNOTATION) & (run.external_id > 0) & run.own)
         if not len(rows):
             raise NotCaptured("operators have no numbers")
-        ids = np.unique(run.external_id[rows])
-        numbers = cls(len(ids), int(ids[-1] - ids[0]) + 1)
+        numbers = cls.of(np.unique(run.external_id[rows]))
         if (
             numbers.most_missing
         ):  # Kineto for ROCm counts calls of the runtime as well: another number is the operators' own
             rows = rows[np.argsort(run.external_id[rows], kind="stable")][:MOST_NUMBERED]
             own = sorted({n for args in run.args(rows) if (n := count(args, "Record function id"))})
             if len(own) > 1:
-                return cls(len(own), own[-1] - own[0] + 1)
+                return cls.of(np.array(own, dtype=np.int64))
         return numbers
 
     @property
     def most_missing(self) -> bool:
         """Whether most of them were taken out."""
-        return self.numbered >= LEAST_NUMBERED and self.present < LEAST_OPERATORS * self.numbered
+        few = self.numbered >= LEAST_NUMBERED and self.present < LEAST_OPERATORS * self.numbered
+        return few and self.holes >= LEAST_HOLES * self.present
 
 
 class RecordedLaunches(Evidence, frozen=True):

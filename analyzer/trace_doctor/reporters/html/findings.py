@@ -152,7 +152,10 @@ def _facts(finding: Finding, result: Result) -> Html:
     saving = finding.saving
     if gain(saving) and saving:
         facts.append(
-            (term("saving", "Saving"), [claim_words(saving), f" – {BASIS_MEANING[saving.basis]}. ", saving.how])
+            (
+                term("saving", "Saving"),
+                [claim_words(saving), f" – {BASIS_MEANING[saving.basis]}. ", saving.how],
+            )
         )
     elif saving and saving.how:
         facts.append(("Saving", saving.how))
