@@ -112,7 +112,7 @@ def test_rule_is_whole(rule: type[Rule]) -> None:
 _PASSES_WITHOUT = {
     # They are about what is in the file, and what is not there is not damaged, dear, another GPU's or left on the CPU.
     *((code, "cpu_op") for code in ("TD002", "TD004", "TD006")),
-    *((code, "cuda_runtime") for code in ("TD004", "TD006")),
+    *((code, "cuda_runtime") for code in ("TD002", "TD004", "TD006")),
     *((code, "kernel") for code in ("TD002", "TD005")),
     # The profiler records annotations whenever it records operators: a trace without them is of a script that marks nothing.
     # It is judged as one step, of which TD001 says so, and torch marks its wrappers itself.
