@@ -149,9 +149,9 @@ def test_a_codemod_of_a_newer_version_is_named_and_its_fix_shown(job: Path, appl
     (job / "r.json").write_bytes(
         result(patch("not-yet", {"a": 1}, text="paste"), patch("zero-grad")).to_json()
     )
-    done = run("fix", "r.json", "--source", "source", *apply, cwd=job)
+    done = run("fix", "r.json", "--source", "source", "--verbose", *apply, cwd=job)
     assert done.returncode == 0, done.stderr
-    assert "[unresolved]: this version has no codemod named not-yet\n    paste\n" in done.stderr
+    assert "[no match]: this version has no codemod named not-yet\n    paste\n" in done.stderr
     assert unchanged(job) is not bool(apply)
     assert ("zero_grad(" in done.stdout) is not bool(apply)
 

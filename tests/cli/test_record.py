@@ -50,7 +50,7 @@ def test_the_script_is_stopped_and_the_next_command_works(
 ) -> None:
     folder, done = stopped
     assert done.returncode == 0, done.stderr
-    assert "found by: optimizer" in done.stderr
+    assert "detected by optimizer" in done.stderr
     assert (
         "not captured: the allocator keeps a history on CUDA only" in done.stderr or "memory" in done.stderr
     )

@@ -157,7 +157,7 @@ def test_a_wait_for_work_queued_before_the_recording_is_no_start_up() -> None:
     b.sync()
     result = diagnosed(b)
     assert headline(result).startswith(
-        "For 94% of the capture the GPU is at, or behind, work that was queued before"
+        "For 94% of the capture the GPU runs, or waits for, work that was queued before"
     )
 
 

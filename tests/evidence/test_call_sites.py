@@ -81,11 +81,11 @@ def test_a_resumed_function_gives_the_line_that_broke() -> None:
     run = b.run()
     site = sites(run).site(row(run, "aten::mm"))
     assert site == Site("train.py", 17, "forward", exact=True)
-    assert str(site) == "train.py:17 in forward"
+    assert str(site) == "forward() (train.py:17)"
 
 
 def test_a_definition_is_not_sold_as_the_line_that_ran() -> None:
-    assert str(Site("train.py", 40, "train_step")) == "function train_step of train.py"
+    assert str(Site("train.py", 40, "train_step")) == "train_step() (train.py)"
 
 
 def test_without_stacks_it_abstains_and_says_how_to_record_them() -> None:

@@ -234,7 +234,7 @@ def test_sites_are_shown_below_the_source_folder(tmp_path: Path) -> None:
     facts = Facts(Capture(rank=0, snapshot=b.snapshot()), Options(source=tmp_path))
     stacks = facts[MemoryStacks]
     sites = {str(stacks.user_site(i)) for i in range(len(stacks.stage))}
-    assert "model.py:12 in forward" in sites
+    assert "forward() (model.py:12)" in sites
 
 
 # ------------------------------------------------------------------ real files

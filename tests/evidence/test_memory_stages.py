@@ -87,11 +87,11 @@ def test_whose_line_it_is(
 @pytest.mark.parametrize(
     ("frames", "words"),
     [
-        ([MM, MODULE, MAIN], "/home/me/train.py:9 in main"),
-        ([("<eval_with_key>.1", 5, "forward"), MODULE, MAIN], "/home/me/train.py:9 in main"),
+        ([MM, MODULE, MAIN], "main() (/home/me/train.py:9)"),
+        ([("<eval_with_key>.1", 5, "forward"), MODULE, MAIN], "main() (/home/me/train.py:9)"),
         ([("??", 0, "torch::autograd::MmBackward0::apply(...)")], "MmBackward0 (backward)"),
-        ([("/home/me/x.py", 3, "SquareBackward0")], "/home/me/x.py:3 in SquareBackward0"),
-        ([MODULE], SITE + "nn/modules/module.py:1790 in _call_impl"),
+        ([("/home/me/x.py", 3, "SquareBackward0")], "SquareBackward0() (/home/me/x.py:3)"),
+        ([MODULE], f"_call_impl() ({SITE}nn/modules/module.py:1790)"),
         ([MM, ("??", 0, "torch::autograd::Engine::thread_main(...)")], "backward"),
     ],
 )
@@ -103,7 +103,7 @@ def test_a_site_outside_the_users_code_is_a_librarys_before_torchs() -> None:
     library = ("/x/site-packages/timm/layers.py", 4, "pad")
     site = stacks([MODULE, library])
     assert site.user_site(0) is None
-    assert str(site.site(0)) == "/x/site-packages/timm/layers.py:4 in pad"
+    assert str(site.site(0)) == "pad() (/x/site-packages/timm/layers.py:4)"
 
 
 def test_the_operator_is_the_outermost_one_below_the_innermost_python_frame() -> None:

@@ -225,7 +225,7 @@ def test_more_fields_than_are_read_are_damage(tmp_path: Path) -> None:
     run = load(tmp_path, trace(*sound(2), tail="], " + fields + ', "traceEvents": [' + sound(1)[0] + "]}"))
     assert run.damage.truncated
     assert run.warnings == [
-        "the file has more than 2,000 fields beside its events; all complete events were read"
+        "the file has more than 2,000 fields alongside its events; all complete events were read"
     ]
 
 

@@ -76,7 +76,7 @@ class TestWithTorch:
     @pytest.mark.parametrize(
         ("program", "code", "why"),
         [
-            ("import torch; torch.ones(2) + 1", 125, "torch was imported, but nothing was trained"),
+            ("import torch; torch.ones(2) + 1", 125, "torch was imported, but no optimizer step ran"),
             (STEPS.format(count=1), 125, "1 step is too few for all"),
             (STEPS.format(count=3), 125, "3 steps are too few for all"),
             (STEPS.format(count=3) + "os._exit(0)", 125, "3 steps are too few for all"),

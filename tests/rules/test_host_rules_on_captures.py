@@ -75,7 +75,7 @@ def test_what_stacks_slow_down_is_a_hint_at_most(captures_dir: Path) -> None:
             LaunchBound,
             "facebookresearch_HolisticTraceAnalysis/nccl_parser_config_nccl_data.json.gz",
             0.44,
-            "2,700",
+            "900 launches per step",
         ),
         (PageableCopies, "pytorch_benchmark/cce09c0b_trace2.json", 0.48, "32 ms"),
         (CpuTensorThenCopy, "cuda-mode_profiling-cuda-in-torch/28711acf_trace.json", 0.97, "aten::randn"),
@@ -83,7 +83,7 @@ def test_what_stacks_slow_down_is_a_hint_at_most(captures_dir: Path) -> None:
             SlowLaunchThread,
             "AMD-AGI_TraceLens/h100_facebook_timesformer-base-finetuned-k400__1016002.json.gz",
             0.57,
-            "preprocess of transformers",
+            "preprocess() (transformers",
         ),
     ],
 )

@@ -10,12 +10,12 @@ from trace_doctor_rules.compile._recompile_fixes import fixes
 @pytest.mark.parametrize(
     ("changed", "same_shapes", "titles"),
     [
-        ("tensor 'L['x']' size mismatch at index 0. expected 8, actual 9", False, ["Compile for", "Or s", "Or let"]),
-        ("[8, 32] became [9, 32]", False, ["Compile for", "Or s", "Or let"]),
-        ("L['scale'] == 0.5", False, ["Pass numbers"]),
-        ("tensor 'L['x']' requires_grad mismatch. expected requires_grad=1", False, ["Keep what"]),
-        ("___check_obj_id(L['self'], 140)", False, ["Find out"]),
-        ("", True, ["Find out", "Pass numbers"]),
+        ("tensor 'L['x']' size mismatch at index 0. expected 8, actual 9", False, ["Set dynamic=True", "Call", "Pad in"]),
+        ("[8, 32] became [9, 32]", False, ["Set dynamic=True", "Call", "Pad in"]),
+        ("L['scale'] == 0.5", False, ["Pass changing"]),
+        ("tensor 'L['x']' requires_grad mismatch. expected requires_grad=1", False, ["Keep guarded"]),
+        ("___check_obj_id(L['self'], 140)", False, ["Run with"]),
+        ("", True, ["Run with", "Pass changing"]),
     ],
 )  # fmt: skip
 def test_the_guard_that_failed_tells_what_to_do(changed: str, same_shapes: bool, titles: list[str]) -> None:

@@ -142,7 +142,7 @@ _LOSE_NOTHING = advice(
 
 
 _PROFILE_ALONE = advice(
-    "Stop other profilers and synchronize before the profile ends",
+    "Stop other profilers; synchronize before profiling ends",
     "torch.cuda.synchronize()   # before the profile ends\n"
     "# no Nsight, DCGM or profiler_metrics (experimental_config) at the same time, and permission to read performance counters",
     "",

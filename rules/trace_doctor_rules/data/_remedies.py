@@ -54,7 +54,7 @@ def work_ahead(data_waits: DataWaits, verify: str) -> Fix:
 def fewer_batches(verify: str) -> Fix:
     """For batches that take less time than a worker needs to hand one over."""
     return advice(
-        "Increase the batch size, or index the tensors directly",
+        "Increase the batch size, or drop the loader",
         "DataLoader(dataset, batch_size=<larger>)\n"
         "# a data set that is in memory needs no loader:\n"
         "for index in torch.randperm(len(x), device=x.device).split(batch_size):\n"

@@ -48,7 +48,7 @@ def _together(gaps: Sequence[HostGap], steps: Steps) -> HostGap:
     idle = union(np.concatenate([gap.idle for gap in gaps]))
     spans = tuple((start, end) for start, end in idle.tolist())
     return HostGap(
-        name=f"in {len(gaps)} places, most of it {gaps[0].name if gaps[0].nameless else f'inside {gaps[0].name}'}",
+        name=f"in {len(gaps)} places, mostly {gaps[0].name if gaps[0].nameless else f'inside {gaps[0].name}'}",
         site=None,
         spans=spans,
         idle=idle,
@@ -75,7 +75,7 @@ def in_words(gap: HostGap) -> HostGap:
     """The same with a name that fits into a sentence."""
     if not gap.nameless:
         return gap
-    whose = f"Code of {gap.site} itself" if gap.site else "Python code that was not recorded"
+    whose = f"Code of {gap.site} itself" if gap.site else "Unrecorded Python code"
     return replace(gap, name=f"{whose}, {gap.name},", site=None)
 
 
@@ -104,13 +104,13 @@ def fix_of(gap: HostGap) -> Fix:
         )
     if "Compiled" in gap.name:
         return advice(
-            "Run TORCH_LOGS to see what the compiled call does",
+            "Run with TORCH_LOGS=recompiles,cudagraphs,graph_breaks",
             'TORCH_LOGS="recompiles,cudagraphs,graph_breaks" python train.py   # guards, inputs that are copied, graphs recorded again',
             "",
             VERIFY,
         )
     return advice(
-        "Move the operator's host work out of the step",
+        "Move the operator out of the step",
         "# an operator that computes on the host: make its inputs on the GPU, or run it in the loader's workers\n"
         "# what depends on no batch (masks, indices, tables): once, before the loop",
         "",

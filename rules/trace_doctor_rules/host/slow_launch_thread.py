@@ -495,9 +495,9 @@ class SlowLaunchThread(TimeRule):
             tolerance=0.2,
         ),
         Invalid("half a millisecond of a short step", lambda: _training(900, name=""), message="after aten::mm", severity="info"),
-        Invalid("between two gradients", _between_gradients, message="not recorded", confidence="medium", saving_us=3300, tolerance=0.1),
+        Invalid("between two gradients", _between_gradients, message="Unrecorded Python code", confidence="medium", saving_us=3300, tolerance=0.1),
         Invalid("inside an operator, in each step", _in_an_operator, message="aten::conv2d leaves", confidence="medium", fixes=("Move the operator",)),
-        Invalid("inside a compiled region", lambda: _in_an_operator(name="Torch-Compiled Region: 0/0"), message="Torch-Compiled Region", fixes=("Run TORCH_LOGS",)),
+        Invalid("inside a compiled region", lambda: _in_an_operator(name="Torch-Compiled Region: 0/0"), message="Torch-Compiled Region", fixes=("Run with TORCH_LOGS",)),
         Invalid("in many places, each of them small", _in_many_places, message="in 10 places", confidence="medium"),
         Invalid(
             "an optimizer that works on the host",
@@ -511,10 +511,10 @@ class SlowLaunchThread(TimeRule):
         Invalid(
             "a phase of the step",
             lambda: _training(name="## forward ##"),
-            message="not recorded",
+            message="Unrecorded Python code",
             confidence="medium",
         ),
-        Invalid("a wrapper's mark", lambda: _training(name="DistributedDataParallel.forward"), message="not recorded", confidence="medium"),
+        Invalid("a wrapper's mark", lambda: _training(name="DistributedDataParallel.forward"), message="Unrecorded Python code", confidence="medium"),
         Invalid("nobody named it, once in six steps", lambda: _training(9000, name="", every=5), message="one step only", severity="info"),
         Invalid(
             "code of the loop itself",

@@ -67,7 +67,7 @@ _OFF_THE_STEP = {
         "curves have fewer points",
     ),
     "copy": (
-        "Copy the next batch on a separate stream, from pinned memory",
+        "Copy the next batch on a separate stream",
         "loader = DataLoader(..., pin_memory=True)\n"
         "with torch.cuda.stream(side):   # while this step computes\n"
         "    following = batch.to(device, non_blocking=True)\n"

@@ -63,7 +63,7 @@ class Document(EventList):
             self._fields()
         if self._turns >= MOST_FIELDS:
             self.damage.truncated = True
-            self.damage.notes.append(f"the file has more than {MOST_FIELDS:,} fields beside its events")
+            self.damage.notes.append(f"the file has more than {MOST_FIELDS:,} fields alongside its events")
 
     def _another(self) -> bool:
         """Behind the end, moves to another list: of another document, or of this one where a stray bracket in a damaged event
