@@ -19,9 +19,8 @@ StepVerdict = Literal["faster", "slower", "within_noise", "too_few_steps", "not_
 class Followed(Mention, frozen=True, kw_only=True):
     """A finding of BEFORE and what became of it.
 
-    `gone`: its rule looked at the same rank and found nothing. `within_noise`: so it was, and a step varies by more than it
-    cost (`diff` alone says so). `smaller`: found again, costing at most four fifths or
-    of a lower severity.
+    `gone`: its rule looked at the same rank and found nothing. `within_noise`: the same, and a step varies by more than it
+    cost (`diff` alone says so). `smaller`: found again, costing at most four fifths or of a lower severity.
     `still_there`: found again. `not_captured`: AFTER cannot tell, with the reason and how to record it.
     """
 

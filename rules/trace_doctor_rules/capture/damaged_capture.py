@@ -81,10 +81,6 @@ def _graphs(us: float = 5000, call: str = "cudaGraphLaunch") -> RunBuilder:
     return b
 
 
-DOUBT_SHARE = 0.10
-"""of the step, at CUDA graphs: from here on nobody can say that the run is sound"""
-
-
 class DamagedCapture(Rule):
     """The file is not whole.
 
@@ -123,7 +119,7 @@ class DamagedCapture(Rule):
 
     code = "TD002"
     name = "damaged-capture"
-    title = "Trace file is damaged"
+    title = "Trace file is damaged or incomplete"
     needs = (CaptureHealth,)
     wants = (OperatorNumbers, IdleLedger, Moments, Steps, GraphGaps)
 
@@ -139,6 +135,12 @@ class DamagedCapture(Rule):
         "time in which the GPU stands still at CUDA graphs without a reason, as a share of the step",
         unit="share",
         source="50 % in a public capture with 70 launches of graphs, under 0.1 % in eleven others",
+    )
+    doubt_graph_share: float = threshold(
+        0.10,
+        "the same from which on it is a warning: nobody can say that the run is sound",
+        unit="share",
+        source="as `max_unattributed` of the rules about time",
     )
 
     VALID = [
@@ -183,7 +185,7 @@ class DamagedCapture(Rule):
         elif (graphs := ctx.get(GraphGaps)) and total(graphs.idle) >= max(
             self.min_graph_share * graphs.length, 1
         ):
-            yield _within_graphs(ctx, graphs)
+            yield _within_graphs(ctx, graphs, self.doubt_graph_share)
 
     def _damage(self, health: CaptureHealth) -> Iterator[Claim]:
         damage = health.damage
@@ -271,7 +273,7 @@ def _taken_out(ctx: Context, numbers: OperatorNumbers) -> Claim:
     )
 
 
-def _within_graphs(ctx: Context, graphs: GraphGaps) -> Claim:
+def _within_graphs(ctx: Context, graphs: GraphGaps, doubt_share: float) -> Claim:
     moments, owned = ctx.get(Moments), spans_of(graphs.idle)
     return Claim(
         message=(
@@ -279,7 +281,7 @@ def _within_graphs(ctx: Context, graphs: GraphGaps) -> Claim:
             f"({graphs.launches:,} launches). Some of their nodes, or what they wait for, were not recorded."
         ),
         confidence="medium",
-        severity="warning" if total(graphs.idle) >= DOUBT_SHARE * graphs.length else "info",
+        severity="warning" if total(graphs.idle) >= doubt_share * graphs.length else "info",
         spans=moments.longest(owned, "at a CUDA graph", device=graphs.device) if moments is not None else (),
         fixes=[
             advice(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from trace_doctor import Claim, Context, Fix, Rule
+from trace_doctor import Claim, Context, Fix, Rule, threshold
 from trace_doctor.evidence.trace.capture_health import CaptureHealth
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules._shared import advice
@@ -86,6 +86,13 @@ class NoGpuActivity(Rule):
     title = "GPU activity was not recorded"
     needs = (CaptureHealth,)
 
+    many_lost: int = threshold(
+        10,
+        "launches without their kernels that are not the first ones only, which a profiler that starts late loses",
+        unit="count",
+        source="public captures in which another profiler ran: 100 to 268 launches",
+    )
+
     VALID = [
         Valid("kernels in the window", lambda: _work(gpu=True, kernels=True)),
         Valid("a machine without a GPU", lambda: _work(gpu=False, kernels=False)),
@@ -116,7 +123,7 @@ class NoGpuActivity(Rule):
             message=f"The capture {_names(health.devices)} no GPU activity in the analyzed window: {_why(health)}.",
             confidence="high",
             severity="warning",
-            fixes=[_fix(health)],
+            fixes=[_fix(health, self.many_lost)],
             key="gpu",
         )
 
@@ -148,14 +155,12 @@ _PROFILE_ALONE = advice(
     "",
     _VERIFY,
 )
-MANY_LOST = 10
-"""So many launches lost are not the first ones only, for which the GPU's side starts too late"""
 
 
-def _fix(health: CaptureHealth) -> Fix:
+def _fix(health: CaptureHealth, many_lost: int) -> Fix:
     if not health.runtime or health.gpu_events:
         return _ASK_FOR_THE_GPU
-    return _PROFILE_ALONE if health.launch_calls >= MANY_LOST else _LOSE_NOTHING
+    return _PROFILE_ALONE if health.launch_calls >= many_lost else _LOSE_NOTHING
 
 
 def _names(devices: tuple[str, ...]) -> str:

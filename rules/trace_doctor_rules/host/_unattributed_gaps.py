@@ -95,7 +95,7 @@ def fix_of(gap: HostGap) -> Fix:
         return NAME_IT
     if is_optimizer(gap.name):
         return advice(
-            "Use a fused optimizer",
+            "Move the optimizer's host work to the GPU",
             "torch.optim.AdamW(..., fused=True)   # Adam, AdamW; SGD from torch 2.3 on: one call for all parameters\n"
             "# another class: its state and step counts on the GPU (capturable=True, where it has that)\n"
             "# preconditioners and averages of weights: every N steps (Shampoo: precondition_frequency)",

@@ -504,7 +504,7 @@ class SlowLaunchThread(TimeRule):
             _optimizer_on_the_host,
             message="Optimizer.step#Shampoo.step leaves the GPU idle",
             severity="info",
-            fixes=("Use a fused optimizer",),
+            fixes=("Move the optimizer's host work",),
         ),
         Invalid("a batch that is copied to the GPU", lambda: _training(name="## copy_batch_to_gpu ##"), message="copy_batch_to_gpu", fixes=("Copy the next batch",)),
         Invalid("kernels are launched meanwhile", lambda: _training(inside="launch"), message="log_metrics leaves", claims=2),

@@ -28,7 +28,7 @@ from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.evidence.trace.threads import Threads
 from trace_doctor.run import Cat
-from trace_doctor.user_frames import python_frame
+from trace_doctor.user_frames import called, python_frame
 
 CAUSES = ("python", "annotation", "dispatch", "optimizer")
 
@@ -159,7 +159,7 @@ def readable_name(text: str) -> str:
         return text
     frame = python_frame(text)
     if frame is not None:
-        return f"{frame.function}() ({frame.file})"
+        return f"{called(frame.function)} ({frame.file})"
     if text.startswith("<built-in"):
         function = re.match(r"<built-in (?:method|function) (\w+)", text)
         return function.group(1) if function else text
