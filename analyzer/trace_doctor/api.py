@@ -71,13 +71,14 @@ def analyze(
     with_source_lines: bool = True,
     perfetto: str | Path | None = None,
     critical_path: bool = False,
+    detail: bool = False,
     progress: Progress | None = None,
 ) -> Result:
     """The diagnosis of all traces and snapshots below the paths; the library's twin of `trace-doctor analyze`.
 
     `source` is the folder or file of the training script: findings then name its lines and fixes carry their diff.
     `perfetto` names a file for the trace again with causes and findings as tracks (gzip where it ends in .gz; of several
-    traces a file each). `critical_path` adds HTA's, from one step of each trace; it needs the extra `hta` and pandas 2. `steps` is [first, last). `max_memory` ("4GB", "50%") bounds what loading takes. Without `config` only defaults apply: no file and no environment is read.
+    traces a file each). `critical_path` adds HTA's, from one step of each trace; it needs the extra `hta` and pandas 2. `detail` collects what a page shows closer. `steps` is [first, last). `max_memory` ("4GB", "50%") bounds what loading takes. Without `config` only defaults apply: no file and no environment is read.
     What was met and not read, or is missing, is in `Result.ignored`, `ranks` and `incomplete`. Raises NoCaptures where nothing
     readable is found.
     """
@@ -96,7 +97,7 @@ def analyze(
         device=device,
         progress=progress or Progress(),
     )
-    result, numbers = _diagnosis(loaded, config, with_source_lines=with_source_lines)
+    result, numbers = _diagnosis(loaded, config, with_source_lines=with_source_lines, detail=detail)
     traces = [(n, c) for n, c in zip(numbers, loaded.captures, strict=True) if c.capture.run is not None]
     if perfetto is not None:
         _write_tracks(Path(perfetto), traces, result)
@@ -135,12 +136,13 @@ def _load(
 
 
 def _diagnosis(
-    loaded: _Loaded, config: Config, *, with_source_lines: bool = True
+    loaded: _Loaded, config: Config, *, with_source_lines: bool = True, detail: bool = False
 ) -> tuple[Result, list[int]]:
     """The result, and the number of each capture in it."""
     settings, captures, script = config.settings, loaded.captures, loaded.script
     rules = [config.rule(rule) for rule in settings.chosen()]
-    sizes = Sizes.among(len(captures), sum(c.capture.run is not None for c in captures))
+    traces = sum(c.capture.run is not None for c in captures)
+    sizes = Sizes.among(len(captures), traces, detail=detail)
     examinations = judge([examine(c, rules, sizes, loaded.progress) for c in captures], rules)
     must_select(examinations, loaded.options)
     merged = merged_findings(examinations, config)

@@ -51,7 +51,7 @@ def analyze(
     result = diagnose(
         paths, config, sinks, console, loading,
         source=source, rank=rank, steps=o.parse_steps(steps), device=device, with_source_lines=not no_source,
-        critical_path=critical_path,
+        critical_path=critical_path, zoom=not no_zoom,
     )  # fmt: skip
     options = report_options(paths, config.settings.source, show_skipped=show_skipped, no_zoom=no_zoom)
     emit(console, result, sinks, options)
@@ -63,11 +63,17 @@ def diagnose(
     sinks: Sequence[Sink],
     console: Console,
     loading: o.Loading,
+    *,
+    zoom: bool,
     **options: Any,
 ) -> Result:
-    """What `analyze` and `check` do alike. `options` are those of `trace_doctor.analyze`."""
+    """What `analyze` and `check` do alike. `zoom`: whether pages get what they show closer. `options` are
+    those of `trace_doctor.analyze`."""
     from trace_doctor.api import analyze as api_analyze
 
     perfetto = next((s.path for s in sinks if s.format == "perfetto"), None)
+    detail = zoom and any(s.format == "html" for s in sinks)
     with progress_on(console, loading) as progress, captures(paths) as files:
-        return api_analyze(*files, config=config, perfetto=perfetto, progress=progress, **options)
+        return api_analyze(
+            *files, config=config, perfetto=perfetto, progress=progress, detail=detail, **options
+        )

@@ -71,7 +71,7 @@ def check(
     result = diagnose(
         paths, config, sinks, console, loading,
         source=source, rank=coverage.rank, steps=o.parse_steps(steps), device=device,
-        with_source_lines=not no_source,
+        with_source_lines=not no_source, zoom=not no_zoom,
     )  # fmt: skip
     if accepted is not None:
         terms = _accepted(result, terms, accepted, console)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import UNSET
 
 from trace_doctor.config import Config
 from trace_doctor.engine.coverage import Scope, fewer_than_others, incomplete, ranks_of
@@ -167,6 +168,7 @@ def conclude(
         suppressed=list(suppressed),
         config=_config(config),
         limits=limits,
+        detail=rows(lambda d: d.detail) or UNSET,
     )
 
 

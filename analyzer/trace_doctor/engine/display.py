@@ -8,6 +8,7 @@ from typing import Self
 from msgspec import Struct, structs
 
 from trace_doctor.engine.coverage import too_little, work_events
+from trace_doctor.engine.detail import detail_of
 from trace_doctor.engine.input_rows import devices_of, inputs_of
 from trace_doctor.engine.sizes import MAX_STEPS, Sizes
 from trace_doctor.errors import NotCaptured
@@ -34,6 +35,7 @@ from trace_doctor.model import (
     StepRow,
     TimeLedgerRow,
 )
+from trace_doctor.model.detail import Detail
 
 
 class Display(Struct, frozen=True, kw_only=True):
@@ -63,6 +65,8 @@ class Display(Struct, frozen=True, kw_only=True):
     kernels: tuple[KernelRow, ...] = ()
     operators: tuple[OperatorRow, ...] = ()
     collectives: tuple[CollectiveRow, ...] = ()
+    detail: tuple[Detail, ...] = ()
+    """one, where it is asked for"""
 
     def too_little(self, why: str) -> Self:
         """The same of a capture that tells nothing."""
@@ -97,6 +101,7 @@ def display_of(facts: Facts, further: Sequence[Facts], sizes: Sizes) -> Display:
         kernels=tuple(overview.kernels(sizes.kernels)) if overview else (),
         operators=tuple(operators.rows(sizes.operators)) if operators else (),
         collectives=tuple(overview.collectives()) if overview else (),
+        detail=(detail_of(facts),) if sizes.detail else (),
     )
 
 

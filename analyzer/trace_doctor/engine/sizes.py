@@ -32,9 +32,11 @@ class Sizes:
     kernels: int
     operators: int
     shapes: int
+    detail: bool = False
+    """whether what a page shows closer is collected too"""
 
     @classmethod
-    def among(cls, captures: int, traces: int) -> Sizes:
+    def among(cls, captures: int, traces: int, *, detail: bool = False) -> Sizes:
         """What each of so many captures may show, so many of them with a trace: the more, the coarser."""
         lanes = min(traces, MAX_LANES)
         return cls(
@@ -43,6 +45,7 @@ class Sizes:
             kernels=share(MAX_KERNELS, traces, 2, 400),
             operators=share(MAX_OPERATORS, traces, 2, 300),
             shapes=share(MAX_SHAPES, captures, 4, 24),
+            detail=detail,
         )
 
 

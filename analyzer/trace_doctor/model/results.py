@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Any, Self
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import UNSET, Struct, UnsetType, field
 
 from trace_doctor.model.captures import Ignored, Input, Ranks
+from trace_doctor.model.detail import Detail
 from trace_doctor.model.findings import Finding, HowKnown, Outcome, Suppressed
 from trace_doctor.model.gates import Gate
 from trace_doctor.model.html_safe_json import html_safe
@@ -129,6 +130,8 @@ class Result(Document, frozen=True, kw_only=True):
     """file -> [(line number, text)] near the findings; empty with --no-source."""
     config: dict[str, Any] = field(default_factory=dict)
     limits: list[str] = field(default_factory=list)
+    detail: list[Detail] | UnsetType = UNSET
+    """of each capture; only where a page was asked for, and in no saved result"""
 
     @property
     def unread(self) -> list[Ignored]:
@@ -137,9 +140,10 @@ class Result(Document, frozen=True, kw_only=True):
 
     def to_json(self) -> bytes:
         """The result as UTF-8 JSON: sorted keys, two-space indent, arrays and objects of plain values on one line
-        (series and rows would else be mostly spaces), one final newline. A report holds it as it is. Same result, same
-        bytes."""
-        text = msgspec.json.format(msgspec.json.encode(self, order="sorted"), indent=2)
+        (series and rows would else be mostly spaces), one final newline, and no `detail`. A report holds it as it is. Same
+        result, same bytes."""
+        stored = msgspec.structs.replace(self, detail=UNSET)
+        text = msgspec.json.format(msgspec.json.encode(stored, order="sorted"), indent=2)
         return html_safe(_PLAIN.sub(lambda plain: _BREAK.sub(rb"\1", plain[0]), text)) + b"\n"
 
     @classmethod

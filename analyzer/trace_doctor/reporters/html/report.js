@@ -28,6 +28,7 @@
     return text;
   };
   var parsed;
+  var details;
   var result = function () {
     parsed = parsed || json().then(JSON.parse);
     return parsed;
@@ -35,7 +36,13 @@
   var lookup = function (path) {
     return result().then(function (found) { return path.split(".").reduce(function (value, key) { return value[key]; }, found); });
   };
-  window.traceDoctor = { unpack: unpack, result: result };
+  /* what is shown closer, of each capture; null where the page was made without it */
+  var detail = function () {
+    var packed = doc.getElementById("detail");
+    details = details || (packed ? unpack(packed.textContent).then(JSON.parse) : Promise.resolve(null));
+    return details;
+  };
+  window.traceDoctor = { unpack: unpack, result: result, detail: detail };
   var download = function (name, type, text) {
     var url = URL.createObjectURL(new Blob([text], { type: type }));
     var link = make("a", "", { href: url, download: name });

@@ -14,10 +14,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+from msgspec import UNSET
 from zlib_ng import zlib_ng
 
 from trace_doctor.model import Result
 from trace_doctor.model.html_safe_json import html_safe
+from trace_doctor.reporters.embedded_json import packed
 from trace_doctor.reporters.html.dom import Html, el
 from trace_doctor.reporters.html.policy import digest
 from trace_doctor.reporters.labels import KINDS, MEMORY
@@ -49,12 +52,18 @@ def panels(result: Result) -> Zoom | None:
         "kinds": {k: v.label for k, v in KINDS.items()},
         "memory": {k: v.label for k, v in MEMORY.items()},
     }
+    detail = (
+        ""
+        if result.detail is UNSET
+        else f'<script type="application/gzip" id="detail">{packed(msgspec.json.encode(result.detail)).decode()}</script>'
+    )
     script = files(__package__).joinpath("zoom.js").read_text(encoding="utf-8")
-    packed, unpacked = _library()
+    library, unpacked = _library()
     return Zoom(
         Html(
             f'<script type="application/json" id="zoom-words">{html_safe(json.dumps(words).encode()).decode()}</script>'
-            f'<script type="text/plain" id="plotly">{packed}</script>'
+            f"{detail}"
+            f'<script type="text/plain" id="plotly">{library}</script>'
             f"<script>{script}</script>"
         ),
         scripts=[digest(script.encode()), unpacked],
