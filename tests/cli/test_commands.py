@@ -253,7 +253,16 @@ def test_a_folder_that_cannot_be_written_costs_the_report_only(logs: Path) -> No
 def test_quiet(logs: Path) -> None:
     silent = run("check", "logs", "-qq", cwd=logs)
     assert (silent.returncode, silent.stdout, silent.stderr) == (1, "", "")
-    assert run("analyze", "logs", "-q", cwd=logs).stderr == ""
+    brief, whole = (run("analyze", "logs", *quiet, cwd=logs) for quiet in (["-q"], []))
+    assert brief.stderr == ""
+    assert "TD101" in brief.stdout
+    assert "fix:" not in brief.stdout
+    assert "fix:" in whole.stdout
+
+
+def test_quiet_says_what_was_not_read(logs: Path) -> None:
+    (logs / "logs" / "rank1.pt.trace.json").write_text("{")
+    assert "rank1.pt.trace.json" in run("analyze", "logs", "-q", cwd=logs).stdout
 
 
 def test_a_damaged_neighbour_does_not_stop_the_others(logs: Path) -> None:
@@ -275,10 +284,13 @@ def test_config_shows_the_origin(logs: Path) -> None:
 
 def test_a_saved_result_renders_again_to_the_same_bytes(logs: Path) -> None:
     run("analyze", "logs", "-o", "json=r.json", "-o", "html=r.html", cwd=logs)
-    for saved in ("r.json", "r.html"):
-        done = run("report", saved, "-o", "html=again.html", cwd=logs)
+    done = run("report", "r.html", "-o", "html=again.html", cwd=logs)
+    assert done.returncode == 0, done.stderr
+    assert (logs / "again.html").read_bytes() == (logs / "r.html").read_bytes()
+    for saved in ("r.json", "r.html"):  # JSON has nothing of what a page shows closer
+        done = run("report", saved, "-o", f"html={saved}.html", "--no-zoom", cwd=logs)
         assert done.returncode == 0, done.stderr
-        assert (logs / "again.html").read_bytes() == (logs / "r.html").read_bytes()
+    assert (logs / "r.json.html").read_bytes() == (logs / "r.html.html").read_bytes()
 
 
 def test_rules_and_rule(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ class Console:
         int,
         typer.Option(
             "--quiet", "-q", count=True, show_default=False,
-            help="-q: only the report; -qq: only the exit code.",
+            help="-q: less text, no hints; -qq: only the exit code.",
         ),
     ] = 0  # fmt: skip
     verbose: Annotated[
@@ -99,7 +99,11 @@ class Console:
             ascii = not (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf")
             columns = shutil.get_terminal_size().columns  # COLUMNS, where it is set; 80 of a pipe
             width = min(max(columns, 40), 160)
-            sys.stdout.write(render(replace(options, color=self.in_color, width=width, ascii=ascii)))
+            sys.stdout.write(
+                render(
+                    replace(options, color=self.in_color, width=width, ascii=ascii, brief=bool(self.quiet))
+                )
+            )
             sys.stdout.flush()
 
     @property

@@ -30,6 +30,8 @@ class Options:
     color: bool = False
     width: int = 80
     show_skipped: bool = False
+    brief: bool = False
+    """text of a line for each finding, behind the verdict and what was not read"""
     ascii: bool = False
     report: str | None = None
     """path of the HTML report written beside a text output, to be named in its footer"""

@@ -18,6 +18,7 @@ from trace_doctor.model.html_safe_json import html_safe
 LARGEST = 1 << 28
 """No result is larger, nor a page of ours or what one unpacks to: a result is a thousandth of it"""
 _BEGIN = r'<script type="application/(json|gzip)" id="result">'
+_DETAIL = '<script type="application/gzip" id="detail">'
 _ELEMENT = re.compile(rf"{_BEGIN}(.*?)</script>", re.DOTALL)
 
 
@@ -30,6 +31,11 @@ def embedded(data: bytes, room: int) -> str:
         raise ValueError("the JSON would end the element it stands in")
     kind, text = ("json", data) if len(data) <= room else ("gzip", packed(data))
     return f'<script type="application/{kind}" id="result">{text.decode()}</script>'
+
+
+def embedded_detail(data: bytes) -> str:
+    """The element that holds what the page shows closer."""
+    return f"{_DETAIL}{packed(data).decode()}</script>"
 
 
 def packed(data: bytes) -> bytes:
@@ -49,6 +55,12 @@ def extract(page: str) -> bytes:
         )
     [(kind, text)] = matches
     return _unpacked(text) if kind == "gzip" else text.encode()
+
+
+def extract_detail(page: str) -> bytes | None:
+    """What `embedded_detail` was given; None where the page has none. Raises NotACapture where it is damaged."""
+    _, begin, rest = page.partition(_DETAIL)
+    return _unpacked(rest.partition("</script>")[0]) if begin else None
 
 
 def _unpacked(text: str) -> bytes:

@@ -10,8 +10,9 @@ import msgspec
 from trace_doctor.errors import NotACapture, UnusableResult
 from trace_doctor.files import open_regular, read_regular
 from trace_doctor.model import SCHEMA_VERSION, Result, Tool
+from trace_doctor.model.detail import Detail
 from trace_doctor.model.treatment import Treatment
-from trace_doctor.reporters.embedded_json import LARGEST, extract
+from trace_doctor.reporters.embedded_json import LARGEST, extract, extract_detail
 
 _PATCHES = (b"# safe: ", b"# unsafe: ")
 
@@ -34,8 +35,10 @@ def read_saved(path: Path) -> Result:
     except OSError as error:
         raise NotACapture(f"{name}: {error.strerror or 'cannot be read'}") from error
     try:
+        detail = None
         if data.lstrip()[:1] == b"<":
-            data = extract(data.decode())
+            page = data.decode()
+            data, detail = extract(page), extract_detail(page)
         schema = msgspec.json.decode(data, type=_Head).schema_version
     except NotACapture as error:
         raise NotACapture(f"{name}: {error}") from error
@@ -48,7 +51,10 @@ def read_saved(path: Path) -> Result:
             f"{name}: written by a newer trace-doctor (schema {schema}, this one reads {SCHEMA_VERSION})"
         )
     try:
-        return Result.from_json(data)
+        result = Result.from_json(data)
+        if detail is None:
+            return result
+        return msgspec.structs.replace(result, detail=msgspec.json.decode(detail, type=list[Detail]))
     except UnusableResult as error:
         raise UnusableResult(f"{name}: {error}") from error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

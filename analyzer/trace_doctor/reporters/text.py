@@ -77,17 +77,26 @@ def render(result: Result, options: Options) -> str:
     """The diagnosis in lines of at most `options.width` columns."""
     terminal = Terminal(options.width, color=options.color, ascii=options.ascii)
     more = "in the report" if options.report else "with --output html=PATH"
-    _header(terminal, result, more)
-    names = Names(result)
-    _ledgers(terminal, result, names, more)
-    _unexplained(terminal, result)
-    for finding in result.findings:
+    if not options.brief:
+        _recorded(terminal, result)
+    _verdict(terminal, result, more)
+    if options.brief:
+        for finding in result.findings:
+            _title(terminal, finding, against_baseline(finding, result))
+        if options.report:
+            terminal.put(f"Report: {options.report}")
+    else:
+        names = Names(result)
+        _ledgers(terminal, result, names, more)
+        _unexplained(terminal, result)
+        for finding in result.findings:
+            terminal.blank()
+            _finding(terminal, finding, names, more, against_baseline(finding, result))
         terminal.blank()
-        _finding(terminal, finding, names, more, against_baseline(finding, result))
-    terminal.blank()
-    _footer(terminal, result, options)
+        _footer(terminal, result, options)
     if result.gate is not None:
-        terminal.blank()
+        if not options.brief:
+            terminal.blank()
         _gate(terminal, result.gate)
     return terminal.text()
 
@@ -95,7 +104,7 @@ def render(result: Result, options: Options) -> str:
 # ------------------------------------------------------------------------------------------------ header
 
 
-def _header(terminal: Terminal, result: Result, more: str) -> None:
+def _recorded(terminal: Terminal, result: Result) -> None:
     label = f"{result.tool.name}  "
     names = [i.path for i in result.inputs[:3]] or ["no capture"]
     for place, name in enumerate([result.ranks.note, *names] if result.ranks.note else names):
@@ -105,6 +114,9 @@ def _header(terminal: Terminal, result: Result, more: str) -> None:
         terminal.put(f"and {rest:,} more", indent=len(label))
     terminal.put(" · ".join(facts(result)), indent=len(label))
     terminal.blank()
+
+
+def _verdict(terminal: Terminal, result: Result, more: str) -> None:
     healthy = (
         not result.findings
         and not nothing_captured(result)
@@ -278,14 +290,7 @@ def _largest(parts: dict[str, int]) -> list[tuple[str, int]]:
 
 def _finding(terminal: Terminal, finding: Finding, names: Names, more: str, state: str) -> None:
     """`state`: what it is beside a baseline. A known finding is no alarm, whatever its severity."""
-    saving = saving_words(finding.saving)
-    symbol, style = ("=", "dim") if state == "known" else (SYMBOL[finding.severity], finding.severity)
-    head: list[Piece] = [(f"{symbol} {finding.code} {finding.name}", style)]
-    if saving:
-        head.append((saving, "bold"))
-    if where(finding.location):
-        head.append((where_briefly(finding.location), ""))
-    terminal.flow(head, indent=2)
+    _title(terminal, finding, state)
     heading = [state, finding.severity, f"{finding.confidence} confidence", in_which_capture(finding, names)]
     terminal.put(" · ".join(part for part in heading if part), "dim", indent=2)
     terminal.put(finding.message, indent=2)
@@ -297,6 +302,17 @@ def _finding(terminal: Terminal, finding: Finding, names: Names, more: str, stat
     hidden = len(finding.fixes) - len(fixes)
     if hidden:
         terminal.put(f"{plural(hidden, 'more fix', 'more fixes')} {more}", "dim", indent=7)
+
+
+def _title(terminal: Terminal, finding: Finding, state: str) -> None:
+    saving = saving_words(finding.saving)
+    symbol, style = ("=", "dim") if state == "known" else (SYMBOL[finding.severity], finding.severity)
+    head: list[Piece] = [(f"{symbol} {finding.code} {finding.name}", style)]
+    if saving:
+        head.append((saving, "bold"))
+    if where(finding.location):
+        head.append((where_briefly(finding.location), ""))
+    terminal.flow(head, indent=2)
 
 
 def _evidence(terminal: Terminal, table: Table) -> None:

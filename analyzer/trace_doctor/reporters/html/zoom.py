@@ -20,7 +20,7 @@ from zlib_ng import zlib_ng
 
 from trace_doctor.model import Result
 from trace_doctor.model.html_safe_json import html_safe
-from trace_doctor.reporters.embedded_json import packed
+from trace_doctor.reporters.embedded_json import embedded_detail
 from trace_doctor.reporters.html.dom import Html, el
 from trace_doctor.reporters.html.policy import digest
 from trace_doctor.reporters.labels import KINDS, MEMORY
@@ -52,11 +52,7 @@ def panels(result: Result) -> Zoom | None:
         "kinds": {k: v.label for k, v in KINDS.items()},
         "memory": {k: v.label for k, v in MEMORY.items()},
     }
-    detail = (
-        ""
-        if result.detail is UNSET
-        else f'<script type="application/gzip" id="detail">{packed(msgspec.json.encode(result.detail)).decode()}</script>'
-    )
+    detail = "" if result.detail is UNSET else embedded_detail(msgspec.json.encode(result.detail))
     script = files(__package__).joinpath("zoom.js").read_text(encoding="utf-8")
     library, unpacked = _library()
     return Zoom(
