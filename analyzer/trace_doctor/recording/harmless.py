@@ -141,7 +141,7 @@ PROGRAMS = words("""accelerate axolotl bash composer conda curl deepspeed docker
     torchrun trl uv xvfb-run""")
 
 _NUMBER = re.compile(
-    r"[+-]?(?:\d[\d_]*\.?[\d_]*|\.\d+)(?:[eE][+-]?\d{1,3})?(?:[a-zA-Z]{1,3}|%)?|[+-]?0[xX][0-9a-fA-F]{1,6}|[+-]?(?:inf|nan)"
+    r"[+-]?(?:\d[\d_]*\.?[\d_]*|\.\d+)(?:[eE][+-]?\d{1,3})?(?P<unit>[a-zA-Z]{1,3}|%)?|[+-]?0[xX][0-9a-fA-F]{1,6}|[+-]?(?:inf|nan)"
 )
 _TIME = re.compile(r"\d{4}-\d{2}-\d{2}|(?:\d{1,3}-)?\d{1,3}(?::\d{2}){1,2}|\d{1,3}-\d{1,3}|\d{1,4}:\d{1,4}")
 _LONGEST_NUMBER = 32
@@ -154,7 +154,6 @@ _MOST_FIGURES_WITH_ZEROS = 18
 _UNITS = words("b d e f g gb gib h hz k kb kib m mb mib min ms ns p px s sec t tb tib us w x y")
 _MACHINE = re.compile(r"\d+(?:\.\d+){3,}")
 """the address of a machine"""
-_LETTERS = re.compile(r"[A-Za-z]+")
 _RUNS = re.compile(r"[A-Za-z]+|\d+")
 _VOWEL = re.compile("[aeiouy]", re.IGNORECASE)
 _HUMPS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
@@ -165,11 +164,9 @@ def is_number(text: str) -> bool:
     and telephones."""
     if _TIME.fullmatch(text):
         return True
-    if len(text) > _LONGEST_NUMBER or not _NUMBER.fullmatch(text):
+    if len(text) > _LONGEST_NUMBER or not (number := _NUMBER.fullmatch(text)):
         return False
-    unit = _LETTERS.search(text.lstrip("+-0123456789._"))
-    other_notation = text.lower().lstrip("+-").startswith(("0x", "inf", "nan"))
-    if unit is not None and not other_notation and unit[0].lower() not in _UNITS:
+    if number["unit"] and number["unit"] != "%" and number["unit"].lower() not in _UNITS:
         return False
     whole, _, decimals = text.replace("_", "").partition(".")
     figures = _figures(whole + decimals)
@@ -182,8 +179,8 @@ def is_number(text: str) -> bool:
 
 
 def _figures(text: str) -> str:
-    """Those in front of an exponent."""
-    return "".join(c for c in text.lower().partition("e")[0] if c.isdigit())
+    """Those of an exponent as well: a key may be spelled as one."""
+    return "".join(c for c in text if c.isdigit())
 
 
 def is_known(text: str) -> bool:
