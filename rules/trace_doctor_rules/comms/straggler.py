@@ -273,7 +273,9 @@ def _errors(values: npt.NDArray[np.number]) -> float:
 
 
 def _waits(ranked_collectives: RankedCollectives, late: list[int]) -> Table:
-    everything = max(sum(ranked_collectives.caused_ns), 1)
+    caused = ranked_collectives.caused_ns
+    everything = max(sum(caused), 1)
+    worst_first = sorted(range(len(caused)), key=lambda i: (i not in late, -caused[i]))
     return table(
         "Exposed collectives per steady step and rank",
         {
@@ -285,13 +287,13 @@ def _waits(ranked_collectives: RankedCollectives, late: list[int]) -> Table:
         },
         [
             [
-                rank,
+                ranked_collectives.ranks[i],
                 ranked_collectives.wait_ns[i] / 1e3,
                 ranked_collectives.transfer_ns[i] / 1e3,
-                ranked_collectives.caused_ns[i] / everything,
+                caused[i] / everything,
                 "yes" if i in late else "",
             ]
-            for i, rank in enumerate(ranked_collectives.ranks)
+            for i in worst_first
         ],
     )
 
