@@ -380,7 +380,7 @@ def test_what_check_decided_is_on_the_page(rich_result: Result) -> None:
     text = " ".join(t for _, _, t in page.all("td", "th", "p", "strong", "code", "span", "a"))
     for said in (
         "check failed: 1 limit exceeded",
-        "101.0 ms",
+        "101 ms",
         "80.0 ms",
         "100.0 ms, 102.0 ms",
         "no snapshot <b>",

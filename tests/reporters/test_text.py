@@ -108,14 +108,14 @@ def test_a_snapshot_without_a_history_shows_what_it_holds_and_claims_no_peak() -
 
 def test_the_header_and_the_ledger(rich_result: Result) -> None:
     text = render(rich_result, "text")
-    assert "177.6 ms/step · GPU busy 56.6%" in text
+    assert "178 ms/step · GPU busy 56.6%" in text
     assert "idle 42.2% (data loading 33.4%" in text
 
 
 def test_many_ranks_are_a_line_each(many_ranks: Result) -> None:
     lines = render(many_ranks, "text").splitlines()
     head = next(n for n, line in enumerate(lines) if line.split()[:3] == ["step", "compute", "exposed"])
-    assert lines[head + 1].split()[5:7] == ["177.6", "ms"] and "data loading" in lines[head + 1]
+    assert lines[head + 1].split()[5:7] == ["178", "ms"] and "data loading" in lines[head + 1]
     assert all(lines[head + 1 + n].startswith(f"  rank {n} · GPU 0 ") for n in range(8))
     assert lines[head + 9].startswith("  … and 32 more devices")
 

@@ -21,11 +21,11 @@ from trace_doctor.reporters.units import (
     ("us", "shown"),
     [
         (0, "0 ms"),
-        (0.4, "0.40 µs"),
+        (0.4, "0.400 µs"),
         (5.93, "5.93 µs"),
-        (177_600, "177.6 ms"),
+        (177_600, "178 ms"),
         (1_211_000, "1.21 s"),
-        (4.2e9, "4,200.0 s"),
+        (4.2e9, "4,200 s"),
     ],
 )
 def test_measured_times(us: float, shown: str) -> None:

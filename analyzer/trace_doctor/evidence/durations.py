@@ -4,9 +4,9 @@ from __future__ import annotations
 
 
 def milliseconds(us: float) -> str:
-    """One unit for times that a sentence compares: `1,211 ms`, `177.6 ms`, `0.71 ms`."""
+    """One unit for measured times that a sentence compares: `1,211 ms`, `178 ms`, `5.93 ms`."""
     ms = us / 1e3
-    return f"{ms:,.0f} ms" if ms >= 1000 else f"{ms:.1f} ms" if ms >= 10 else f"{ms:.2g} ms"
+    return f"{ms:,.0f} ms" if ms >= 99.95 else f"{ms:#.3g} ms" if ms else "0 ms"
 
 
 def two_figures(us: float) -> str:

@@ -41,11 +41,10 @@ def _estimate(value: float, units: tuple[tuple[float, str], ...]) -> str:
 
 
 def duration(us: float) -> str:
-    """A measured time: `177.6 ms`, `59.3 ms`, `5.93 µs`."""
-    size, name = _unit(round(us, 3), _TIME)
-    scaled = us / size
-    decimals = 2 if abs(scaled) < 10 else 1
-    return f"{scaled:,.{decimals}f} {name}" if scaled else "0 ms"
+    """A measured time, three significant figures: `178 ms`, `59.3 ms`, `5.93 µs`."""
+    size, name = _unit(_figures(us, 3), _TIME)
+    scaled = _figures(us / size, 3)
+    return f"{scaled:,.{_decimals(scaled, 3)}f} {name}" if round(us, 3) else "0 ms"
 
 
 def estimate_duration(us: float) -> str:

@@ -84,8 +84,8 @@ class OneFsdpUnit(Rule):
         Valid("no FSDP", lambda: _training(1, fsdp=False), skipped="FSDP"),
     ]
     INVALID = [
-        Invalid("one unit", lambda: _training(1), message="2 all-gathers of 1.49 GiB per step, 4 ms in total.", thresholds={"min_steps": 4}, saving_bytes=1_600_000_000),
-        Invalid("the host runs ahead", lambda: _training(1, ahead=True), message="per step, 4 ms in total"),
+        Invalid("one unit", lambda: _training(1), message="2 all-gathers of 1.49 GiB per step, 4.00 ms in total.", thresholds={"min_steps": 4}, saving_bytes=1_600_000_000),
+        Invalid("the host runs ahead", lambda: _training(1, ahead=True), message="per step, 4.00 ms in total"),
     ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:

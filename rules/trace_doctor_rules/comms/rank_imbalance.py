@@ -139,7 +139,7 @@ class RankImbalance(Rule):
         Valid("one rank alone", lambda: _job(1000), skipped="one rank"),
     ]
     INVALID = [
-        Invalid("rank 1 computes a third longer", lambda: _job(1000, 1500, 1000), saving_us=333, message="Rank 1 computes 1.5 ms per step. The mean of 3 ranks is 1.2 ms, the minimum 1 ms.", confidence="medium"),
+        Invalid("rank 1 computes a third longer", lambda: _job(1000, 1500, 1000), saving_us=333, message="Rank 1 computes 1.50 ms per step. The mean of 3 ranks is 1.17 ms, the minimum 1.00 ms.", confidence="medium"),
         Invalid("rank 1 does more on its CPU", lambda: _job(1000, 1500, gpu=False, operators=(10, 15)), confidence="medium"),
         Invalid(
             "rank 1 takes longer on its CPU for as many operators",

@@ -149,7 +149,7 @@ class Straggler(Rule):
             "one rank of four computes longer",
             lambda: _job(0, 500, 0, 0),
             saving_us=375,
-            message="The others wait 0.5 ms per step (29%). Excess time: compute.",
+            message="The others wait 0.500 ms per step (29%). Excess time: compute.",
             confidence="medium",
             fixes=("They compute longer",),
             shown="1 | 0.0 | 200.0 | 1.0 | yes",
@@ -176,7 +176,7 @@ class Straggler(Rule):
             thresholds={"many": 6, "min_errors": 0.0},
             confidence="low",
         ),
-        Invalid("more causes than are named", lambda: _job(0, 500, 0, 0), thresholds={"max_causes": 0}, message="wait 0.5 ms per step (29%).", fixes=("",)),
+        Invalid("more causes than are named", lambda: _job(0, 500, 0, 0), thresholds={"max_causes": 0}, message="wait 0.500 ms per step (29%).", fixes=("",)),
     ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:

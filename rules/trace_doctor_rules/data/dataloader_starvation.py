@@ -247,7 +247,7 @@ class DataLoaderStarvation(TimeRule):
             message="Workers would take as long to hand over a batch",
             fixes=("Increase the batch size",),
         ),
-        Invalid("the same on a CPU", lambda: _training(60, gpu_us=80, gpu=False), severity="info", message="The main thread waits 0.06 ms per step"),
+        Invalid("the same on a CPU", lambda: _training(60, gpu_us=80, gpu=False), severity="info", message="The main thread waits 0.0600 ms per step"),
         Invalid("the same in half of the steps", lambda: _training(1200, workers=2, steps=12, every=2), message="handover"),
         Invalid("more loading than eight workers do", lambda: _training(4000), fixes=("num_workers=8", "", "", "")),
         Invalid("on three cores", lambda: _training(4000), fixes=("num_workers=3", "", "", ""), options={"extra": {"cpu_count": 3}}),
