@@ -1,12 +1,12 @@
 # make try    install into .venv and diagnose the sample captures
-# make check  what CI runs: lint, types, import contracts, tests, documentation drift
+# make check  what CI runs: lint, types, import contracts, tests, documentation drift, the documentation site
 # Tests that record with PyTorch run where torch is installed: make check TORCH=torch
 PYTHON ?= python3
 VENV ?= .venv
 TORCH ?=
 BIN = $(VENV)/bin
 
-.PHONY: try install check lint types contracts test docs generate accuracy picture screenshots clean
+.PHONY: try install check lint types contracts test docs docs-site generate accuracy picture screenshots clean
 
 try:
 	$(PYTHON) -m venv $(VENV)
@@ -33,8 +33,12 @@ types: install
 contracts: install
 	$(BIN)/lint-imports
 
-docs: install
+docs: install docs-site
 	$(BIN)/python -m docs.generate --check
+
+# The documentation as a site, in build/site; needs no network. A warning is an error.
+docs-site: install
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -d build/doctrees -c docs . build/site
 
 # Each worker begins with one half of the tests in their order, so that tests that share a fixture mostly run in one.
 # What records and measures runs alone: a busy second core stretches waits and steps.
