@@ -5,6 +5,7 @@ Nothing is fetched: neither to build it nor to read it.
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
 from html.parser import HTMLParser
@@ -43,6 +44,17 @@ html_show_copyright = False
 
 CONTENTS = {"docs/index": "", "rules/README": "../docs/rules/"}
 """page whose links are the table of contents below it -> how these links begin"""
+
+
+def add_cells(app: Sphinx, name: str, source: list[str]) -> None:
+    """Appends the cells of the notebook to the page about it."""
+    if name != "docs/notebook":
+        return
+    for cell in json.loads((Path(app.srcdir) / f"{name}.ipynb").read_text(encoding="utf-8"))["cells"]:
+        text = "".join(cell["source"])
+        if cell["cell_type"] == "code":
+            text = f"```python\n{text}\n```"
+        source[0] += "\n" + re.sub(r"\A# .*\n", "", text) + "\n"
 
 
 def add_contents(app: Sphinx, name: str, source: list[str]) -> None:
@@ -93,5 +105,6 @@ def finish(app: Sphinx, error: Exception | None) -> None:
 
 
 def setup(app: Sphinx) -> None:
+    app.connect("source-read", add_cells)
     app.connect("source-read", add_contents)
     app.connect("build-finished", finish)
