@@ -74,12 +74,16 @@ screenshots: install
 	test -f $(REPORT) || $(MAKE) picture
 	$(BIN)/python -m docs.screenshots $(REPORT) $(SHOTS)
 
-# The picture in the README: the report of the simulated GPU run, in Chromium.
+# The pictures in the README and in the tutorial: the report of the simulated GPU run, in Chromium.
+PICTURE = /tmp/trace-doctor-picture.html
+SHOOT = chromium --headless --no-sandbox --disable-gpu --no-first-run --hide-scrollbars --force-device-scale-factor=1
 picture: install
 	$(BIN)/trace-doctor analyze sample_traces/dataloader_starvation/simulated/fault \
-	  --source sample_traces/dataloader_starvation/fault.py -q -o html=/tmp/trace-doctor-picture.html
-	chromium --headless --no-sandbox --disable-gpu --no-first-run --hide-scrollbars --force-device-scale-factor=1 \
-	  --window-size=1180,1500 --screenshot=docs/report.png file:///tmp/trace-doctor-picture.html
+	  --source sample_traces/dataloader_starvation/fault.py -q -o html=$(PICTURE)
+	$(SHOOT) --window-size=1180,1500 --screenshot=docs/report.png file://$(PICTURE)
+	$(SHOOT) --window-size=1000,960 --screenshot=docs/pictures/top.png file://$(PICTURE)
+	$(BIN)/python -m docs.screenshots $(PICTURE) docs/pictures timeline 700
+	$(BIN)/python -m docs.screenshots $(PICTURE) docs/pictures findings 1180
 
 # Both loaders under atheris (which has wheels for Python 3.11 to 3.13), each for FUZZ_SECONDS; see tests/fuzz/loaders/README.md
 .PHONY: fuzz
