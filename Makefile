@@ -74,14 +74,13 @@ screenshots: install
 	test -f $(REPORT) || $(MAKE) picture
 	$(BIN)/python -m docs.screenshots $(REPORT) $(SHOTS)
 
-# The pictures in the README and in the tutorial: the report of the simulated GPU run, in Chromium.
+# The pictures of the tutorial and the README: the report of the simulated GPU run, in Chromium.
 PICTURE = /tmp/trace-doctor-picture.html
-SHOOT = chromium --headless --no-sandbox --disable-gpu --no-first-run --hide-scrollbars --force-device-scale-factor=1
 picture: install
 	$(BIN)/trace-doctor analyze sample_traces/dataloader_starvation/simulated/fault \
 	  --source sample_traces/dataloader_starvation/fault.py -q -o html=$(PICTURE)
-	$(SHOOT) --window-size=1180,1500 --screenshot=docs/report.png file://$(PICTURE)
-	$(SHOOT) --window-size=1000,960 --screenshot=docs/pictures/top.png file://$(PICTURE)
+	chromium --headless --no-sandbox --disable-gpu --no-first-run --hide-scrollbars --force-device-scale-factor=1 \
+	  --window-size=1000,960 --screenshot=docs/pictures/top.png file://$(PICTURE)
 	$(BIN)/python -m docs.screenshots $(PICTURE) docs/pictures timeline 700
 	$(BIN)/python -m docs.screenshots $(PICTURE) docs/pictures findings 1180
 

@@ -77,6 +77,28 @@ def test_the_recipe_of_writing_rules_runs(tmp_path: Path, monkeypatch: pytest.Mo
         run_case(rule, case)
 
 
+SHELL = [
+    (page, line)
+    for page in PAGES
+    if page.is_relative_to(ROOT / "docs") or page.parent == ROOT
+    for block in re.findall(r"^```(?:sh|console)\n(.+?)^```", page.read_text(encoding="utf-8"), re.M | re.S)
+    for line in re.sub(r"\\\n\s*", "", block).splitlines()
+    if re.match(r"(?:\$ )?trace-doctor \w", line)
+]
+
+
+@pytest.mark.parametrize(("page", "line"), SHELL, ids=[f"{p.name}: {line[:70]}" for p, line in SHELL])
+def test_commands_of_pages_have_the_options_they_show(page: Path, line: str) -> None:
+    """What is shown with its output is run by `docs.generate`; of the rest, which needs a reader's files, this much."""
+    for part in re.findall(r"trace-doctor (\w.*?)(?= [|&#]|;|$)", line):
+        words = part.split(" -- ")[0].split()
+        known = get_command(APP).commands  # type: ignore[attr-defined]
+        assert words[0] in known
+        options = {name for parameter in known[words[0]].params for name in parameter.opts}
+        shown = {word.split("=")[0] for word in words[1:] if re.match(r"--?[a-z]", word)}
+        assert shown <= options, shown - options
+
+
 SESSIONS = [page for page in PAGES if ">>> " in page.read_text(encoding="utf-8")]
 
 
