@@ -38,7 +38,7 @@ docs: install docs-site
 
 # The documentation as a site, in build/site; needs no network. A warning is an error.
 docs-site: install
-	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -d build/doctrees -c docs . build/site
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --write-all -d build/doctrees -c docs . build/site
 
 # Each worker begins with one half of the tests in their order, so that tests that share a fixture mostly run in one.
 # What records and measures runs alone: a busy second core stretches waits and steps.
