@@ -1,12 +1,12 @@
 # make try    install into .venv and diagnose the sample captures
-# make check  what CI runs: lint, types, import contracts, tests, documentation drift
+# make check  what CI runs: lint, types, import contracts, tests, documentation drift, the documentation site
 # Tests that record with PyTorch run where torch is installed: make check TORCH=torch
 PYTHON ?= python3
 VENV ?= .venv
 TORCH ?=
 BIN = $(VENV)/bin
 
-.PHONY: try install check lint types contracts test docs generate accuracy picture screenshots clean
+.PHONY: try install check lint types contracts test docs docs-site generate accuracy picture screenshots clean
 
 try:
 	$(PYTHON) -m venv $(VENV)
@@ -33,8 +33,12 @@ types: install
 contracts: install
 	$(BIN)/lint-imports
 
-docs: install
+docs: install docs-site
 	$(BIN)/python -m docs.generate --check
+
+# The documentation as a site, in build/site; needs no network. A warning is an error.
+docs-site: install
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --write-all -d build/doctrees -c docs . build/site
 
 # Each worker begins with one half of the tests in their order, so that tests that share a fixture mostly run in one.
 # What records and measures runs alone: a busy second core stretches waits and steps.
@@ -70,12 +74,15 @@ screenshots: install
 	test -f $(REPORT) || $(MAKE) picture
 	$(BIN)/python -m docs.screenshots $(REPORT) $(SHOTS)
 
-# The picture in the README: the report of the simulated GPU run, in Chromium.
+# The pictures of the tutorial and the README: the report of the simulated GPU run, in Chromium.
+PICTURE = /tmp/trace-doctor-picture.html
 picture: install
 	$(BIN)/trace-doctor analyze sample_traces/dataloader_starvation/simulated/fault \
-	  --source sample_traces/dataloader_starvation/fault.py -q -o html=/tmp/trace-doctor-picture.html
+	  --source sample_traces/dataloader_starvation/fault.py -q -o html=$(PICTURE)
 	chromium --headless --no-sandbox --disable-gpu --no-first-run --hide-scrollbars --force-device-scale-factor=1 \
-	  --window-size=1180,1500 --screenshot=docs/report.png file:///tmp/trace-doctor-picture.html
+	  --window-size=1000,960 --screenshot=docs/pictures/top.png file://$(PICTURE)
+	$(BIN)/python -m docs.screenshots $(PICTURE) docs/pictures timeline 700
+	$(BIN)/python -m docs.screenshots $(PICTURE) docs/pictures findings 1180
 
 # Both loaders under atheris (which has wheels for Python 3.11 to 3.13), each for FUZZ_SECONDS; see tests/fuzz/loaders/README.md
 .PHONY: fuzz

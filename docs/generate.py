@@ -2,7 +2,8 @@
 
 docs/rules/<CODE>.md and rules/README.md come from the rules' docstrings, docs/cli-reference.md from --help,
 the JSON Schemas from the result types, docs/configuration.md from the settings, docs/techniques.md from the techniques
-that rules name, docs/evidence.md from the classes of evidence; what commands print in README.md comes from running them.
+that rules name, docs/evidence.md from the classes of evidence; what commands print in README.md and in the tutorial and
+how-to guides comes from running them.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import dataclasses
 import json
 import os
 import re
-import shlex
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from docs import evidence, techniques
@@ -47,7 +49,13 @@ def pages() -> Iterator[tuple[Path, str]]:
     yield ROOT / "docs" / "configuration.md", _configuration()
     yield ROOT / "docs" / "techniques.md", techniques.page()
     yield ROOT / "docs" / "evidence.md", evidence.page()
-    yield ROOT / "README.md", _with_what_commands_print((ROOT / "README.md").read_text(encoding="utf-8"))
+    shown = [
+        ROOT / "README.md",
+        ROOT / "docs" / "tutorial.md",
+        *sorted((ROOT / "docs" / "how-to").glob("*.md")),
+    ]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # each waits for its commands
+        yield from zip(shown, pool.map(_with_what_commands_print, shown), strict=True)
     for form in (Result, Verification, Difference, Treatment):
         name = f"{form.__name__.lower()}.schema.json"
         text = json.dumps(json_schema(form), indent=2, sort_keys=True) + "\n"
@@ -74,21 +82,31 @@ def _rule_index() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _with_what_commands_print(text: str) -> str:
-    """The page with the output of each `$ trace-doctor …` in a block of its own, at 80 columns."""
-    return re.sub(
-        r"(?<=```console\n)\$ (trace-doctor .+?)\n.+?(?=```)",
-        lambda block: f"$ {block[1]}\n{_printed(shlex.split(block[1])[1:])}",
-        text,
-        flags=re.DOTALL,
+def _with_what_commands_print(page: Path) -> str:
+    """Its text with the output of each `$ trace-doctor …` in a block of its own, at 80 columns.
+
+    The commands of a page run one after the other, in a folder that has the sample captures.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "sample_traces").symlink_to(ROOT / "sample_traces")
+        return re.sub(
+            r"(?<=```console\n)\$ (trace-doctor .+?)\n.+?(?=```)",
+            lambda block: f"$ {block[1]}\n{_printed(block[1], folder)}",
+            page.read_text(encoding="utf-8"),
+            flags=re.DOTALL,
+        )
+
+
+def _printed(line: str, folder: str) -> str:
+    """What a shell prints for a line, which may be a pipe."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    env = {**os.environ, "COLUMNS": "80", "PYTHONUTF8": "1", "TRACE_DOCTOR_OUTPUT": "text", "PATH": path}
+    done = subprocess.run(
+        ["bash", "-c", line], cwd=folder, capture_output=True, check=False, env=env, timeout=120
     )
-
-
-def _printed(arguments: list[str]) -> str:
-    main = [sys.executable, "-c", "from trace_doctor.cli import main; main()"]
-    env = {**os.environ, "COLUMNS": "80", "PYTHONUTF8": "1", "TRACE_DOCTOR_OUTPUT": "text"}
-    done = subprocess.run([*main, *arguments], cwd=ROOT, capture_output=True, check=True, env=env)
-    return "".join(f"{line.rstrip()}\n" for line in done.stdout.decode().splitlines())
+    if done.returncode == 2 or not done.stdout:
+        raise SystemExit(f"exit {done.returncode}: {line}\n{done.stderr.decode()}")
+    return "".join(f"{shown.rstrip()}\n" for shown in done.stdout.decode().splitlines())
 
 
 def _cli_reference() -> str:

@@ -4,6 +4,7 @@ their own cases is checked where `test_rule_cases` runs them."""
 from __future__ import annotations
 
 import ast
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,10 +17,11 @@ from trace_doctor.cli.app import application
 from trace_doctor.registry import all_rules
 
 ROOT = Path(__file__).resolve().parent.parent
-GENERATED_OR_RECORDS = {"accuracy.md", "cli-reference.md", "evidence.md"}
+GENERATED_OR_RECORDS = {"accuracy-appendix.md", "cli-reference.md", "evidence.md"}
 """pages of `docs` that are generated from code comments or from help, or that keep the history of measurements"""
 PAGES = [
     *(p for p in sorted((ROOT / "docs").glob("*.md")) if p.name not in GENERATED_OR_RECORDS),
+    *sorted((ROOT / "docs" / "how-to").glob("*.md")),
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
     *(ROOT / folder / "README.md" for folder in ("analyzer", "sample_traces")),
 ]
@@ -55,6 +57,13 @@ def texts(tree: ast.AST) -> Iterator[tuple[int, str]]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_pages(page: Path) -> None:
     assert not page_faults(page.read_text(encoding="utf-8"))
+
+
+def test_the_notebook() -> None:
+    cells = json.loads((ROOT / "docs" / "notebook.ipynb").read_text(encoding="utf-8"))["cells"]
+    said = "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    assert "DataFrame" in said
+    assert not page_faults(said)
 
 
 def test_titles_of_rules() -> None:

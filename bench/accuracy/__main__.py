@@ -49,7 +49,8 @@ def main() -> None:
         for name in count.false:
             print(f"false   {code}  {name}")
     if options.output:
-        options.output.write_text(text + "\n", encoding="utf-8")
+        kind = "captures it had not seen" if options.held_out else "labeled captures"
+        options.output.write_text(f"# Accuracy on {kind}\n\n{text}\n", encoding="utf-8")
 
 
 def _project(only: str | None) -> tuple[str, Figures]:
