@@ -6,7 +6,7 @@
   var holders = Array.prototype.slice.call(doc.querySelectorAll("[data-blocks]"));
   if (!holders.length || typeof DecompressionStream === "undefined") return;
   var classes = JSON.parse(doc.getElementById("memory-classes").textContent); /* [key, label] by number */
-  var MOST_ROWS = 100, ROW = 20, SEGMENT_ROWS = 30;
+  var FEW_ROWS = 12, MOST_ROWS = 500, ROW = 20, SEGMENT_ROWS = 30;
 
   var fill = function (node, attributes, children) {
     Object.keys(attributes || {}).forEach(function (name) { node.setAttribute(name, attributes[name]); });
@@ -26,6 +26,11 @@
   };
   var share = function (part, whole) { return whole ? (100 * part / whole).toFixed(1) + "%" : "–"; };
   var counted = function (count, word) { return count.toLocaleString("en-US") + " " + word + (count === 1 ? "" : "s"); };
+  /* a frame as people call it: function (file:line) */
+  var called = function (frame) {
+    var parts = /^(?:.*[/\\])?([^/\\]+:\d+) (.+)$/.exec(frame);
+    return parts ? parts[2] + " (" + parts[1] + ")" : frame;
+  };
   var sum = function (rows, key) { return rows.reduce(function (total, row) { return total + row[key]; }, 0); };
   /* the last position whose value is at most the wanted one */
   var before = function (values, wanted) {
@@ -104,7 +109,7 @@
       /* the innermost line that is not PyTorch's, with the operator it called */
       place: function (node) {
         var frames = stack(node, false), operator = frames.length > 1 && /^aten::/.test(frames[frames.length - 1]) ? frames.pop() : "";
-        return frames.length ? frames[frames.length - 1] + (operator ? " · " + operator : "") : "no frames recorded";
+        return frames.length ? called(frames[frames.length - 1]) + (operator ? " · " + operator : "") : "no frames recorded";
       }
     };
   };
@@ -147,18 +152,18 @@
     outer.pop();
     var draw = function (node, x, wide, level, above) {
       if (wide < 1 || drawn.length > 4000) return;
-      var shape = svg("g", { role: "button", tabindex: "-1", "aria-label": node.name + ", " + bytes(node.size) + ", " + share(node.size, root.size) }, [
+      var shape = svg("g", { role: "button", tabindex: "-1", "aria-label": called(node.name) + ", " + bytes(node.size) + ", " + share(node.size, root.size) }, [
         svg("title", {}, node.name + "\n" + bytes(node.size) + " in " + counted(node.count, "block") + ", " + share(node.size, root.size) + " of this moment"),
         svg("rect", { x: x, y: level * ROW, width: wide, height: ROW - 1 })
       ]);
       if (above) shape.setAttribute("class", "outer");
-      var letters = Math.floor((wide - 8) / 6.7), name = node.name;
+      var letters = Math.floor((wide - 8) / 6.7), name = called(node.name);
       if (letters > 2) shape.append(svg("text", { x: x + 4, y: level * ROW + 14 }, name.length > letters ? name.slice(0, letters - 1) + "…" : name));
       var place = { node: node, shape: shape, level: level, x: x };
       drawn.push(place);
       depth = Math.max(depth, level);
       shape.addEventListener("click", function () { zoom(node.path); });
-      if (above) return;
+      if (above || wide < 8) return; /* zooming in shows what is below */
       children(node).forEach(function (child) { var w = wide * child.size / (node.size || 1); draw(child, x, w, level + 1); x += w; });
     };
     outer.forEach(function (node, level) { draw(node, 0, width, level, true); });
@@ -191,7 +196,7 @@
     var rows = [];
     var walk = function (node, level) {
       if (rows.length >= 200 || node.size < root.size / 200) return;
-      var name = el("th", { scope: "row" }, el("bdi", {}, node.name));
+      var name = el("th", { scope: "row" }, el("bdi", { title: node.name }, called(node.name)));
       name.style.paddingLeft = Math.min(level, 30) * 10 + "px";
       rows.push(el("tr", {}, [name, cell(String(level), true), cell(bytes(node.size), true), cell(share(node.size, root.size), true)]));
       children(node).forEach(function (child) { walk(child, level + 1); });
@@ -205,7 +210,8 @@
   var moment = function (panel, memory, device, marked) {
     var stacks = reader(memory), end = device.unit === "end", failures = device.failures || [];
     var point = failures.length ? failures[failures.length - 1] : device.peak;
-    var focus = [], all = false, order = { key: "size", down: true };
+    var focus = [], all = false, order = { key: "size", down: true }, every = false;
+    var more = button("", function () { every = !every; draw(); });
     var slider = el("input", { type: "range", min: 0, max: device.at.length - 1, value: point, "aria-label": "Moment" });
     var head = el("p", { role: "status", "class": "peak-line" }), parts = el("ul", { "class": "keys" }), graph = el("div", { "class": "flame-box" });
     var back = button("Zoom out", function () { zoom(focus.slice(0, -1)); });
@@ -234,7 +240,9 @@
       var value = rank[order.key];
       rows = rows.map(function (row) { return [value(row), row]; }).sort(function (a, b) { return (a[0] < b[0] ? -1 : a[0] > b[0] ? 1 : 0) * (order.down ? -1 : 1); })
         .map(function (pair) { return pair[1]; });
-      var shown = rows.slice(0, MOST_ROWS), rest = rows.slice(MOST_ROWS);
+      var shown = rows.slice(0, every ? MOST_ROWS : FEW_ROWS), rest = rows.slice(shown.length);
+      more.hidden = rows.length <= FEW_ROWS;
+      more.textContent = every ? "Show fewer" : "Show more blocks";
       var line = function (row) {
         return el("tr", {}, columns.map(function (column) {
           var content = words[column[0]](row);
@@ -247,7 +255,7 @@
         return el("tr", {}, [cell(bytes(sum(rows, "size")), true), el("td", { colspan: columns.length - 1 }, word + ", " + counted(sum(rows, "count"), "block"))]);
       };
       table.replaceChildren(
-        el("caption", {}, "Allocated blocks" + (focus.length ? " below " + focus[focus.length - 1] : "")),
+        el("caption", {}, "Allocated blocks" + (focus.length ? " below " + called(focus[focus.length - 1]) : "")),
         el("thead", {}, el("tr", {}, columns.map(function (column) {
           var sort = button(column[1], function () {
             order = { key: column[0], down: order.key === column[0] ? !order.down : column[2] };
@@ -266,8 +274,8 @@
     var draw = function (keyboard) {
       var rows = live(device, point), root = tree(rows, stacks, all), node = root;
       focus = focus.filter(function (name, i) { node = node && node.under.get(name); return node; });
-      var called = end ? "When the snapshot was written" : "At " + when(device.unit, device.at[point]) + (failures.indexOf(point) >= 0 ? " (out of memory)" : point === device.peak ? " (the peak)" : "");
-      head.replaceChildren(called + ": ", el("strong", {}, bytes(root.size)), " allocated in " + counted(root.count, "block"));
+      var place = end ? "When the snapshot was written" : "At " + when(device.unit, device.at[point]) + (failures.indexOf(point) >= 0 ? " (out of memory)" : point === device.peak ? " (the peak)" : "");
+      head.replaceChildren(place + ": ", el("strong", {}, bytes(root.size)), " allocated in " + counted(root.count, "block"));
       slider.setAttribute("aria-valuetext", head.textContent);
       var held = {};
       rows.forEach(function (row) { held[row.category] = (held[row.category] || 0) + row.size; });
@@ -295,7 +303,7 @@
     var whole = device.blocks.size.length;
     panel.append(bar, head, parts, el("h4", {}, "Allocating stacks"),
       el("div", { "class": "moment-bar" }, [back, el("label", { "class": "check" }, [libraries, "Frames of PyTorch"]), el("span", { "class": "muted" }, "Width is bytes. Click a frame to zoom in.")]),
-      graph, text, el("h4", {}, "Blocks"), scroller);
+      graph, text, el("h4", {}, "Blocks"), scroller, more);
     if (whole < device.recorded) panel.append(el("p", { "class": "limit" }, "The page holds the " + counted(whole, "largest block") + " of " + device.recorded.toLocaleString("en-US") + "; smaller ones are added up by class and stack."));
     draw();
     var seen = graph.clientWidth;
@@ -310,7 +318,7 @@
     var used = function (block) { return (block[3] === 2 ? "seg-pending " : "") + "seg-used " + (plain ? "seg-plain" : "m-" + classes[block[4]][0]); };
     var told = function (segment, block) {
       var text = "0x" + (segment.address + block[0]).toString(16) + " · " + STATES[block[3]] + " · " + bytes(block[1]);
-      if (block[3]) text += " (" + bytes(block[2]) + " requested)" + (plain ? "" : " · " + classes[block[4]][1]) + "\n" + stacks.stack(block[5], false).reverse().slice(0, 12).join("\n");
+      if (block[3]) text += " (" + bytes(block[2]) + " requested)" + (plain ? "" : " · " + classes[block[4]][1]) + "\n" + stacks.stack(block[5], false).reverse().slice(0, 12).map(called).join("\n");
       return text + "\nin a segment of " + bytes(segment.size);
     };
     var draw = function () {
