@@ -301,9 +301,9 @@
     bar.append(jump("End", device.at.length - 1));
     bar.hidden = end;
     var whole = device.blocks.size.length;
-    panel.append(bar, head, parts, el("h4", {}, "Allocating stacks"),
+    panel.append(bar, head, parts, el("h3", {}, "Allocating stacks"),
       el("div", { "class": "moment-bar" }, [back, el("label", { "class": "check" }, [libraries, "Frames of PyTorch"]), el("span", { "class": "muted" }, "Width is bytes. Click a frame to zoom in.")]),
-      graph, text, el("h4", {}, "Blocks"), scroller, more);
+      graph, text, el("h3", {}, "Blocks"), scroller, more);
     if (whole < device.recorded) panel.append(el("p", { "class": "limit" }, "The page holds the " + counted(whole, "largest block") + " of " + device.recorded.toLocaleString("en-US") + "; smaller ones are added up by class and stack."));
     draw();
     var seen = graph.clientWidth;

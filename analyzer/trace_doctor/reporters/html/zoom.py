@@ -47,7 +47,7 @@ class Zoom(NamedTuple):
 
 def panels(result: Result) -> Zoom | None:
     """None where there is nothing to look at closer."""
-    shown = [p for p in (_plots(result), blocks.panel(result)) if p is not None]
+    shown = [p for p in (blocks.panel(result), _plots(result)) if p is not None]
     if not shown:
         return None
     parts = [p for p in (_detail(result), *shown) if p is not None]
