@@ -45,7 +45,7 @@ def other_devices(verify: str) -> Fix:
     return advice(
         "Place layers on the other GPUs",
         'model = AutoModel.from_pretrained(name, device_map="balanced")   # accelerate spreads the layers\n'
-        '# by hand: move later layers with .to("cuda:1"), and their inputs in forward()',
+        '# manually: move later layers with .to("cuda:1"), and their inputs in forward()',
         "activations are copied between devices; other processes may use those GPUs, which a snapshot does not show",
         verify,
     )
