@@ -126,6 +126,7 @@ def test_the_moment_of_a_failed_allocation_is_a_point_even_where_the_picture_has
     history = facts[MemoryBlocks].devices[0].history
     (point,) = device.failures
     assert device.live[point] == history.live[int((history.action == 9).nonzero()[0][0])]
+    assert device.at[point] in [m.at for m in facts[MemoryLedger].series[0].marks if m.kind == "oom"]
 
 
 def test_without_a_history_there_is_the_moment_of_the_dump() -> None:

@@ -123,7 +123,9 @@ def _path(stacks: MemoryStacks, stack: int) -> list[tuple[str, bool]]:
 
 def _device(device: DeviceBlocks, tree: _Tree, most: int) -> DeviceBlocksDetail:
     history = device.history
-    failures = np.flatnonzero(history.action == Action.OOM)[-MAX_FAILURES:]
+    failures = (
+        np.flatnonzero(history.action == Action.OOM)[-MAX_FAILURES:] + 1
+    )  # the entry itself changes nothing
     points = np.union1d(reduced(history.live, MAX_POINTS), failures)
     at, unit = axis(history)
     first = np.searchsorted(points, history.born, side="right")  # born < point <= freed
