@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trace_doctor.evidence.memory.series import _axis, reduced
+from trace_doctor.evidence.memory.series import axis, reduced
 
 
 @pytest.mark.parametrize("most", [8, 20, 63])
@@ -37,5 +37,5 @@ def test_a_short_curve_stays_as_it_is(count: int) -> None:
 )
 def test_the_axis_is_time_where_every_entry_has_one(clock: list[int], at: list[int], unit: str) -> None:
     history: Any = SimpleNamespace(time_us=np.array(clock, dtype=np.int64), n=len(clock))
-    places, said = _axis(history)
+    places, said = axis(history)
     assert (places.tolist(), said) == (at, unit)

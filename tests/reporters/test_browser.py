@@ -15,10 +15,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from trace_doctor.api import analyze
 from trace_doctor.gate.diff import difference
 from trace_doctor.model import KernelRow, Result
 from trace_doctor.reporters import render
 from trace_doctor.reporters.difference import render as render_difference
+from trace_doctor.testing import MIB, SnapshotBuilder
 
 CHROMIUM = next((c for c in ("chromium", "chromium-browser", "google-chrome") if shutil.which(c)), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium to open the page in")
@@ -171,6 +173,97 @@ def test_axe_finds_no_violation(theme: str, rich_result: Result, tmp_path: Path)
     found = re.search(r'<pre id="axe">(.*?)</pre>', Opened(page, tmp_path).dom, re.DOTALL)
     assert found is not None
     assert json.loads(unescape(found[1])) == []
+
+
+def recorded(tmp_path: Path, *, history: bool = True) -> Result:
+    """A snapshot whose paths are markup, and what a page shows closer of it."""
+    hostile = "/home/me/<img src=x onerror=alert(1)>.py"
+    b = SnapshotBuilder(script=hostile)
+    b.held(20 * MIB, frames=[(hostile, 5, "</script><b>setup</b>")])
+    if history:
+        b.train(3, parameters=[8 * MIB, 24 * MIB])
+        with b.forward(hostile, 7):
+            b.alloc(100 * MIB)
+            b.oom(1024 * MIB, device_free=MIB)
+    return analyze(b.write(tmp_path / "snapshot.pickle"), detail=True)
+
+
+_BLOCKS = """
+var picked = [], panel = document.querySelector(".blocks-panel"), drawing = document.querySelector("#memory svg.chart");
+var all = function (selector) { return Array.prototype.slice.call(document.querySelectorAll(selector)); };
+var note = function () {
+  var names = all(".flame g").map(function (g) { return g.getAttribute("aria-label"); });
+  picked.push([panel.querySelector("[role=status]").textContent, names[0], panel.querySelector("tfoot tr:last-child").textContent,
+    all(".blocks-panel caption").length && panel.querySelector(".scroll caption").textContent, names.length]);
+};
+var at = function (part) {
+  var box = drawing.getBoundingClientRect(), scale = box.width / 1080;
+  return { bubbles: true, clientX: box.left + (70 + part * 1010) * scale, clientY: box.top + 270 * scale };
+};
+setTimeout(function () {
+  drawing.dispatchEvent(new PointerEvent("pointermove", at(.5)));
+  picked.push(document.querySelector(".memory-tip").textContent);
+  drawing.dispatchEvent(new MouseEvent("click", at(1)));
+  setTimeout(function () {
+    note();
+    Array.prototype.find.call(panel.querySelectorAll("button"), function (b) { return b.textContent === "Out of memory"; }).click();
+    note();
+    var slider = panel.querySelector("input[type=range]");
+    slider.value = 3;
+    slider.dispatchEvent(new Event("input"));
+    note();
+    var frame = all(".flame g").pop();
+    frame.dispatchEvent(new MouseEvent("click", { bubbles: true }));
+    note();
+    picked.push(all(".moment").length);
+    all("details").forEach(function (d) { d.open = true; });
+    setTimeout(function () {
+      var map = document.querySelector(".segments");
+      map.dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowRight", bubbles: true }));
+      picked.push(all(".segments .seg").length, document.querySelector(".block-text").textContent);
+      var out = document.createElement("pre");
+      out.id = "picked";
+      out.textContent = JSON.stringify(picked);
+      document.body.append(out);
+    }, 500);
+  }, 500);
+}, 500);"""
+
+
+def test_a_moment_of_the_memory_picture_has_its_blocks_and_stacks(tmp_path: Path) -> None:
+    """What the table, the flame graph and the headline add up is the same, and what the picture shows."""
+    result = recorded(tmp_path)
+    opened = Opened(with_script(render(result, "html"), _BLOCKS), tmp_path)
+    assert opened.console == []
+    assert "<img" not in opened.dom.replace("&lt;img", "")
+    found = re.search(r'<pre id="picked">(.*?)</pre>', opened.dom, re.DOTALL)
+    assert found is not None
+    tip, last, oom, third, zoomed, cursors, segments, block = json.loads(unescape(found[1]))
+    assert re.match(r"\w.*: [\d.]+ MiB\nallocated: [\d.]+ MiB\nat ", tip)
+    live = result.detail[0].memory.devices[0].live  # type: ignore[union-attr, index]
+    failed = result.detail[0].memory.devices[0].failures[-1]  # type: ignore[union-attr, index]
+    for (head, root, foot, _, _), held in ((last, live[-1]), (oom, live[failed]), (third, live[3])):
+        words = f"{held / MIB:.3g} MiB"
+        assert words in head and root.startswith(f"all stacks, {words}, 100") and foot.startswith(words)
+    assert "(out of memory)" in oom[0]
+    assert last[0] != third[0]
+    assert "below" in zoomed[3] and zoomed[0] == third[0]
+    assert cursors == 1
+    assert segments == result.detail[0].memory.devices[0].space.segments  # type: ignore[union-attr, index]
+    assert re.match(r"0x[0-9a-f]+ · (free|allocated)", block)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("history", [True, False])
+def test_axe_finds_no_violation_in_blocks_and_segments(history: bool, theme: str, tmp_path: Path) -> None:
+    axe = files("axe_core_python").joinpath("axe.min.js").read_text(encoding="utf-8")
+    page = with_script(render(recorded(tmp_path, history=history), "html"), _CHECK % (theme, axe))
+    opened = Opened(page, tmp_path)
+    assert opened.console == []
+    found = re.search(r'<pre id="axe">(.*?)</pre>', opened.dom, re.DOTALL)
+    assert found is not None
+    assert json.loads(unescape(found[1])) == []
+    assert 'class="flame"' in opened.dom and 'class="segments"' in opened.dom
 
 
 _PLACES = """document.querySelectorAll("details").forEach(function (d) { d.open = true; });

@@ -24,6 +24,7 @@ from trace_doctor.reporters.difference import render as render_difference
 from trace_doctor.reporters.embedded_json import embedded, extract
 from trace_doctor.reporters.html import LARGEST
 from trace_doctor.reporters.html.treatment import render as treatment_page
+from trace_doctor.testing import MIB, SnapshotBuilder
 
 VOID = {"meta", "br", "hr", "input", "link", "img"}
 FETCHES = {"src", "srcset", "data", "poster", "background", "action", "formaction", "ping", "xlink:href"}
@@ -214,8 +215,8 @@ def test_hostile_text_stays_text(hostile_result: Result) -> None:
     page = Page(source)
     assert page.errors == []
     assert (
-        len(page.all("script")) == 6
-    )  # theme, result, report; words, library and code of the zoomable panels
+        len(page.all("script")) == 8
+    )  # theme, result, report; words and code of memory blocks; words, library and code of the zoomable panels
     assert "<img" not in source
     shown = re.sub(r'<script type="application/json".*?</script>', "", source, flags=re.DOTALL)
     assert not set(shown) & set("\x1b\u202e\u2028")
@@ -258,7 +259,36 @@ def test_the_timeline_names_the_longest_gaps(rich_result: Result) -> None:
 def test_an_oom_is_marked(snapshot_result: Result) -> None:
     source = render(snapshot_result, "html")
     assert "out of memory: asked for 512 MiB" in source
-    assert "No profiler trace was given" in source
+
+
+def test_a_page_of_snapshots_has_nothing_about_time(snapshot_result: Result, rich_result: Result) -> None:
+    about_time = ("Step time", "GPU busy", 'id="time"')
+    top = render(snapshot_result, "html").split('<section id="findings"', 1)[0]
+    assert not [words for words in about_time if words in top]
+    assert "Peak memory" in top
+    whole = render(rich_result, "html")
+    assert all(words in whole for words in about_time)
+
+
+def test_a_snapshot_without_history_says_what_it_held(tmp_path: Path) -> None:
+    """Not "no memory recorded", and not "nothing found" where nothing could be checked."""
+    b = SnapshotBuilder()
+    for size in (30, 4):
+        b.held(size * MIB)
+    page = render(trace_doctor.analyze(b.write(tmp_path / "snapshot.pickle")), "html", zoom=False)
+    tiles = page[page.index('<dl class="tiles"') : page.index("</dl>")]
+    assert "Allocated memory" in tiles and "34.0 MiB" in tiles
+    assert "no memory recorded" not in page
+    assert "nothing found" not in tiles and "no rule could run" in tiles
+
+
+def test_a_saving_of_reserved_memory_is_called_so(snapshot_result: Result) -> None:
+    saving = Saving(bytes=300 << 20, share_of_peak=0.25, peak="reserved")
+    finding = msgspec.structs.replace(snapshot_result.findings[0], saving=saving)
+    source = render(msgspec.structs.replace(snapshot_result, findings=[finding]), "html")
+    assert "25% of peak reserved memory" in source
+    assert "up to 300 MiB of reserved memory" in source
+    assert "300 MiB of peak memory" not in source
 
 
 def test_a_short_spike_of_memory_is_seen(snapshot_result: Result) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from trace_doctor.engine.sizes import Sizes
 from trace_doctor.evidence.base import Facts
+from trace_doctor.evidence.memory.block_detail import memory_detail
 from trace_doctor.model.detail import Detail
 
 
-def detail_of(facts: Facts) -> Detail:
+def detail_of(facts: Facts, sizes: Sizes) -> Detail:
     """All of it, each part bounded."""
-    return Detail(rank=facts.rank)
+    return Detail(rank=facts.rank, memory=memory_detail(facts, sizes.memory_blocks))

@@ -16,6 +16,8 @@ MAX_SEGMENTS, MAX_POINTS, MAX_KERNELS, MAX_OPERATORS, MAX_SHAPES = 1200, 800, 12
 """Over all captures, so that a result of many ranks stays small enough to be sent."""
 MAX_STRIP_SEGMENTS = 360
 """Over all captures, for each of the up to six streams of a device"""
+MAX_MEMORY_BLOCKS = 24_000
+"""Over all captures, of a page: so that it stays small enough to be opened at once"""
 MAX_STEPS = 200
 MAX_FINDINGS = 100
 MAX_DETAIL = 60_000
@@ -32,6 +34,7 @@ class Sizes:
     kernels: int
     operators: int
     shapes: int
+    memory_blocks: int
     detail: bool = False
     """whether what a page shows closer is collected too"""
 
@@ -45,6 +48,7 @@ class Sizes:
             kernels=share(MAX_KERNELS, traces, 2, 400),
             operators=share(MAX_OPERATORS, traces, 2, 300),
             shapes=share(MAX_SHAPES, captures, 4, 24),
+            memory_blocks=share(MAX_MEMORY_BLOCKS, captures, 100, 12_000),
             detail=detail,
         )
 

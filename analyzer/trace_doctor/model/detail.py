@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from trace_doctor.model.memory_detail import MemoryDetail
 from trace_doctor.model.quantities import Count
 
 
@@ -12,3 +13,5 @@ class Detail(Struct, frozen=True, kw_only=True):
 
     input: Count = 0
     rank: int
+    memory: MemoryDetail | None = None
+    """of its snapshot"""

@@ -66,6 +66,8 @@ class Saving(HowKnown, frozen=True, kw_only=True):
     share_of_step: Share | None = None
     bytes: Bytes | None = None
     share_of_peak: Share | None = None
+    peak: Literal["allocated", "reserved"] = "allocated"
+    """which peak `bytes` and `share_of_peak` are of"""
     basis: Basis = "bound"
     how: str = ""
 

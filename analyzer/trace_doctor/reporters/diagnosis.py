@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from trace_doctor.model import LOOKED, PART_NAMES, Finding, Result, Unowned, UnownedBlock, unowned
-from trace_doctor.reporters.labels import Names, figure_words, how_known, short_kernel
+from trace_doctor.reporters.labels import Names, figure_words, how_known, peak_words, short_kernel
 from trace_doctor.reporters.units import estimate_share, estimate_size, plural, share
 
 UNOWNED_FROM = 0.20
@@ -94,9 +94,7 @@ def _fault(first: Finding, result: Result) -> str:
         of_whom = f" (rank {first.rank})" if several and first.rank is not None else ""
         return f"{title}: {how_known(saving)} {figure_words(saving, saving.share_of_step, estimate_share)} of step time{of_whom}"
     if saving and saving.bytes:
-        return (
-            f"{title}: {how_known(saving)} {figure_words(saving, saving.bytes, estimate_size)} of peak memory"
-        )
+        return f"{title}: {how_known(saving)} {figure_words(saving, saving.bytes, estimate_size)} of {peak_words(saving)}"
     return title
 
 

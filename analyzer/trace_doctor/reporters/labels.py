@@ -297,6 +297,11 @@ def figure_words(
     return f"{words(value)}{of}{inside and f' ({inside})'}"
 
 
+def peak_words(saving: Saving) -> str:
+    """What its bytes are bytes of."""
+    return "peak memory" if saving.peak == "allocated" else "reserved memory"
+
+
 def cost_words(saving: Saving | None) -> str:
     """As `claim_words`, without how it is known."""
     if saving is None:
@@ -313,7 +318,8 @@ def cost_words(saving: Saving | None) -> str:
         unless_said = "" if parts else basis
         if peak := saving.share_of_peak:
             also = f"≈{estimate_size(saving.bytes)}"
-            parts.append(figure_words(saving, peak, estimate_share, also, unless_said, of=" of peak"))
+            of = " of peak" if saving.peak == "allocated" else " of peak reserved memory"
+            parts.append(figure_words(saving, peak, estimate_share, also, unless_said, of=of))
         else:
             parts.append(figure_words(saving, saving.bytes, estimate_size, unless_said))
     return " and ".join(parts)

@@ -212,6 +212,7 @@ def _claim(device: DeviceBlocks, reserved: Bytes, failure: Failure | None, unuse
         saving=Saving(
             bytes=unused if unused is not None else failed.cached if failed is not None else None,
             share_of_peak=None if unused is None else unused / most,
+            peak="reserved",
             basis="bound",
             how=f"peak allocated memory is {in_one_unit(history.peak_bytes, most)} reserved"
             if unused is not None

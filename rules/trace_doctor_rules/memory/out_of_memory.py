@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from trace_doctor import Cell, Claim, Context, Fix, Rule, Table, Target, threshold
+from trace_doctor import Cell, Claim, Context, Fix, Rule, Table, Target, Unit, threshold
 from trace_doctor.evidence.memory.blocks import MemoryBlocks
 from trace_doctor.evidence.memory.out_of_memory import Failure, OutOfMemory
 from trace_doctor.evidence.trace.call_sites import location
@@ -78,13 +78,16 @@ class OutOfMemoryRule(Rule):
 
     Evidence
     An `oom` entry in a snapshot's history (a file name alone is no evidence), and the replayed blocks and segments at that
-    moment. Segments freed just before it are malloc's own retries.
+    moment. Segments freed just before it are malloc's own retries. Other GPUs of the process are named where it reserves at
+    most 10% of the failing GPU's memory on them. A snapshot does not show other processes, so that files of one rank of
+    several are left out.
 
     How the saving is estimated
     Not estimated: the request has to fit.
 
     Fix
-    Where the free memory would be enough in one piece: `expandable_segments:True`. Else by the largest category: checkpointing
+    Where other GPUs of the process are nearly empty: layers placed there. Where the free memory would be enough in one piece:
+    `expandable_segments:True`. Else by the largest category: checkpointing
     or smaller micro-batches for activations, an 8-bit optimizer or sharding for optimizer state. And by the request itself: a
     chunked loss, scaled_dot_product_attention.
 
@@ -146,9 +149,9 @@ class OutOfMemoryRule(Rule):
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         for failure in ctx[OutOfMemory].failures:
-            yield self._claim(ctx, failure)
+            yield self._claim(failure)
 
-    def _claim(self, ctx: Context, f: Failure) -> Claim:
+    def _claim(self, f: Failure) -> Claim:
         device = f.device
         site = device.stacks.site(f.stack)
         where = f" in {device.place(f.stack)}" if f.stack >= 0 else ""
@@ -157,7 +160,10 @@ class OutOfMemoryRule(Rule):
         top = max((v, k) for k, v in device.at(f.moment).items())
         return Claim(
             message=f"GPU {device.device} ran out of memory{_again(f)}: {mib(f.requested)} requested{where}{_state(f)} "
-            f"Largest category: {top[1].replace('_', ' ')}, {in_one_unit(top[0], f.live)} allocated.",
+            + (
+                _spare(f)
+                or f"Largest category: {top[1].replace('_', ' ')}, {in_one_unit(top[0], f.live)} allocated."
+            ),
             confidence="high",
             severity="critical",
             location=location(site, device=device.device),
@@ -165,7 +171,7 @@ class OutOfMemoryRule(Rule):
                 _numbers(f),
                 breakdown(device, f.moment, "at the failed allocation"),
                 holders(held, "Largest allocations"),
-                *_others(ctx, f),
+                *_others(f),
             ],
             fixes=self._fixes(f, target(site)),
             key=f"{site.function if site else ''}",
@@ -173,6 +179,8 @@ class OutOfMemoryRule(Rule):
 
     def _fixes(self, f: Failure, place: Target | None) -> list[Fix]:
         fixes: list[Fix] = []
+        if f.nearly_empty:
+            fixes.append(techniques.other_devices(_FITS))
         if f.fits_if_packed:
             fixes += expandable_segments(f.device.history.settings)
         fixes += [r for r in remedies(f.device.stacks, [f.stack], place) if r.title != GENERAL]
@@ -223,9 +231,33 @@ def _numbers(f: Failure) -> Table:
     return table("State at the failed allocation", {"metric": "text", "bytes": "bytes"}, rows)
 
 
-def _others(ctx: Context, f: Failure) -> list[Table]:
-    """The peaks of the other devices of this process: a full one beside empty ones is imbalance."""
+def _spare(f: Failure) -> str:
+    """The other devices, where this process used little of them: moving a part of the model there is the real remedy."""
+    spare = f.nearly_empty
+    if not spare:
+        return ""
+    names = [f"GPU {d.device}" for d in spare]
+    whole = ", ".join(names[:-1]) + " and " + names[-1] if len(names) > 1 else names[0]
+    most = max(d.reserved for d in spare)
+    each = " each" if len(names) > 1 else ""
+    return f"This process reserves at most {mib(most)}{each} on {whole}."
+
+
+def _others(f: Failure) -> list[Table]:
+    """The other devices of this process: a full one beside empty ones is imbalance."""
     rows = [
-        (d.device, d.history.peak_bytes) for d in ctx[MemoryBlocks].devices if d.device != f.device.device
+        (
+            d.device,
+            d.allocated,
+            d.reserved,
+            "over the record" if d.over_record else "when the snapshot was written",
+        )
+        for d in f.others
     ]
-    return [table("Other GPUs", {"device": "count", "peak": "bytes"}, rows)] if rows else []
+    columns: dict[str, Unit] = {
+        "device": "count",
+        "allocated": "bytes",
+        "reserved": "bytes",
+        "at most": "text",
+    }
+    return [table("Other GPUs of this process", columns, rows)] if rows else []

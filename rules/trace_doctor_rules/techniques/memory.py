@@ -40,6 +40,17 @@ def release_output(verify: str, target: Target | None, *, inference: bool) -> Fi
     )
 
 
+def other_devices(verify: str) -> Fix:
+    """Advice: layers of the model on the devices of the process that are nearly empty."""
+    return advice(
+        "Place layers on the other GPUs",
+        'model = AutoModel.from_pretrained(name, device_map="balanced")   # accelerate spreads the layers\n'
+        '# manually: move later layers with .to("cuda:1"), and their inputs in forward()',
+        "activations are copied between devices; other processes may use those GPUs, which a snapshot does not show",
+        verify,
+    )
+
+
 def max_split_size(verify: str) -> Fix:
     """Shown: an environment variable, for devices without expandable segments."""
     return Fix(

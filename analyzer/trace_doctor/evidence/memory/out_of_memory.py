@@ -10,10 +10,24 @@ from msgspec import Struct
 from trace_doctor.arrays import I64
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.memory.blocks import DeviceBlocks, MemoryBlocks
-from trace_doctor.snapshot import Action, Snapshot
+from trace_doctor.snapshot import Action, BlockState, Snapshot
 
 ROUND = 512
 """Blocks are multiples of this (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize)."""
+
+
+NEARLY_EMPTY = 0.10
+"""of what the process could have had on the device that failed"""
+
+
+class OtherDevice(Struct, frozen=True):
+    """What this process held on another device. Bytes, at most over the record; of a device without a history when the
+    snapshot was written. What other processes held there is in no snapshot."""
+
+    device: int
+    allocated: int
+    reserved: int
+    over_record: bool
 
 
 class Failure(Struct, frozen=True):
@@ -36,6 +50,17 @@ class Failure(Struct, frozen=True):
     stack: int
     count: int
     """failures of this device in the record; this is the last one"""
+    others: tuple[OtherDevice, ...] = ()
+    """devices of the same process"""
+
+    @property
+    def nearly_empty(self) -> tuple[OtherDevice, ...]:
+        """Other devices of which this process used a small part. None where the file belongs to one rank of several: those
+        devices are then likely other ranks'."""
+        most = self.device_bytes
+        if most is None or self.device.stacks.snapshot.rank_how:
+            return ()
+        return tuple(d for d in self.others if d.reserved <= NEARLY_EMPTY * most)
 
     @property
     def limited(self) -> bool:
@@ -66,14 +91,17 @@ class OutOfMemory(Evidence, frozen=True):
     def build(cls, facts: Facts) -> Self:
         snapshot = facts.snapshot
         failures: list[Failure] = []
-        for device in facts[MemoryBlocks].devices:
+        replayed = {d.device: d for d in facts[MemoryBlocks].devices}
+        for device in replayed.values():
             at = np.flatnonzero(device.history.action == Action.OOM)
             if len(at):
-                failures.append(_failure(snapshot, device, int(at[-1]), len(at)))
+                failures.append(_failure(snapshot, device, replayed, int(at[-1]), len(at)))
         return cls(tuple(failures))
 
 
-def _failure(snapshot: Snapshot, device: DeviceBlocks, at: int, count: int) -> Failure:
+def _failure(
+    snapshot: Snapshot, device: DeviceBlocks, replayed: dict[int, DeviceBlocks], at: int, count: int
+) -> Failure:
     history = device.history
     free = int(history.entry_addr[at])
     live = int(history.live[at])
@@ -91,6 +119,21 @@ def _failure(snapshot: Snapshot, device: DeviceBlocks, at: int, count: int) -> F
         retried=_given_back(device, at),
         stack=int(history.entry_stack[at]),
         count=count,
+        others=tuple(_other(snapshot, d, replayed.get(d)) for d in snapshot.devices if d != history.device),
+    )
+
+
+def _other(snapshot: Snapshot, device: int, replayed: DeviceBlocks | None) -> OtherDevice:
+    history = None if replayed is None else replayed.history
+    if history is not None and history.reserved is not None:
+        return OtherDevice(device, history.peak_bytes, int(history.reserved.max()), True)
+    here = snapshot.segment_device == device
+    used = here[snapshot.block_segment] & (snapshot.block_state != BlockState.INACTIVE)
+    return OtherDevice(
+        device,
+        int(snapshot.block_requested[used].sum()),
+        int(snapshot.segment_size[here].sum()),
+        False,
     )
 
 

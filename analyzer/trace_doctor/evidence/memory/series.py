@@ -24,7 +24,7 @@ _SHRINKS = (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)
 def series_of(blocks: DeviceBlocks, rank: int) -> MemorySeries:
     """One device of a snapshot. At every point the categories sum to the live bytes."""
     history = blocks.history
-    at, unit = _axis(history)
+    at, unit = axis(history)
     points = reduced(history.live, MAX_POINTS)
     by_category = {
         name: history.bytes_over_time(blocks.classes.where(i))[points].tolist()
@@ -95,7 +95,7 @@ def reduced(values: I64, most: int) -> I64:
     return np.array(sorted(points), dtype=np.int64)
 
 
-def _axis(history: DeviceHistory) -> tuple[I64, str]:
+def axis(history: DeviceHistory) -> tuple[I64, str]:
     """The place of each moment: microseconds from the first entry, or its number where there is no clock."""
     clock = history.time_us
     if not len(clock) or (clock < 0).any():

@@ -84,6 +84,11 @@ def stage_of(frames: Sequence[StackFrame], kind: str) -> Stage:
     return found
 
 
+def in_torch(filename: str) -> bool:
+    """Whether a file is PyTorch's own, by its path."""
+    return _TORCH.search(filename.replace("\\", "/")) is not None
+
+
 def _decisive(frame: StackFrame) -> Stage | None:
     path = frame.filename.replace("\\", "/")
     if frame.name == "zero_grad":

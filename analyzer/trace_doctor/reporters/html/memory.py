@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from trace_doctor.model import Column, MemoryLedgerRow, MemorySeries, Result
+from trace_doctor.reporters.html import blocks
 from trace_doctor.reporters.html.charts import memory as chart
 from trace_doctor.reporters.html.charts.bars import Bar, stacked
 from trace_doctor.reporters.html.dom import Html, el
@@ -42,7 +43,7 @@ def memory(result: Result) -> Html | None:
         return _memory_at_peak(result)
     names = Names(result) if len(devices) > 1 else None
     charted = devices[:_MOST_CHARTS]
-    charts = [_device(drawable.get(d), rows.get(d), n) for n, d in enumerate(charted)]
+    charts = [_device(result, d, drawable.get(d), rows.get(d), n) for n, d in enumerate(charted)]
     reported = [rows[d] for d in devices if d in rows]
     return section(
         "memory",
@@ -117,7 +118,9 @@ def _compared(devices: list[MemoryLedgerRow], names: Names) -> Html:
     )
 
 
-def _device(placed: tuple[int, MemorySeries] | None, row: MemoryLedgerRow | None, n: int) -> Html:
+def _device(
+    result: Result, place: Place, placed: tuple[int, MemorySeries] | None, row: MemoryLedgerRow | None, n: int
+) -> Html:
     """`placed`: the series with its position in the result."""
     index, series = placed or (-1, None)
     elements = (
@@ -130,7 +133,8 @@ def _device(placed: tuple[int, MemorySeries] | None, row: MemoryLedgerRow | None
         if series
         else None
     )
-    return el("div", elements, _peak(row, n) if row else None, class_="device")
+    closer = blocks.of_device(result, place, placed, f"memory-chart-{n}")
+    return el("div", elements, closer, _peak(row, n) if row else None, class_="device")
 
 
 def _memory_keys(series: MemorySeries) -> Html:
@@ -198,7 +202,14 @@ def _held_tables(result: Result) -> list[Html]:
     for row in sorted(result.memory_held, key=lambda r: -r.held_bytes)[:_MOST_CHARTS]:
         title = f"{names.place(row)}: {held_words(row)} in {plural(row.blocks, 'block')}, {size(row.reserved_bytes)} reserved"
         rows: list[Row] = [[frame, count, count / max(1, row.held_bytes)] for frame, count in row.by_frame]
-        tables.append(data_table(title, columns, rows))
+        tables.append(
+            el(
+                "div",
+                data_table(title, columns, rows),
+                blocks.of_device(result, (row.input, row.device)),
+                class_="device",
+            )
+        )
     return tables
 
 

@@ -20,7 +20,7 @@ from trace_doctor.reporters.html.parts import (
     swatch,
     term,
 )
-from trace_doctor.reporters.html.verdict import is_cpu
+from trace_doctor.reporters.html.verdict import is_cpu, memory_only
 from trace_doctor.reporters.labels import IDLE, KINDS, Names, main_rows, short_kernel
 from trace_doctor.reporters.units import duration, plural, share
 
@@ -35,8 +35,10 @@ def parts_of(row: TimeLedgerRow) -> dict[str, int]:
     return busy | dict(sorted(idle.items(), key=lambda kv: (-kv[1], kv[0])))
 
 
-def where_the_step_goes(result: Result) -> Html:
-    """The panel with the parts of a step, as bars and as a table."""
+def where_the_step_goes(result: Result) -> Html | None:
+    """The panel with the parts of a step, as bars and as a table; None where only snapshots were given."""
+    if memory_only(result):
+        return None
     rows = main_rows(result)
     if not rows:
         return section(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trace_doctor.model import Finding, Fix, Result
+from trace_doctor.model import Finding, Fix, Result, Saving
 from trace_doctor.reporters.diagnosis import verdict
 from trace_doctor.reporters.html.dom import Child, Html, el
 from trace_doctor.reporters.html.parts import badge, gain, mini_bar, term, tile
@@ -10,11 +10,11 @@ from trace_doctor.reporters.labels import (
     SEVERITIES,
     Names,
     by_hand,
-    held_words,
     how_known,
     how_made,
     is_patch,
     main_rows,
+    peak_words,
     where,
     where_briefly,
 )
@@ -46,8 +46,7 @@ def render(result: Result) -> Html:
         [el("p", f"{sentence}.", class_="lead") for sentence in others],
         el(
             "dl",
-            _step(result),
-            _busy(result),
+            None if memory_only(result) else [_step(result), _busy(result)],
             _memory(result),
             _saving(result),
             _counts(result),
@@ -57,6 +56,11 @@ def render(result: Result) -> Html:
         id="verdict",
         aria_labelledby="verdict-title",
     )
+
+
+def memory_only(result: Result) -> bool:
+    """Whether only snapshots were given: the page then has nothing to say about time."""
+    return bool(result.inputs) and all(i.kind == "snapshot" for i in result.inputs)
 
 
 def _subject(result: Result) -> list[Child]:
@@ -124,7 +128,11 @@ def _memory(result: Result) -> Html:
     peak, reserved = result.summary.peak_allocated_bytes, result.summary.peak_reserved_bytes
     if peak is None and reserved is None:
         most = max(result.memory_held, key=lambda r: r.held_bytes, default=None)
-        return _missing("Peak memory", f"not known; {held_words(most)}" if most else "no memory recorded")
+        if most is not None:
+            when = f"when the snapshot was written; {size(most.reserved_bytes)} "
+            return tile("Allocated memory", size(most.held_bytes), [when, term("allocated", "reserved")])
+        some = any(i.kind == "snapshot" or i.recorded.memory for i in result.inputs)
+        return _missing("Peak memory", "not known from what was recorded" if some else "no memory recorded")
     name = ["Peak memory"]
     if peak is None:
         return tile(name, size(reserved or 0), term("allocated", "reserved"))
@@ -155,7 +163,10 @@ def _saving(result: Result) -> Html:
             )
         return tile(name, gain, time + more, class_="gain")
     if upto.bytes:
-        return tile(name, estimate_size(upto.bytes), "of peak memory", class_="gain")
+        first = max(
+            (f.saving for f in result.findings if f.saving), key=lambda s: s.bytes or 0, default=Saving()
+        )
+        return tile(name, estimate_size(upto.bytes), f"of {peak_words(first)}", class_="gain")
     if most is not None:
         return tile(
             name,
@@ -166,7 +177,14 @@ def _saving(result: Result) -> Html:
     return (
         tile(name, "none", "no finding claims one")
         if result.findings
-        else tile(name, "–", "nothing found", class_="missing")
+        else tile(
+            name,
+            "–",
+            "no rule could run"
+            if result.outcomes and all(o.outcome == "skipped" for o in result.outcomes)
+            else "nothing found",
+            class_="missing",
+        )
     )
 
 

@@ -21,6 +21,7 @@ from zlib_ng import zlib_ng
 from trace_doctor.model import Result
 from trace_doctor.model.html_safe_json import html_safe
 from trace_doctor.reporters.embedded_json import embedded_detail
+from trace_doctor.reporters.html import blocks
 from trace_doctor.reporters.html.dom import Html, el
 from trace_doctor.reporters.html.policy import digest
 from trace_doctor.reporters.labels import KINDS, MEMORY
@@ -45,25 +46,45 @@ class Zoom(NamedTuple):
 
 
 def panels(result: Result) -> Zoom | None:
-    """None where there is nothing to zoom into."""
+    """None where there is nothing to look at closer."""
+    shown = [p for p in (blocks.panel(result), _plots(result)) if p is not None]
+    if not shown:
+        return None
+    parts = [p for p in (_detail(result), *shown) if p is not None]
+    return Zoom(
+        Html("".join(markup for markup, _, _ in parts)),
+        scripts=[script for _, scripts, _ in parts for script in scripts],
+        styles=[style for _, _, styles in parts for style in styles],
+    )
+
+
+Part = tuple[Html, list[str], list[str]]
+"""markup, and the digests of its scripts and styles"""
+
+
+def _detail(result: Result) -> Part | None:
+    if result.detail is UNSET:
+        return None
+    return Html(embedded_detail(msgspec.json.encode(result.detail))), [], []
+
+
+def _plots(result: Result) -> Part | None:
     if not (result.timeline or result.memory_timeline):
         return None
     words = {
         "kinds": {k: v.label for k, v in KINDS.items()},
         "memory": {k: v.label for k, v in MEMORY.items()},
     }
-    detail = "" if result.detail is UNSET else embedded_detail(msgspec.json.encode(result.detail))
     script = files(__package__).joinpath("zoom.js").read_text(encoding="utf-8")
     library, unpacked = _library()
-    return Zoom(
+    return (
         Html(
             f'<script type="application/json" id="zoom-words">{html_safe(json.dumps(words).encode()).decode()}</script>'
-            f"{detail}"
             f'<script type="text/plain" id="plotly">{library}</script>'
             f"<script>{script}</script>"
         ),
-        scripts=[digest(script.encode()), unpacked],
-        styles=[digest(b"")],  # the library makes an empty one, and adds its rules one by one
+        [digest(script.encode()), unpacked],
+        [digest(b"")],  # the library makes an empty one, and adds its rules one by one
     )
 
 

@@ -25,7 +25,7 @@ def draw(series: MemorySeries, anchor: str) -> Html:
     classes = _classes(series)
     total = [sum(series.live_by_category[c][i] for c in classes) for i in range(len(series.at))]
     points = _reduced(total, series.peak_index, _POINTS // max(1, len(classes)))
-    top = max([*total, *(r or 0 for r in series.reserved), 1]) * 1.08
+    top = _most(series, total)
     first, last = series.at[0], max(series.at[-1], series.at[0] + 1e-9)
 
     def x(at: float) -> float:
@@ -49,6 +49,16 @@ def draw(series: MemorySeries, anchor: str) -> Html:
         _names(series, classes, points, xs, y, top),
         _axis(series, last - first, x),
     )
+
+
+def frame(series: MemorySeries) -> dict[str, float]:
+    """Where the chart has its axes, in its own units, and the bytes at its upper edge."""
+    total = [sum(values) for values in zip(*series.live_by_category.values(), strict=True)]
+    return {"left": _LEFT, "right": WIDTH, "top": _TOP, "bottom": _BOTTOM, "most": _most(series, total)}
+
+
+def _most(series: MemorySeries, total: Sequence[int]) -> float:
+    return max([*total, *(r or 0 for r in series.reserved), 1]) * 1.08
 
 
 def _classes(series: MemorySeries) -> list[str]:

@@ -1,0 +1,66 @@
+"""Out of memory on one device of a process while its other devices are nearly empty."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from trace_doctor import analyze
+from trace_doctor.model import Finding
+from trace_doctor.testing import GIB, MIB, SnapshotBuilder
+
+FIX = "Place layers on the other GPUs"
+
+
+def out_of_memory(folder: Path, *held: int, recorded: bool = False, name: str = "snapshot.pickle") -> Finding:
+    """GPU 0 fails at 8 GiB; the others hold so many bytes."""
+    first = SnapshotBuilder()
+    first.held(7 * GIB)
+    with first.forward("/home/me/model.py", 7):
+        first.alloc(GIB)
+        first.oom(2 * GIB, device_free=100 * MIB)
+    data = first.data()
+    for device, size in enumerate(held, start=1):
+        other = SnapshotBuilder(device=device)
+        other.held(size)
+        if recorded:
+            with other.forward("/home/me/model.py", 9):
+                other.temporary(MIB, MIB)
+        more = other.data()
+        data["segments"] += more["segments"]
+        data["device_traces"].append(more["device_traces"][device])
+    path = folder / name
+    path.write_bytes(pickle.dumps(data))
+    (finding,) = [f for f in analyze(path).findings if f.code == "TD410"]
+    return finding
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_nearly_empty_devices_are_the_advice(recorded: bool, tmp_path: Path) -> None:
+    finding = out_of_memory(tmp_path, 7 * GIB, 100 * MIB, 200 * MIB, recorded=recorded)
+    assert "on GPU 2 and GPU 3." in finding.message
+    assert "This process reserves at most 2" in finding.message
+    assert finding.fixes[0].title == FIX
+    (table,) = [t for t in finding.evidence if t.title == "Other GPUs of this process"]
+    assert [row[0] for row in table.rows] == [1, 2, 3]
+    assert table.rows[0][1] >= 7 * GIB  # type: ignore[operator]
+    assert {row[3] for row in table.rows} == {
+        "over the record" if recorded else "when the snapshot was written"
+    }
+
+
+def test_full_devices_are_none(tmp_path: Path) -> None:
+    finding = out_of_memory(tmp_path, 7 * GIB, 2 * GIB)
+    assert "on GPU" not in finding.message
+    assert "Largest category" in finding.message
+    assert FIX not in [f.title for f in finding.fixes]
+
+
+def test_the_devices_of_other_ranks_are_not_offered(tmp_path: Path) -> None:
+    """One rank of several touches the first device of others by accident: a context, a stray tensor."""
+    finding = out_of_memory(tmp_path, 10 * MIB, name="rank0_snapshot.pickle")
+    assert "on GPU" not in finding.message
+    assert FIX not in [f.title for f in finding.fixes]
+    assert any(t.title == "Other GPUs of this process" for t in finding.evidence)
