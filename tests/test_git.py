@@ -241,6 +241,12 @@ def test_a_copy_of_a_repository_is_clean(job: Path) -> None:
     assert state(job.parent / "copy") is None
 
 
+def test_a_folder_that_became_a_link_to_the_same_files_is_a_change(job: Path, tmp_path: Path) -> None:
+    (job / "pkg").rename(tmp_path / "elsewhere")
+    (job / "pkg").symlink_to(tmp_path / "elsewhere")
+    assert state(job) == "the git work tree has uncommitted changes (1 file)"
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs here")
 @pytest.mark.parametrize(
     "name", ["config", "HEAD", "index", "packed-refs", "shallow", "commondir", "objects/info/alternates"]

@@ -288,6 +288,15 @@ class _WorkTree:
         """whether the bit that makes a file executable counts, which some file systems do not have"""
         self.compared = compared
         """bytes, with those of other work trees"""
+        self._linked: dict[bytes, bool] = {b"": False}
+
+    def _below_link(self, path: bytes) -> bool:
+        """Whether a folder above a file is a link: what lies there is no part of the work tree."""
+        folder = os.path.dirname(path)
+        if folder not in self._linked:
+            here = os.path.join(os.fsencode(self.root), folder)
+            self._linked[folder] = self._below_link(folder) or os.path.islink(here)
+        return self._linked[folder]
 
     def is_turned(self, entry: _Entry) -> bool:
         """Whether a file can be executed and is not to be, or the other way round."""
@@ -307,6 +316,8 @@ class _WorkTree:
             now = os.lstat(path)
         except FileNotFoundError:
             return entry.tag in "Ss"  # a sparse checkout has not all of them
+        if self._below_link(entry.path):
+            return False
         link = stat.S_ISLNK(now.st_mode)
         if link != (entry.mode == _LINK) or not (link or stat.S_ISREG(now.st_mode)):
             return False

@@ -48,7 +48,7 @@ def finding(code: str, fix: Fix) -> Finding:
 
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
-    """A folder with a script and a saved result: one safe fix, two unsafe ones, one piece of advice."""
+    """A folder with a script and a saved result: three fixes, of which it calls one safe, and one piece of advice."""
     (tmp_path / "job").mkdir()
     (tmp_path / "job" / "train.py").write_text(SCRIPT)
     fixes = {
@@ -77,12 +77,12 @@ def test_prints_a_patch_and_changes_nothing(job: Path) -> None:
     said, _, diff = done.stdout.partition("diff --git a/train.py b/train.py\n")
     assert said.splitlines() == [
         "# unsafe: TD101-1 rule-TD101: Load in workers",
-        "# safe: TD401-1 rule-TD401: Expandable segments",
+        "# unsafe: TD401-1 rule-TD401: Expandable segments",
         "# unsafe: TD404-1 rule-TD404: Free gradients",
     ]
     assert diff.startswith("--- a/train.py\n")
     assert "+    optimizer.zero_grad(set_to_none=True)" in done.stdout
-    assert "[safe]" in done.stderr
+    assert "[safe]" not in done.stderr
     assert "risk:" not in done.stderr and "Lightning" not in done.stderr
     in_full = run("fix", "result.json", "--source", "job", "--verbose", cwd=job).stderr
     assert "verify: look again" in in_full and "risk: Linux only" in in_full
@@ -120,12 +120,11 @@ def test_a_patch_with_a_command_in_its_lines_goes_into_a_file_alone(job: Path, c
     assert (job / "printed").read_bytes() == (job / "p").read_bytes()
 
 
-def test_apply_makes_safe_fixes_and_counts_the_others(job: Path) -> None:
+def test_apply_makes_no_unsafe_fixes_and_counts_them(job: Path) -> None:
     done = run("fix", "result.json", "--source", "job", "--apply", "--allow-dirty", cwd=job)
     assert done.returncode == 0, done.stderr
-    assert "expandable_segments" in script(job)
-    assert "num_workers" not in script(job)
-    assert done.stderr.splitlines()[-1].startswith("2 more fixes with --unsafe-fixes")
+    assert script(job) == SCRIPT
+    assert done.stderr.splitlines()[-1].startswith("3 more fixes with --unsafe-fixes")
 
 
 def test_apply_with_unsafe_fixes_and_again(job: Path) -> None:
@@ -158,23 +157,25 @@ def test_interactive_applies_what_was_accepted(job: Path, answers: str, made: tu
 def test_dirty_tree_is_refused_in_one_line(job: Path) -> None:
     committed(job)
     (job / "result.json").write_bytes((job / "result.json").read_bytes() + b"\n")
-    done = run("fix", "result.json", "--source", "job", "--apply", "-q", cwd=job)
+    done = run("fix", "result.json", "--source", "job", "--apply", "--unsafe-fixes", "-q", cwd=job)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
     assert "--allow-dirty" in done.stderr
     assert script(job) == SCRIPT
-    done = run("fix", "result.json", "--source", "job", "--apply", "--allow-dirty", cwd=job)
+    done = run("fix", "result.json", "--source", "job", "--apply", "--unsafe-fixes", "--allow-dirty", cwd=job)
     assert done.returncode == 0
     assert "not in a git work tree" not in done.stderr
 
 
 def test_outside_of_git_there_is_no_way_back(job: Path) -> None:
     for how in ("--apply", "-i"):
-        done = run("fix", "result.json", "--source", "job", how, "-q", cwd=job, answers="y\ny\n")
+        done = run(
+            "fix", "result.json", "--source", "job", how, "--unsafe-fixes", "-q", cwd=job, answers="y\ny\n"
+        )
         assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
         assert "no undo: pass --allow-dirty" in done.stderr
     assert script(job) == SCRIPT
-    done = run("fix", "result.json", "--source", "job", "--apply", "--allow-dirty", cwd=job)
+    done = run("fix", "result.json", "--source", "job", "--apply", "--unsafe-fixes", "--allow-dirty", cwd=job)
     assert done.returncode == 0, done.stderr
     assert "expandable" in script(job)
 
@@ -196,7 +197,17 @@ def test_an_interrupted_edit_is_named_and_only_apply_completes_it(job: Path) -> 
     assert (done.returncode, done.stdout) == (2, "")
     assert "was interrupted" in done.stderr
     assert script(job) == SCRIPT
-    done = run("fix", "result.json", "--source", "job", "--apply", "--allow-dirty", cwd=job, **state)
+    done = run(
+        "fix",
+        "result.json",
+        "--source",
+        "job",
+        "--apply",
+        "--unsafe-fixes",
+        "--allow-dirty",
+        cwd=job,
+        **state,
+    )
     assert done.returncode == 0, done.stderr
     assert "an interrupted edit was completed: train.py, model.py" in done.stderr
     assert "# edited" in script(job) and "expandable" in script(job)
@@ -226,7 +237,9 @@ def test_interactive_into_a_patch_file_holds_what_was_accepted(job: Path) -> Non
 
 def test_a_read_only_script_is_refused_in_one_line(job: Path) -> None:
     (job / "job" / "train.py").chmod(0o444)
-    done = run("fix", "result.json", "--source", "job", "--apply", "--allow-dirty", "-q", cwd=job)
+    done = run(
+        "fix", "result.json", "--source", "job", "--apply", "--unsafe-fixes", "--allow-dirty", "-q", cwd=job
+    )
     assert (done.returncode, done.stderr) == (2, "trace-doctor: train.py is read-only: nothing was written\n")
     assert script(job) == SCRIPT
 

@@ -21,6 +21,7 @@ from trace_doctor.errors import UsageError
 from trace_doctor.fixes import Plan, plan
 from trace_doctor.fixes.apply import apply
 from trace_doctor.fixes.codemods import codemods
+from trace_doctor.fixes.diffs import unified_diff
 from trace_doctor.fixes.exchange import exchange
 from trace_doctor.git import uncommitted
 from trace_doctor.model import Finding, Fix, Location, Result
@@ -425,3 +426,15 @@ def test_a_title_cannot_smuggle_a_diff_in(script: Path) -> None:
 
 def test_every_codemod_says_what_it_does() -> None:
     assert all(mod.summary for mod in codemods().values())
+
+
+@pytest.mark.skipif(os.name != "posix", reason="names that Windows does not take")
+@pytest.mark.parametrize("name", ["a\u202eyp.py", "a\u200bb.py", "a\u2028b.py"])
+def test_characters_of_a_name_that_do_not_show_are_quoted_and_git_reads_them(
+    tmp_path: Path, name: str
+) -> None:
+    diff = unified_diff(name, b"a\n", b"b\n")
+    assert diff.isascii()
+    (tmp_path / name).write_text("a\n")
+    subprocess.run(["git", "apply", "-"], input=diff, cwd=tmp_path, check=True)
+    assert (tmp_path / name).read_text() == "b\n"

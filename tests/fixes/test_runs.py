@@ -1,4 +1,4 @@
-"""Patched scripts run, and what is called safe, among others, gives the same losses bit by bit."""
+"""Patched scripts run, and edits that change no numbers give the same losses bit by bit."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ SAMPLES = Path(__file__).parents[2] / "sample_traces"
 ALLOCATOR = ("allocator-setting", {"key": "expandable_segments", "value": "True"})
 PIN = ("dataloader-args", {"pin_memory": True})
 SAME = [
-    ("memory_growth", "detach-accumulation", {}, "unsafe"),
-    ("memory_growth", *ALLOCATOR, "safe"),
-    ("dataloader_starvation", *PIN, "unsafe"),
-    ("dataloader_starvation", "pinned-copies", {}, "unsafe"),
+    ("memory_growth", "detach-accumulation", {}),
+    ("memory_growth", *ALLOCATOR),
+    ("dataloader_starvation", *PIN),
+    ("dataloader_starvation", "pinned-copies", {}),
 ]
 SCENARIOS = sorted(
     f.parent.name
@@ -47,9 +47,7 @@ def losses(script: Path) -> tuple[float, ...]:
     return tuple(runpy.run_path(str(script))["train"]())
 
 
-def patched(
-    tmp_path: Path, scenario: str, codemod: str, params: dict[str, Any], expected: str
-) -> tuple[Path, Path]:
+def patched(tmp_path: Path, scenario: str, codemod: str, params: dict[str, Any]) -> tuple[Path, Path]:
     """The script as it is and as patched."""
     original = SAMPLES / scenario / "fault.py"
     fix = Fix(title="t", kind="patch", safety="safe", codemod=codemod, params=params)
@@ -58,7 +56,7 @@ def patched(
         fingerprint="f", fixes=[fix],
     )  # fmt: skip
     made = plan(Result(findings=[finding]), original)
-    assert [(i.status, i.safety) for i in made.items] == [("ready", expected)], made.items[0].why
+    assert [(i.status, i.safety) for i in made.items] == [("ready", "unsafe")], made.items[0].why
     after = tmp_path / "patched.py"
     after.write_bytes(made.outputs["fault.py"][1])
     return original, after
@@ -70,30 +68,24 @@ def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", os.environ.copy())
 
 
-@pytest.mark.parametrize(("scenario", "codemod", "params", "safety"), SAME)
+@pytest.mark.parametrize(("scenario", "codemod", "params"), SAME)
 def test_fix_gives_the_same_losses(
-    tmp_path: Path, scenario: str, codemod: str, params: dict[str, Any], safety: str
+    tmp_path: Path, scenario: str, codemod: str, params: dict[str, Any]
 ) -> None:
-    before, after = patched(tmp_path, scenario, codemod, params, safety)
+    before, after = patched(tmp_path, scenario, codemod, params)
     assert losses(after) == losses(before)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_what_a_capture_proposes_runs_and_keeps_the_losses(tmp_path: Path, scenario: str) -> None:
-    """Bit by bit with what is called safe; with the rest as well, the training ends within the tolerance."""
+    """The training ends within the tolerance."""
     original = SAMPLES / scenario / "fault.py"
     capture = next(c for c in (SAMPLES / scenario / m / "fault" for m in ("cpu", "simulated")) if c.is_dir())
     codes = [f["code"] for f in tomllib.loads((SAMPLES / scenario / "expected.toml").read_text())["fault"]]
     made = plan(analyze(capture, source=original), original, select=codes)
     assert made.of("ready")
-    safe = made.only(i for i in made.of("ready") if i.safety == "safe")
-    for name, chosen in (("safe", safe), ("all", made)):
-        if not chosen.of("ready"):
-            continue
-        after = tmp_path / f"{name}.py"
-        after.write_bytes(chosen.outputs["fault.py"][1])
-        old, new = losses(original), losses(after)
-        assert len(old) == len(new)
-        if name == "safe":
-            assert new == old
-        assert math.isclose(old[-1], new[-1], rel_tol=TOLERANCE)
+    after = tmp_path / "all.py"
+    after.write_bytes(made.outputs["fault.py"][1])
+    old, new = losses(original), losses(after)
+    assert len(old) == len(new)
+    assert math.isclose(old[-1], new[-1], rel_tol=TOLERANCE)

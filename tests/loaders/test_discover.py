@@ -15,6 +15,7 @@ from made_captures import tar
 
 from trace_doctor.errors import DamagedCapture, NoCaptures, NotACapture
 from trace_doctor.loaders.discover import Discovery, discover
+from trace_doctor.recording import folder as recordings
 
 TRACE = json.dumps(
     {"schemaVersion": 1, "traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "a", "ts": 1, "dur": 1}]}
@@ -316,3 +317,28 @@ def test_a_folder_that_cannot_be_entered_is_named(tmp_path: Path, monkeypatch: p
     assert [(i.display, i.reason) for i in found.ignored] == [("sub", "cannot be read (Permission denied)")]
     with pytest.raises(DamagedCapture, match=r"sub: cannot be read \(Permission denied\)"):
         discover([tmp_path / "sub"])
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="links to what the kernel of Linux makes up")
+@pytest.mark.parametrize("place", ["/proc", "/proc/self/status", "/sys", "/dev", "/dev/null"])
+@pytest.mark.parametrize("pattern", ["", "*"])
+def test_links_to_what_the_kernel_makes_up_are_named_and_not_followed(
+    tmp_path: Path, place: str, pattern: str
+) -> None:
+    put(tmp_path, "rank0.json")
+    (tmp_path / "rank1").symlink_to(place)
+    discovery = discover([tmp_path / pattern])
+    assert [f.display for f in discovery.found] == ["rank0.json"]
+    assert [(i.display, i.unread) for i in discovery.ignored] == [("rank1", True)]
+    assert "where no capture is" in discovery.ignored[0].reason
+
+
+def test_the_folder_of_many_matches_is_looked_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Path] = []
+    monkeypatch.setattr(recordings, "is_recording", lambda folder: asked.append(folder) or False)
+    for rank in range(20):
+        put(tmp_path, f"rank{rank}.trace.json")
+    assert len(discover([tmp_path / "*.json"]).found) == 20
+    assert asked == [tmp_path]

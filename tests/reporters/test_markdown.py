@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from html import unescape
 
 import msgspec
 import pytest
@@ -46,6 +47,13 @@ def test_foreign_text_is_text(text: str) -> None:
     assert not re.search(r"(^|\W)@\w|(^|\W)#\d", md(text).replace("&#", ""))
     assert "${{" not in md(text)
     assert "$" not in md(text)
+
+
+@pytest.mark.parametrize("link", [":tada:", ":+1:", "a5c3785ed8d6a35868bc169f07e40e889087fd2e", "DA39A3E"])
+def test_what_github_links_after_the_markup_is_broken(link: str) -> None:
+    shown = unescape(html(md(f"on {link}, at::native::add, 1234567 of face")))
+    assert link not in shown and link in shown.replace("\u200b", "")
+    assert "at::native::add, 1234567 of face" in shown
 
 
 def test_the_hostile_result_adds_no_element(hostile_result: Result, rich_result: Result) -> None:

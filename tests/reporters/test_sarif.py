@@ -215,3 +215,10 @@ def test_the_fix_makes_the_edit_that_the_diff_makes(before: str, after: str) -> 
 )
 def test_what_is_no_diff_gives_no_edit(text: str) -> None:
     assert edits_of(text) == []
+
+
+def test_braces_of_foreign_text_are_no_placeholders(rich_result: Result) -> None:
+    first, *others = rich_result.findings
+    made = replace(rich_result, findings=[replace(first, message="kernel<{0}> {x}"), *others])
+    texts = [r["message"]["text"] for r in json.loads(render(made, "sarif"))["runs"][0]["results"]]
+    assert any(text.startswith("kernel<{{0}}> {{x}}") for text in texts)

@@ -176,6 +176,8 @@ def _explain(plan: Plan, console: Console) -> None:
         head = f"{item.label} {finding.name}: {fix_.title}"
         if item.status in ("ready", "held") and item.change is not None:
             _line(f"{head}  [{item.safety}]  {item.change.script.name}:{item.change.line}", console)
+            if item.change.elsewhere:
+                _line(f"    {item.change.elsewhere}", console)
         else:
             how = _HOW.get(item.status, item.status)
             _line(f"{head}  [{how}]{': ' if item.why else ''}{item.why}", console)

@@ -79,7 +79,7 @@ def _annotate(item: PlannedFix, lines: bool) -> Fix:
             fix, safety=fix.safety if item.status == "already" else "display", text=text
         )
     change = item.change
-    notes = change.notes if lines else ()
+    notes = [*change.notes, *filter(None, [change.elsewhere])] if lines else ()
     return msgspec.structs.replace(
         fix,
         safety=item.safety,

@@ -50,9 +50,9 @@ def _extent(start: int, stop: int) -> str:
 
 
 def _quote(path: str) -> str:
-    """As git writes names that hold quotes, backslashes, control characters or bytes that are no UTF-8; those that hold a
-    command to a CI server as well, without its `#`."""
-    if no_commands(path) == path and not re.search(r'["\\\x00-\x1f\x7f\udc80-\udcff]', path):
+    """As git writes names that hold quotes, backslashes, characters that do not show or bytes that are no UTF-8; those that
+    hold a command to a CI server as well, without its `#`."""
+    if no_commands(path) == path and path.isprintable() and not set('"\\') & set(path):
         return path
     return f'"{"".join(map(_escape, path))}"'
 
@@ -63,4 +63,6 @@ _ESCAPES = {"#": "\\043", '"': '\\"', "\\": "\\\\", "\t": "\\t", "\n": "\\n", "\
 def _escape(char: str) -> str:
     if "\udc80" <= char <= "\udcff":  # a byte that the file system's encoding has no character for
         return f"\\{ord(char) - 0xDC00:03o}"
-    return _ESCAPES.get(char) or (char if char >= " " and char != "\x7f" else f"\\{ord(char):03o}")
+    return _ESCAPES.get(char) or (
+        char if char.isprintable() else "".join(f"\\{b:03o}" for b in char.encode())
+    )

@@ -7,8 +7,9 @@ import glob
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path, PurePath
 from typing import Literal
 
@@ -38,6 +39,8 @@ _MOST_UNENTERED = 1000
 """entries of such a folder, and of all below it, that are looked at to say whether captures lie there"""
 _FILE_NAME = re.compile(r"\.(?:json|pickle|pkl)(?:\.gz)?$", re.I)
 _NUMBER = re.compile(r"\d+")
+_KERNEL = re.compile(r"/(?:proc|sys|dev(?!/shm/))(?:/|$)")
+"""what the kernel makes up: no capture is there, however it got a link in a folder of captures"""
 _COMPANIONS = frozenset({ENVIRONMENT_FILE})
 """Belongs beside a capture: nothing to speak of, unless it begins as a capture itself."""
 
@@ -115,7 +118,8 @@ def discover(paths: Sequence[str | Path], *, strict: bool = True) -> Discovery:
     """
     if "" in paths:
         raise UsageError("one of the paths is empty: no file and no folder is named")
-    places = [place for path in paths for place in _places(Path(path))]
+    is_recording = cache(recordings.is_recording)  # lists the folder: once, not for each of its files
+    places = [place for path in paths for place in _places(Path(path), is_recording)]
     all_candidates = [c for place in places for c in place.candidates]
     candidates = _distinct(all_candidates)
     displays = _displays(candidates)
@@ -125,7 +129,7 @@ def discover(paths: Sequence[str | Path], *, strict: bool = True) -> Discovery:
         name = str(candidate.path) if candidate.named else display
         kind = (None if candidate.named else _unfinished(candidate.path, name)) or _look(candidate.path, name)
         if not isinstance(kind, _Refused):
-            captures.append(_capture_file(candidate, display, kind))
+            captures.append(_capture_file(candidate, display, kind, is_recording))
         elif candidate.named and (strict or (not kind.unread and isinstance(kind.error, NotACapture))):
             raise kind.error
         else:
@@ -146,7 +150,9 @@ def discover(paths: Sequence[str | Path], *, strict: bool = True) -> Discovery:
     return Discovery(tuple(captures), tuple(ignored), _recordings(places, captures))
 
 
-def _capture_file(candidate: _Candidate, display: str, kind: Kind) -> CaptureFile:
+def _capture_file(
+    candidate: _Candidate, display: str, kind: Kind, is_recording: Callable[[Path], bool]
+) -> CaptureFile:
     rank = rank_in_name(display)
     return CaptureFile(
         candidate.path,
@@ -155,7 +161,7 @@ def _capture_file(candidate: _Candidate, display: str, kind: Kind) -> CaptureFil
         rank or 0,
         "" if rank is None else "file name",
         candidate.named,
-        _recording(candidate.path, kind),
+        _recording(candidate.path, kind, is_recording),
     )
 
 
@@ -250,7 +256,7 @@ def _text(path: str) -> str:
     return os.fsencode(path).decode("utf-8", "replace")
 
 
-def _recording(path: Path, kind: Kind) -> Path | None:
+def _recording(path: Path, kind: Kind, is_recording: Callable[[Path], bool]) -> Path | None:
     """The recording that a capture belongs to: by its name, in a folder that says it is one."""
     if kind == "torch_trace":
         folder = path.parent.parent if path.parent.name == TORCH_TRACE_FOLDER else path.parent
@@ -258,7 +264,7 @@ def _recording(path: Path, kind: Kind) -> Path | None:
         folder = path.parent
     else:
         return None
-    return folder if recordings.is_recording(folder) else None
+    return folder if is_recording(folder) else None
 
 
 def sniff(path: Path, display: str) -> Kind:
@@ -281,6 +287,9 @@ def _unfinished(path: Path, display: str) -> _Refused | None:
 def _look(path: Path, display: str) -> Kind | _Refused:
     try:
         status = os.stat(path)
+        if path.is_symlink() and _leads_to_kernel(path):
+            why = f"{display}: a link to {os.path.realpath(path)}, where no capture is"
+            return _Refused(NotACapture(why), unread=True)
         if stat.S_ISDIR(status.st_mode):
             os.scandir(path).close()  # raises: a folder is asked for only where it cannot be read
         if not stat.S_ISREG(status.st_mode):
@@ -345,6 +354,10 @@ def _is_other(stream: ByteStream) -> bool:
     return whole and is_another_pickle(data)
 
 
+def _leads_to_kernel(path: str | Path) -> bool:
+    return _KERNEL.match(os.path.realpath(path)) is not None
+
+
 def _leads_nowhere(path: Path) -> bool:
     return os.path.islink(path) and not os.path.exists(path)
 
@@ -359,13 +372,13 @@ def meant(path: Path) -> list[Path]:
     return [Path(match) for match in sorted(glob.glob(str(path), recursive=True))]
 
 
-def _places(path: Path) -> list[_Place]:
+def _places(path: Path, is_recording: Callable[[Path], bool]) -> list[_Place]:
     if path.is_dir():
         return [_folder(path, path, named=True)]
     if _is_there(path):
         return [_Place(path, [_Candidate(path, path.parent, named=True)], [], [], named=True)]
     if glob.has_magic(str(path)):
-        return list(_globbed(path))
+        return list(_globbed(path, is_recording))
     raise NothingRecorded(f"{path}: no such file or folder")
 
 
@@ -387,16 +400,16 @@ def _is_there(path: Path) -> bool:
     return True
 
 
-def _globbed(pattern: Path) -> Iterator[_Place]:
+def _globbed(pattern: Path, is_recording: Callable[[Path], bool]) -> Iterator[_Place]:
     fixed = pattern.parts[: _first_magic(pattern)]
     root = Path(*fixed) if fixed else Path()
     matches = meant(pattern)
     if not matches:
         raise NothingRecorded(f"{pattern}: nothing matches this pattern")
     for path in matches:
-        if path.is_dir():
+        if path.is_dir() and not (path.is_symlink() and _leads_to_kernel(path)):
             yield _folder(path, root, named=False)
-        elif not _is_companion(path, in_recording=recordings.is_recording(path.parent)):
+        elif not _is_companion(path, in_recording=is_recording(path.parent)):
             yield _Place(path, [_Candidate(path, root, named=False)], [], [], named=False)
 
 
@@ -435,7 +448,9 @@ def _walk(root: Path, recorded: list[Path], unentered: list[Path]) -> Iterator[P
         recorded += [folder] * is_recording
         for entry in entries:
             try:
-                if entry.is_dir():
+                if entry.is_symlink() and _leads_to_kernel(entry.path):
+                    yield Path(entry.path)  # to be named
+                elif entry.is_dir():
                     if _FILE_NAME.search(entry.name) and identify.claims_capture(entry.name, b""):
                         yield Path(entry.path)  # in the place of a capture
                     skipped = entry.name.startswith(".") or entry.name in _SKIPPED_FOLDERS

@@ -14,10 +14,6 @@ from trace_doctor.model.findings import Finding, Fix
 from trace_doctor.model.parameters import PARAMETERS, misfit, parameters
 from trace_doctor.model.pictures import Lane, MemorySeries
 
-MAY_BE_SAFE = frozenset({"allocator-setting"})
-"""codemods that leave the losses as they are, in some scripts: which, they say themselves"""
-
-
 LARGEST = 1 << 64
 """no figure is more: counts, bytes, ns since 1970"""
 LONGEST = 50_000
@@ -95,12 +91,12 @@ def _checked(finding: Finding) -> Finding:
 
 
 def _doubted(fix: Fix) -> Fix:
-    """Safe is what a codemod finds safe in the script; a patch without a codemod is only shown."""
+    """What edits a script is not believed to be safe; a patch without a codemod is only shown."""
     if fix.kind != "patch" or fix.safety == "display":
         return fix
     if fix.codemod is None or fix.codemod not in PARAMETERS or parameters(fix.codemod, fix.params).shown_only:
         return replace(fix, safety="display")
-    return replace(fix, safety="unsafe") if fix.codemod not in MAY_BE_SAFE else fix
+    return replace(fix, safety="unsafe")
 
 
 def _short(text: str) -> str:

@@ -54,6 +54,8 @@ class Change:
     framework: str | None = None
     more: tuple[tuple[TextFile, tuple[Edit, ...]], ...] = ()
     """edits of other files that belong to the same change (the option's default in one, the call in another)"""
+    elsewhere: str = ""
+    """which files may undo the change and were not checked"""
 
     @property
     def files(self) -> tuple[tuple[TextFile, tuple[Edit, ...]], ...]:

@@ -67,15 +67,10 @@ class Project:
             return [s for s in self._scripts if any(w in s.text for w in words)]
         return self._tree.scripts_with(*words, among=self._names)
 
-    def sources(self) -> dict[str, bytes]:
-        """The bytes of every Python file of the program, by its name."""
-        if self._tree is None:
-            return {s.name: s.data for s in self._scripts}
-        return {name: self._tree.data(name) for name in self._names}
-
-    def is_imported(self, script: Script) -> bool:
-        """Whether another file of the source folder imports a script."""
-        return self._tree is not None and bool(self._tree.imports.importers.get(script.name))
+    def not_checked(self, names: Sequence[str]) -> str:
+        """Which files of the source folder may set one of these names and are of no kind that is checked, in words; empty
+        where there is none."""
+        return self._tree.not_checked(names) if self._tree is not None else ""
 
     def files(self, *suffixes: str) -> list[TextFile]:
         """Launch scripts and configuration files of the source folder with one of these suffixes."""

@@ -5,16 +5,18 @@ Links are never followed and nothing outside the folder is ever opened.
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Callable, Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
-from itertools import takewhile
+from itertools import islice, takewhile
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, TypeVar
 
 from trace_doctor.errors import UnreadableScript, UsageError, printable
-from trace_doctor.files import is_utf8, open_regular
+from trace_doctor.files import is_utf8, open_regular, read_regular
 from trace_doctor.program.import_graph import ImportGraph
 
 if TYPE_CHECKING:
@@ -30,6 +32,9 @@ MAX_ALIKE = 50
 """Files that a path can mean which are parsed to see in which of them its function stands."""
 _NARROW = "give a smaller --source, or --script"
 CONFIG_SUFFIXES = (".sh", ".bash", ".slurm", ".sbatch", ".json", ".yaml", ".yml", "Dockerfile", "Makefile")
+_MAX_OTHERS, _MAX_SEARCHED = 2_000, 32_000_000
+"""files of other kinds, and their bytes, that are searched for a name"""
+_NO_SETTINGS = (".py", ".pyc", ".md", ".rst", ".html")
 SKIPPED = frozenset(
     ["__pycache__", "site-packages", "dist-packages", "node_modules", "build", "dist", "venv", "env"]
 )
@@ -83,19 +88,44 @@ class SourceTree:
         """Names of the launch scripts and configuration files beside the scripts, sorted."""
         return [] if self.single is not None else sorted(self._walk(CONFIG_SUFFIXES))[:MAX_FILES]
 
-    def _walk(self, suffixes: tuple[str, ...] = (".py",)) -> Iterator[str]:
+    def not_checked(self, words: Sequence[str]) -> str:
+        """Which other files hold one of these words (environment files, units, workflows, scripts of other shells), in words, and
+        which of them cannot be read."""
+        if self.single is not None:
+            return ""
+        checked = {name for name in self.others if self.text(name) is not None}
+        names = {*islice(self._walk(("",), hidden=True), MAX_FILES)} - checked
+        ordered = sorted((n for n in names if not n.endswith(_NO_SETTINGS)), key=lambda n: (n.count("/"), n))
+        needle = re.compile(b"|".join(re.escape(word.encode()) for word in words))
+        named, closed, left = list[str](), list[str](), _MAX_SEARCHED
+        for name in ordered[:_MAX_OTHERS]:
+            try:
+                data = read_regular(self.path(name), MAX_BYTES) if left > 0 else b""
+            except OSError as error:
+                closed += [name] if error.errno != errno.EFBIG or name in self.others else []
+                continue
+            left -= len(data)
+            if (match := needle.search(data)) is not None:
+                line = data.count(b"\n", 0, match.start()) + 1
+                named.append(f"{name}:{line}")
+        parts = [f"also set in {_some(named)}, not checked"] if named else []
+        parts += [f"{_some(closed)} cannot be read"] if closed else []
+        parts += ["not all other files were searched"] if len(ordered) > _MAX_OTHERS or left <= 0 else []
+        return "; ".join(parts)
+
+    def _walk(self, suffixes: tuple[str, ...] = (".py",), *, hidden: bool = False) -> Iterator[str]:
         folders = [self.root]
         while folders:  # os.walk calls itself before Python 3.12
             with suppress(OSError), os.scandir(folders.pop()) as entries:  # what cannot be read ends there
                 for entry in entries:
                     path = Path(entry.path)
                     if entry.is_dir(follow_symlinks=False):
-                        folders += [] if self._skip(path) else [path]
+                        folders += [] if self._skip(path, hidden) else [path]
                     elif entry.name.endswith(suffixes) and entry.is_file(follow_symlinks=False):
                         name = path.relative_to(self.root).as_posix()
                         if is_utf8(name):
                             yield name
-                        else:  # no result, patch or report could name it
+                        elif not hidden:  # no result, patch or report could name it
                             label = printable(name)
                             self.unreadable[label] = f"{label}: its name is not UTF-8; it is left alone"
 
@@ -124,8 +154,9 @@ class SourceTree:
             return None
 
     @staticmethod
-    def _skip(folder: Path) -> bool:
-        return folder.name in SKIPPED or folder.name.startswith(".") or os.path.exists(folder / "pyvenv.cfg")
+    def _skip(folder: Path, hidden: bool) -> bool:
+        is_hidden = folder.name.startswith(".") and (not hidden or folder.name == ".git")
+        return folder.name in SKIPPED or is_hidden or os.path.exists(folder / "pyvenv.cfg")
 
     def path(self, name: str) -> Path:
         """The root with a name of `files` or `others`."""
@@ -195,6 +226,11 @@ class SourceTree:
     def _long_name(self, name: str) -> str:
         """With the folder's own name in front, so that `proj/train.py` matches `/home/x/proj/train.py` further."""
         return f"{self.root.resolve().name}/{name}"
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - 5:,} more" if len(names) > 5 else ""
+    return ", ".join(names[:5]) + more
 
 
 def _scripts(count: int) -> str:

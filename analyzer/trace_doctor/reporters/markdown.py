@@ -38,6 +38,8 @@ _MARKUP = re.compile(
     r"[\\`*\[\]|~$!{}^<>&@]"
     r"|(?<![0-9A-Za-z])_|_(?![0-9A-Za-z])"  # inside a word it is no emphasis
     r"|#(?=\d)|:(?=//)|(?<=\bwww)\."
+    r"|(?<!:):(?=[\w+-]+:(?!:))"  # an emoji
+    r"|\b(?=\d*[a-f])(?=[a-f]*\d)[0-9a-f]{7,40}\b"  # a commit
     r"|^[-+=#]|^\d(?=\d*[.)](?:\s|$))",
     re.IGNORECASE,
 )
@@ -204,7 +206,15 @@ def md(text: str) -> str:
     text = visible(text).strip()
     if len(text) > _LONGEST:
         text = text[: _LONGEST - 1] + "…"
-    return _MARKUP.sub(lambda m: f"&#{ord(m[0])};" + ("&#8203;" if m[0] in "@#" else ""), text)
+    return _MARKUP.sub(_inert, text)
+
+
+def _inert(match: re.Match[str]) -> str:
+    """Links that GitHub makes after all markup is read need a break that does not show."""
+    first, rest = match[0][0], match[0][1:]
+    if rest:
+        return f"{first}&#8203;{rest}"
+    return f"&#{ord(first)};" + ("&#8203;" if first in "@#:" else "")
 
 
 def code(text: str) -> str:

@@ -31,6 +31,11 @@ def visible(text: str, *, block: bool = False) -> str:
     return units.visible(text, block=block).replace("](", "] (")
 
 
+def _plain(text: str) -> Object:
+    """A message without placeholders: braces of its text are doubled (3.11.5 of the standard)."""
+    return {"text": visible(text).replace("{", "{{").replace("}", "}}")}
+
+
 def render(result: Result, options: Options) -> str:
     """SARIF 2.1.0; suppressed findings are in it as suppressed."""
     findings = [*result.findings, *(s.finding for s in result.suppressed)]
@@ -89,7 +94,7 @@ def _result(result: Result, finding: Finding, place: tuple[str, int]) -> Object:
     entry: Object = {
         "ruleId": finding.code,
         "level": _LEVEL[finding.severity],
-        "message": {"text": _message(finding)},
+        "message": _plain(_message(finding)),
         "locations": [_location(*place, finding.location.function)],
         "relatedLocations": [
             {**_location(capture_path(result, finding)), "message": {"text": "the capture it was found in"}}
@@ -106,7 +111,7 @@ def _message(finding: Finding) -> str:
     """The sentence and what to do: alerts are listed by it, without the rest."""
     patch = next((f for f in finding.fixes if f.safety != "display"), None)
     parts = [finding.message, f"Fix: {patch.title}." if patch else "", saving_words(finding.saving)]
-    return visible(" ".join(s for s in parts if s))
+    return " ".join(s for s in parts if s)
 
 
 def _location(file: str, line: int | None = None, function: str | None = None) -> Object:
@@ -144,7 +149,7 @@ def _fix(fix: Fix) -> Iterator[Object]:
         if (path := inside(changed.path)) is not None
     ]
     if changes:
-        yield {"description": {"text": visible(f"{fix.title} [{fix.safety}]")}, "artifactChanges": changes}
+        yield {"description": _plain(f"{fix.title} [{fix.safety}]"), "artifactChanges": changes}
 
 
 def _replacement(edit: Edit) -> Object:
@@ -169,7 +174,7 @@ def _invocation(result: Result) -> Object:
     invocation: Object = {
         "executionSuccessful": True,
         "toolExecutionNotifications": [_notification(o) for o in blind]
-        + [{"level": "warning", "message": {"text": visible(why)}} for why in shortages(result)],
+        + [{"level": "warning", "message": _plain(why)} for why in shortages(result)],
     }
     if result.gate is not None:
         invocation["exitCode"] = result.gate.code
@@ -181,5 +186,5 @@ def _notification(outcome: Outcome) -> Object:
     text = f"{outcome.code} {outcome.name} {outcome.outcome}: {outcome.reason or 'no reason given'}"
     return {
         "level": "note" if outcome.outcome == "skipped" else "error",
-        "message": {"text": visible(text)},
+        "message": _plain(text),
     }

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import sys
 from itertools import chain, takewhile
-from pathlib import PurePosixPath
 
 import libcst as cst
 
 from trace_doctor.fixes.codemods import codemod
 from trace_doctor.fixes.frameworks.launch_environment import assignments_of
+from trace_doctor.fixes.frameworks.launchers import say_what_is_not_checked
 from trace_doctor.fixes.literals import source_text
 from trace_doctor.model.parameters import AllocatorSetting, SetConfig, is_true
 from trace_doctor.program.edits import Candidate, Change, Edit, NoEdit, insert_after, insert_before
 from trace_doctor.program.place import Place, already, candidate, refusal, started_script
 from trace_doctor.program.queries.imports import below_imports, bindings, last_import
-from trace_doctor.program.queries.plain import not_plain
 from trace_doctor.program.script import Script, dotted, imported_modules, key_of, literal
 from trace_doctor.program.versions import allocator_variable
 
@@ -27,7 +26,6 @@ _DETERMINISM = {
     )
 }
 """what is at odds with a setting"""
-_EXTENDS = ("not proven safe: it changes a setting that is there, which may not be all that sets it",)
 _LAZY_MODULES = ("torch._dynamo", "torch._inductor", "torch._functorch")
 
 
@@ -41,8 +39,12 @@ _LAZY_MODULES = ("torch._dynamo", "torch._inductor", "torch._functorch")
 def allocator_setting(place: Place, params: AllocatorSetting) -> Change:
     """Sets an option of the CUDA caching allocator before torch is imported.
 
-    Safe where the script does nothing before that, is certainly what is started, and its program is plain.
+    Never called safe: whether the default lasts, and what else reads it, depends on more than the scripts.
     """
+    return say_what_is_not_checked(place, ALLOCATOR_VARIABLES, lambda: _set_allocator(place, params))
+
+
+def _set_allocator(place: Place, params: AllocatorSetting) -> Change:
     setting = f"{params.key}:{is_true(params.value)}"
     script = started_script(place)
     change = _extend(script, params.key, setting) or _extend_outside(place, params.key, setting)
@@ -68,28 +70,7 @@ def allocator_setting(place: Place, params: AllocatorSetting) -> Change:
     if above is not None and script.line(first) == script.lines(above)[1] + 1:
         code = f"\n{code}"
     edits.append(insert_before(script, first, code, "allocator-setting"))
-    doubt = _doubt(place, script, first)
-    notes = (f"not proven safe: {doubt}",) if doubt is not None else ()
-    return Change(script, tuple(edits), script.line(first), "unsafe" if notes else "safe", notes)
-
-
-def _doubt(place: Place, script: Script, first: cst.CSTNode) -> str | None:
-    """What keeps a default for the allocator, set above the first import that may load torch, from being proven safe."""
-    above = takewhile(lambda node: node is not first, script.module.body)
-    if script.module.get_docstring() is not None:
-        next(above)
-    if not all(map(_only_imports, (*above, first))):
-        return "the script does more than import above torch, or imports it under a condition"
-    in_package = script.path is not None and (script.path.parent / "__init__.py").exists()
-    loaded = PurePosixPath(script.name).stem in ("__init__", "__main__", "conftest")
-    if in_package or loaded or place.program.is_imported(script):
-        return f"what loads {script.name} may import torch before it"
-    return not_plain(place.program)
-
-
-def _only_imports(node: cst.CSTNode) -> bool:
-    body = node.body if isinstance(node, cst.SimpleStatementLine) else [node]
-    return all(isinstance(n, cst.Import | cst.ImportFrom) for n in body)
+    return Change(script, tuple(edits), script.line(first))
 
 
 def _last_import_above(script: Script, statement: cst.CSTNode) -> cst.SimpleStatementLine | None:
@@ -110,7 +91,7 @@ def _extend(script: Script, key: str, setting: str) -> Change | None:
         as_it_is = value.raw_value == text
         new = value.prefix + value.quote + options + value.quote if as_it_is else source_text(options)
         edit = Edit(*script.span(value), new, "allocator-setting", setting)
-        return Change(script, (edit,), script.line(node), notes=_EXTENDS)
+        return Change(script, (edit,), script.line(node))
     return None
 
 
@@ -141,7 +122,7 @@ def _extend_outside(place: Place, key: str, setting: str) -> Change | None:
         raise NoEdit("display", f"add {setting} to what this line sets", [one.candidate])
     new = _with(one.text, key, setting, one.candidate)
     edit = Edit(one.start, one.end, new, "allocator-setting", setting)
-    return Change(one.file, (edit,), one.file.line_of(one.start), notes=_EXTENDS)
+    return Change(one.file, (edit,), one.file.line_of(one.start))
 
 
 def _settings(script: Script) -> list[tuple[cst.BaseExpression, cst.CSTNode]]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trace_doctor.fixes.frameworks.documents import Document
@@ -82,6 +82,19 @@ def _commands(file: TextFile, script: str) -> Iterator[Command]:
         yield Command(file, start, match.end(), stop if stop >= 0 else len(file.text))
 
 
+def say_what_is_not_checked(place: Place, names: Sequence[str], edit: Callable[[], Change]) -> Change:
+    """The change of `edit`, or its refusal as done already, with the files of other kinds that hold one of these names, or
+    that could not be read: any of them may set it as well."""
+    elsewhere = place.program.not_checked(names)
+    try:
+        change = edit()
+    except NoEdit as refused:
+        if elsewhere and refused.kind == "already":
+            refused.why += f"; {elsewhere}"
+        raise
+    return replace(change, elsewhere=elsewhere)
+
+
 def config_files(place: Place, path: str) -> list[TextFile]:
     """Configuration files of the source folder that a path of a command or a script can mean."""
     parts = [part for part in path.replace("\\", "/").split("/") if part not in (".", "..", "")]
@@ -108,6 +121,18 @@ def pass_options(
     Edits the one launch script, or the one configuration file of the Trainer's arguments, that the source folder holds.
     Raises NoEdit with the options to type where there is none or more than one.
     """
+    return say_what_is_not_checked(
+        place, [f"--{name}" for name in options], lambda: _pass(place, script, options, notes, settings)
+    )
+
+
+def _pass(
+    place: Place,
+    script: str,
+    options: Mapping[str, str],
+    notes: Sequence[str],
+    settings: Mapping[str, Setting],
+) -> Change:
     launches = commands(place, script)
     plain = [simple for command in launches if (simple := simple_command(command, script)) is not None]
     configs = [d for d in documents(place.program.files(*CONFIG)) if d.find(_TRAINER_KEY) is not None]
