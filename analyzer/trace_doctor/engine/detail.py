@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from trace_doctor.engine.host_stacks import host_stacks_of
+from trace_doctor.engine.sizes import Sizes
+from trace_doctor.engine.work_detail import work_detail_of
 from trace_doctor.evidence.base import Facts
 from trace_doctor.model.detail import Detail
 
 
-def detail_of(facts: Facts) -> Detail:
+def detail_of(facts: Facts, sizes: Sizes) -> Detail:
     """All of it, each part bounded."""
-    return Detail(rank=facts.rank)
+    return Detail(
+        rank=facts.rank,
+        work=work_detail_of(facts, sizes.work_rows),
+        host_stacks=host_stacks_of(facts, sizes.frames),
+    )

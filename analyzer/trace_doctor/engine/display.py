@@ -101,7 +101,7 @@ def display_of(facts: Facts, further: Sequence[Facts], sizes: Sizes) -> Display:
         kernels=tuple(overview.kernels(sizes.kernels)) if overview else (),
         operators=tuple(operators.rows(sizes.operators)) if operators else (),
         collectives=tuple(overview.collectives()) if overview else (),
-        detail=(detail_of(facts),) if sizes.detail else (),
+        detail=(detail_of(facts, sizes),) if sizes.detail else (),
     )
 
 

@@ -16,6 +16,8 @@ MAX_SEGMENTS, MAX_POINTS, MAX_KERNELS, MAX_OPERATORS, MAX_SHAPES = 1200, 800, 12
 """Over all captures, so that a result of many ranks stays small enough to be sent."""
 MAX_STRIP_SEGMENTS = 360
 """Over all captures, for each of the up to six streams of a device"""
+MAX_WORK_ROWS, MAX_FRAMES = 16_000, 4_000
+"""Over all captures, of what a page shows closer"""
 MAX_STEPS = 200
 MAX_FINDINGS = 100
 MAX_DETAIL = 60_000
@@ -32,6 +34,9 @@ class Sizes:
     kernels: int
     operators: int
     shapes: int
+    work_rows: int = 0
+    frames: int = 0
+    """of what a page shows closer: kernels and as many operators; Python frames"""
     detail: bool = False
     """whether what a page shows closer is collected too"""
 
@@ -45,6 +50,8 @@ class Sizes:
             kernels=share(MAX_KERNELS, traces, 2, 400),
             operators=share(MAX_OPERATORS, traces, 2, 300),
             shapes=share(MAX_SHAPES, captures, 4, 24),
+            work_rows=share(MAX_WORK_ROWS, traces, 40, 2000),
+            frames=share(MAX_FRAMES, traces, 100, 2000),
             detail=detail,
         )
 

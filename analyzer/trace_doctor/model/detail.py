@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
+from msgspec import Struct, field
 
+from trace_doctor.model.host_stacks import HostStacks
 from trace_doctor.model.quantities import Count
+from trace_doctor.model.work_detail import WorkDetail
 
 
 class Detail(Struct, frozen=True, kw_only=True):
@@ -12,3 +14,7 @@ class Detail(Struct, frozen=True, kw_only=True):
 
     input: Count = 0
     rank: int
+    work: WorkDetail = field(default_factory=WorkDetail)
+    """all kernels and operators, and what launched them"""
+    host_stacks: HostStacks | None = None
+    """None where no Python stacks were recorded"""
