@@ -248,6 +248,27 @@ def test_a_finding_is_copied_as_a_link_and_as_markdown(rich_result: Result, tmp_
     assert text.startswith("**TD101 ") and "saves up to 33% of step" in text and "```diff\n" in text
 
 
+def test_one_rank_is_printed_on_six_pages_with_its_details_folded(
+    rich_result: Result, tmp_path: Path
+) -> None:
+    """All kernels listed with long signatures, which are what fills paper."""
+    kernels = [
+        KernelRow(rank=0, device=0, name=f"void kernel_{n}<{'float, ' * 60}int>(int)", kind="compute", count=1, total_us=1e3, mean_us=1e3,
+                  share=0.01)
+        for n in range(60)
+    ]  # fmt: skip
+    page, paper = tmp_path / "page.html", tmp_path / "page.pdf"
+    source = render(msgspec.structs.replace(rich_result, kernels=kernels), "html", zoom=False)
+    page.write_text(source, encoding="utf-8")
+    subprocess.run(
+        [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}",
+         f"--print-to-pdf={paper}", page.as_uri()],
+        capture_output=True, timeout=120, check=True,
+    )  # fmt: skip
+    pages = len(re.findall(rb"/Type\s*/Page\b", paper.read_bytes()))
+    assert 2 <= pages <= 6
+
+
 @pytest.mark.parametrize("panel", ["timeline", "memory"])
 def test_a_zoomable_panel_opens_from_the_address(panel: str, hostile_result: Result, tmp_path: Path) -> None:
     opened = Opened(render(hostile_result, "html"), tmp_path, f"#panel={panel}")

@@ -272,12 +272,4 @@
   };
   window.addEventListener("hashchange", follow);
   window.addEventListener("load", follow); /* not before: the browser's own jump would take the focus back */
-
-  /* paper shows everything */
-  var closed = [];
-  window.addEventListener("beforeprint", function () {
-    closed = all("details:not([open]):not(.zoom)");
-    closed.forEach(function (node) { node.open = true; });
-  });
-  window.addEventListener("afterprint", function () { closed.forEach(function (node) { node.open = false; }); });
 })();
