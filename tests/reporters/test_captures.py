@@ -71,3 +71,15 @@ def test_long_names_that_begin_and_end_alike_are_told_apart() -> None:
 
 def test_one_path_twice_is_told_apart_by_number() -> None:
     assert _names("a/trace.json", "a/trace.json") == ["a #1", "a #2"]
+
+
+def test_bars_of_ranks_stand_in_no_box_that_scrolls_and_have_their_names_as_text(
+    many_ranks: m.Result,
+) -> None:
+    page = render(many_ranks, "html", zoom=False)
+    bars = page[page.index('class="bars"') :].split("</section>", 1)[0]
+    before = page[page.index('<section id="time"') : page.index('class="bars"')]
+    assert 'class="scroll' not in before
+    assert '<bdi class="bar-name">rank 1 · GPU 0</bdi>' in bars
+    assert 'aria-labelledby="time-chart-t time-chart-d"' in bars
+    assert "rank 1 · GPU 0: compute " in bars, "the description for who cannot see it"
