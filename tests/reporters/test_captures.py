@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import msgspec
 
+import trace_doctor
 from trace_doctor import model as m
 from trace_doctor.reporters import render
 from trace_doctor.reporters.labels import Names
+from trace_doctor.testing import RunBuilder
 
 
 def _rows(page: str) -> list[str]:
@@ -83,3 +86,22 @@ def test_bars_of_ranks_stand_in_no_box_that_scrolls_and_have_their_names_as_text
     assert '<bdi class="bar-name">rank 1 · GPU 0</bdi>' in bars
     assert 'aria-labelledby="time-chart-t time-chart-d"' in bars
     assert "rank 1 · GPU 0: compute " in bars, "the description for who cannot see it"
+
+
+def test_the_events_of_an_input_are_those_that_the_finding_on_its_damage_counts(tmp_path: Path) -> None:
+    """Allocations of the profiler are events that were read, too."""
+    builder = RunBuilder(memory=True)
+    for step in range(3):
+        with builder.step(step):
+            builder.memory(1 << 20)
+            builder.launch(100.0)
+            builder.memory(-(1 << 20))
+    path = builder.write(tmp_path / "trace.json")
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(len(whole) * 0.9)])
+    result = trace_doctor.analyze(path)
+    finding = next(f for f in result.findings if f.code == "TD002")
+    count = f"{result.inputs[0].events:,}"
+    assert f"{count} events were read" in finding.message
+    about = render(result, "html", zoom=False).split('<section id="about"', 1)[1]
+    assert f">{count}</td>" in about and "allocations included" in about
