@@ -18,6 +18,9 @@ import pytest
 from trace_doctor.api import analyze
 from trace_doctor.gate.diff import difference
 from trace_doctor.model import KernelRow, Result
+from trace_doctor.model.detail import Detail
+from trace_doctor.model.host_stacks import Frame, HostStacks
+from trace_doctor.model.work_detail import KernelDetail, OperatorDetail, Origin, WorkDetail
 from trace_doctor.reporters import render
 from trace_doctor.reporters.difference import render as render_difference
 from trace_doctor.testing import MIB, SnapshotBuilder
@@ -102,7 +105,7 @@ def test_all_kernels_can_be_searched_and_are_added_up_over_ranks(rich_result: Re
     opened = Opened(with_script(page, _SEARCH % "kernel_3"), tmp_path)
     assert opened.console == []
     body = opened.dom.split('data-explore="kernels"', 1)[1].split("</tbody>", 1)[0]
-    assert "1 found" in body and "all ranks" in body and "<img" not in body
+    assert "1 found" in body and "all captures" in body and "<img" not in body
     row = re.findall(r"<tr>.*?</tr>", body.split("<tbody>", 1)[1])
     assert len(row) == 1
     assert re.sub("<[^>]*>", " ", row[0]).split()[-5:] == [
@@ -112,6 +115,119 @@ def test_all_kernels_can_be_searched_and_are_added_up_over_ranks(rich_result: Re
         "1",
         "1%",
     ]  # of two ranks, four calls each
+
+
+def with_detail(result: Result) -> Result:
+    """With a page's detail of two captures: fifty kernels each, and a tree of Python frames."""
+    deep = Frame(name="model.py(9): forward <img src=x>", value=600.0)
+    frames = [
+        Frame(name="train.py(1): step", value=700.0, children=[deep]),
+        Frame(name="loader.py(3): load", value=300.0),
+    ]
+    return msgspec.structs.replace(
+        result,
+        detail=[
+            Detail(
+                input=rank,
+                rank=rank,
+                work=WorkDetail(
+                    kernels=[
+                        KernelDetail(
+                            device=0, name=f"<img src=x>kernel_{n}", kind="compute", count=n + 1, total_us=1e3 * (50 - n), share=0.02,
+                            tensor_cores=(True, False, None)[n % 3], dtype="bf16" if n % 2 else "",
+                            operator=Origin(name="aten::mm", share=0.75), site=Origin(name="train() (train.py)", share=1.0),
+                        )
+                        for n in range(50)
+                    ],
+                    of_kernels=50,
+                    operators=[OperatorDetail(name=f"aten::op_{n}", kind="operator", count=2, self_us=10.0 + n, share=0.02) for n in range(30)],
+                    of_operators=30,
+                ),
+                host_stacks=HostStacks(root=Frame(name="all", value=1000.0, children=frames), shown=3, of=3),
+            )
+            for rank in (0, 1)
+        ],
+    )  # fmt: skip
+
+
+_SORT = """var heads = document.querySelectorAll("#kernels thead th"), named = function (word) {
+  return Array.prototype.find.call(heads, function (head) { return head.textContent.indexOf(word) === 0; });
+};
+named("Launches").querySelector("button").click();"""
+
+
+def test_kernels_are_sorted_by_a_column_over_all_of_them_by_key_or_click(
+    rich_result: Result, tmp_path: Path
+) -> None:
+    """By launches those come first that the page itself, which shows the longest twenty, does not hold."""
+    page = render(with_detail(rich_result), "html")
+    opened = Opened(with_script(page, _SORT), tmp_path)
+    assert opened.console == []
+    section = opened.dom[opened.dom.index('<section id="kernels"') :].split("</section>", 1)[0]
+    heads = re.findall(r"<th [^>]*scope=\"col\"[^>]*>", section)
+    assert [n for n, head in enumerate(heads) if 'aria-sort="descending"' in head] == [3]
+    names = re.findall(r"kernel_\d+", section.split("<tbody>", 1)[1])
+    assert names[:2] == ["kernel_49", "kernel_48"] and len(names) == 20
+    row = re.sub("<[^>]*>", " ", section.split("<tbody>", 1)[1].split("</tr>", 1)[0]).split()
+    assert row[-7:-1] == [
+        "2",
+        "100",
+        "2",
+        "0.02",
+        "2%",
+        "no",
+    ]  # devices, launches, ms, ms, share, Tensor Cores
+    assert "launched by aten::mm (75%), train() (train.py)" in re.sub("<[^>]*>", "", section)
+    assert "<img" not in section
+
+
+_ONE_RANK = """var which = document.querySelector("[data-explore=kernels] select");
+which.value = "1"; which.dispatchEvent(new Event("change"));"""
+
+
+def test_kernels_of_one_rank(rich_result: Result, tmp_path: Path) -> None:
+    opened = Opened(with_script(render(with_detail(rich_result), "html"), _ONE_RANK), tmp_path)
+    section = opened.dom[opened.dom.index('<section id="kernels"') :].split("</section>", 1)[0]
+    assert "50 found" in section
+    row = re.sub("<[^>]*>", " ", section.split("<tbody>", 1)[1].split("</tr>", 1)[0]).split()
+    assert row[-8:] == ["1", "1", "50", "50", "2%", "yes", "not", "known"]
+
+
+_FLAME = """document.querySelectorAll("#host-stacks details").forEach(function (d) { d.open = true; });
+var wait = setInterval(function () {
+  var frames = document.querySelectorAll(".flame g");
+  if (!frames.length) return;
+  clearInterval(wait);
+  var said = [], say = function () { said.push(Array.prototype.map.call(document.querySelectorAll(".flame g"), function (g) { return g.getAttribute("aria-label"); })); };
+  var press = function (key) { document.activeElement.dispatchEvent(new KeyboardEvent("keydown", { key: key, bubbles: true })); };
+  say();
+  frames[0].focus();
+  press("ArrowDown");
+  press("Enter");
+  say();
+  press("Escape");
+  say();
+  var out = document.createElement("pre"); out.id = "said"; out.textContent = JSON.stringify(said); document.body.append(out);
+}, 50);"""
+
+
+def test_a_flame_graph_is_zoomed_by_keys(rich_result: Result, tmp_path: Path) -> None:
+    opened = Opened(with_script(render(with_detail(rich_result), "html"), _FLAME), tmp_path)
+    assert opened.console == []
+    found = re.search(r'<pre id="said">(.*?)</pre>', opened.dom)
+    assert found is not None
+    whole, inside, again = json.loads(unescape(found[1]))
+    assert whole[:3] == [
+        "all · 1.00 ms · 100.0%",
+        "train.py(1): step · 700 µs · 70.0%",
+        "loader.py(3): load · 300 µs · 30.0%",
+    ]
+    assert inside == whole[1:2] + whole[3:]
+    assert again == whole
+    section = opened.dom[opened.dom.index('<section id="host-stacks"') :].split("</section>", 1)[0]
+    assert " style=" not in section and "<img" not in section
+    table = re.sub("<[^>]*>", " ", section.split("<tbody>", 1)[1].split("</tr>", 1)[0])
+    assert table.split() == ["model.py(9):", "forward", "&lt;img", "src=x&gt;", "600.0", "600.0", "60.0%"]
 
 
 _COPY = """Object.defineProperty(navigator, "clipboard", { value: { writeText: function (text) {
@@ -132,6 +248,27 @@ def test_a_finding_is_copied_as_a_link_and_as_markdown(rich_result: Result, tmp_
     assert link.endswith("page.html#TD101-1")
     assert r"Waits \*59 ms\* for \<b\>data\</b\>." in text
     assert text.startswith("**TD101 ") and "saves up to 33% of step" in text and "```diff\n" in text
+
+
+def test_one_rank_is_printed_on_six_pages_with_its_details_folded(
+    rich_result: Result, tmp_path: Path
+) -> None:
+    """All kernels listed with long signatures, which are what fills paper."""
+    kernels = [
+        KernelRow(rank=0, device=0, name=f"void kernel_{n}<{'float, ' * 60}int>(int)", kind="compute", count=1, total_us=1e3, mean_us=1e3,
+                  share=0.01)
+        for n in range(60)
+    ]  # fmt: skip
+    page, paper = tmp_path / "page.html", tmp_path / "page.pdf"
+    source = render(msgspec.structs.replace(rich_result, kernels=kernels), "html", zoom=False)
+    page.write_text(source, encoding="utf-8")
+    subprocess.run(
+        [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}",
+         f"--print-to-pdf={paper}", page.as_uri()],
+        capture_output=True, timeout=120, check=True,
+    )  # fmt: skip
+    pages = len(re.findall(rb"/Type\s*/Page\b", paper.read_bytes()))
+    assert 2 <= pages <= 6
 
 
 @pytest.mark.parametrize("panel", ["timeline", "memory"])
@@ -169,7 +306,7 @@ setTimeout(function () { axe.run().then(function (found) {
 def test_axe_finds_no_violation(theme: str, rich_result: Result, tmp_path: Path) -> None:
     """Everything open, the zoomable panels too."""
     axe = files("axe_core_python").joinpath("axe.min.js").read_text(encoding="utf-8")
-    page = with_script(render(rich_result, "html"), _CHECK % (theme, axe))
+    page = with_script(render(with_detail(rich_result), "html"), _CHECK % (theme, axe))
     found = re.search(r'<pre id="axe">(.*?)</pre>', Opened(page, tmp_path).dom, re.DOTALL)
     assert found is not None
     assert json.loads(unescape(found[1])) == []

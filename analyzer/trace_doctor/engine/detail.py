@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from trace_doctor.engine.host_stacks import host_stacks_of
 from trace_doctor.engine.sizes import Sizes
+from trace_doctor.engine.work_detail import work_detail_of
 from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.memory.block_detail import memory_detail
 from trace_doctor.model.detail import Detail
 
 
 def detail_of(facts: Facts, sizes: Sizes) -> Detail:
-    """All of it, each part bounded."""
-    return Detail(rank=facts.rank, memory=memory_detail(facts, sizes.memory_blocks))
+    """All of it but the events of the timeline, which need the findings; each part bounded."""
+    return Detail(
+        rank=facts.rank,
+        memory=memory_detail(facts, sizes.memory_blocks),
+        work=work_detail_of(facts, sizes.work_rows),
+        host_stacks=host_stacks_of(facts, sizes.frames),
+    )

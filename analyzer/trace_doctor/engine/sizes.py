@@ -18,6 +18,8 @@ MAX_STRIP_SEGMENTS = 360
 """Over all captures, for each of the up to six streams of a device"""
 MAX_MEMORY_BLOCKS = 24_000
 """Over all captures, of a page: so that it stays small enough to be opened at once"""
+MAX_WORK_ROWS, MAX_FRAMES = 16_000, 4_000
+"""Over all captures, of what a page shows closer"""
 MAX_STEPS = 200
 MAX_FINDINGS = 100
 MAX_DETAIL = 60_000
@@ -34,7 +36,10 @@ class Sizes:
     kernels: int
     operators: int
     shapes: int
-    memory_blocks: int
+    memory_blocks: int = 0
+    work_rows: int = 0
+    frames: int = 0
+    """of what a page shows closer: kernels and as many operators; Python frames"""
     detail: bool = False
     """whether what a page shows closer is collected too"""
 
@@ -49,6 +54,8 @@ class Sizes:
             operators=share(MAX_OPERATORS, traces, 2, 300),
             shapes=share(MAX_SHAPES, captures, 4, 24),
             memory_blocks=share(MAX_MEMORY_BLOCKS, captures, 100, 12_000),
+            work_rows=share(MAX_WORK_ROWS, traces, 40, 2000),
+            frames=share(MAX_FRAMES, traces, 100, 2000),
             detail=detail,
         )
 

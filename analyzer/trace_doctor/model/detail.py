@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from trace_doctor.model.memory_detail import MemoryDetail
+from trace_doctor.model.host_stacks import HostStacks
 from trace_doctor.model.quantities import Count
+from trace_doctor.model.work_detail import WorkDetail
 
 
 class Detail(Struct, frozen=True, kw_only=True):
@@ -15,3 +17,7 @@ class Detail(Struct, frozen=True, kw_only=True):
     rank: int
     memory: MemoryDetail | None = None
     """of its snapshot"""
+    work: WorkDetail = field(default_factory=WorkDetail)
+    """all kernels and operators, and what launched them"""
+    host_stacks: HostStacks | None = None
+    """None where no Python stacks were recorded"""

@@ -167,7 +167,7 @@ class Names:
 
 def _tails(paths: Mapping[int, str]) -> dict[int, str]:
     """As much of the end of each path as tells it from the others, without what all end in: of recordings the name of
-    the folder. At most 26 characters."""
+    the folder. Short, and no two alike."""
     parts = {n: path.split("/") for n, path in paths.items()}
     while len({p[-1] for p in parts.values()}) == 1 and all(len(p) > 1 for p in parts.values()):
         parts = {n: p[:-1] for n, p in parts.items()}
@@ -176,8 +176,33 @@ def _tails(paths: Mapping[int, str]) -> dict[int, str]:
         shorter = ["/".join(own[-count:]) for count in range(1, len(own) + 1)]
         others = ["/".join(["", *p]) for k, p in parts.items() if k != n]
         name = next((s for s in shorter if not any(o.endswith("/" + s) for o in others)), shorter[-1])
-        names[n] = name if len(name) <= 26 else f"{name[:9]}…{name[-16:]}"
-    return names
+        names[n] = name
+    return _shortened(names)
+
+
+def _shortened(names: Mapping[int, str]) -> dict[int, str]:
+    """Each in at most 26 characters, of a longer name both ends. Where these are alike, the part in which the names
+    differ, else a number."""
+    short = {n: name if len(name) <= 26 else f"{name[:9]}…{name[-16:]}" for n, name in names.items()}
+    for alike in _alike(short):
+        places = enumerate(zip(*(names[n] for n in alike), strict=False))
+        differs = next((at for at, letters in places if len(set(letters)) > 1), 0)
+        for n in alike:
+            begin = max(0, min(differs - 14, len(names[n]) - 24))
+            end = "…" if begin + 24 < len(names[n]) else ""
+            short[n] = f"{'…' if begin else ''}{names[n][begin : begin + 24]}{end}"
+    for alike in _alike(short):
+        for n in alike:
+            short[n] += f" #{n + 1}"
+    return short
+
+
+def _alike(names: Mapping[int, str]) -> list[list[int]]:
+    """The keys of each name that several have."""
+    by_name: dict[str, list[int]] = {}
+    for n, name in names.items():
+        by_name.setdefault(name, []).append(n)
+    return [numbers for numbers in by_name.values() if len(numbers) > 1]
 
 
 def main_rows(result: Result) -> list[TimeLedgerRow]:

@@ -67,4 +67,6 @@ def _how_kept(measured: float, promised: float, noise: float, known: HowKnown | 
         return ": within noise"
     if measured > promised * ((known and known.high) or 1.0) + noise:
         return ": more than predicted, so something else changed as well"
+    if measured >= promised:
+        return " (all of it)"  # no more than steps vary: a share above 100% would say otherwise
     return f" ({share(measured / promised, 0)} of it)" if measured > 0 else " (none of it)"

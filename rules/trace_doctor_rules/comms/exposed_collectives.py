@@ -326,8 +326,9 @@ class ExposedCollectives(Rule):
             *_of_it(own, ranks),
         ]
         if not gains:
+            who = "GPU" if own.has_gpu else "main thread"
             sentences.append(
-                "Overlapping it would hardly shorten the step, because the GPU waits for other things."
+                f"Overlapping it would hardly shorten the step, because the {who} waits for other things."
             )
         if once:
             sentences.append("Most of it is in one step.")

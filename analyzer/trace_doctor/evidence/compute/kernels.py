@@ -47,7 +47,7 @@ class Kernels(Evidence, frozen=True):
             ns = covered(pairs(run.ts[rows], run.end[rows]), steady)
             parts.append((int(ns.sum()), -device, rows[ns > 0], ns[ns > 0]))
         _, device, rows, ns = max(parts, key=lambda f: f[:2])
-        operators = _operators(run, facts[Nesting], facts[Launches], rows)
+        operators = launching_operators(run, facts[Nesting], facts[Launches], rows)
         return cls(-device, rows, ns, operators, steps.count, run, facts[Nesting])
 
     @property
@@ -146,8 +146,8 @@ class Kernels(Evidence, frozen=True):
         return next((p for i, p in known if p.get("id", i) == self.device), None)
 
 
-def _operators(run: Run, nesting: Nesting, launches: Launches, rows: I64) -> I64:
-    """The innermost operator around the launch of each GPU row."""
+def launching_operators(run: Run, nesting: Nesting, launches: Launches, rows: I64) -> I64:
+    """The innermost operator around the launch of each GPU row, -1 where none was captured."""
     at = np.searchsorted(run.gpu, rows)
     operator = launches.launch[at].astype(np.int64)
     while True:

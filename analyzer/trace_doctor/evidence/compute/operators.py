@@ -61,14 +61,18 @@ class Operators(Evidence, frozen=True):
             np.append(begin[1:], len(rows))[order],
         )
 
+    def calls(self, n: int) -> tuple[I64, I64]:
+        """Of the n-th name: the rows of the run, and the self time of each, ns."""
+        own_rows = slice(self._first[n], self._behind[n])
+        return self._rows[own_rows], self._own[own_rows]
+
     def rows(self, most: int = TOP_OPERATORS) -> list[OperatorRow]:
         """The longest by self time."""
         return [self._row(n) for n in range(min(most, len(self.names)))]
 
     def _row(self, n: int) -> OperatorRow:
         run, steps, name = self._facts.run, self._facts[Steps], int(self.names[n])
-        own_rows = slice(self._first[n], self._behind[n])
-        rows, own = self._rows[own_rows], self._own[own_rows]
+        rows, own = self.calls(n)
         by_step = np.zeros(len(steps.steady), dtype=np.int64)
         if steps.steps:
             step = steps.steady_at(run.ts[rows])

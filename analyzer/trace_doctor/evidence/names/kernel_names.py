@@ -88,6 +88,34 @@ def kernel_class(name: str) -> KernelClass:
     return KernelClass(kind, next((p for p, form in _FORMATS if form.search(name)), ""))
 
 
+_ON_TENSOR_CORES = re.compile(
+    r"[sdhi](?:884|1688|8816|16816|16832|161616)|tensorop|[_a-z]tensor\d+x\d+x\d+|hmma|imma|gmma|nvjet|warpgroupsize|cutlass3x_sm(?:90|1\d\d)"
+    r"|flash_(?:fwd|bwd)_\w*kernel|fmha_cutlass[fb]_(?:b?f16)_\w*sm[89]\d|cudnn_generated_fort_native_sdpa",
+)
+_ON_ORDINARY_UNITS = re.compile(
+    r"simt|scudnn|_ffma|(?:^|[_ ])(?:volta|maxwell|ampere|turing|sm\d\d)?_?sgemm|implicit_convolve_sgemm|fft[12]d_|gemmk1_kernel"
+)
+_GEMV_OF_NVIDIA = re.compile(r"gemv(?:2|n)|dot_kernel|gemmk1_kernel")
+_MATRIX_INSTRUCTION = re.compile(r"_MI\d+x\d+x\d+")
+
+
+def on_tensor_cores(name: str) -> bool | None:
+    """Whether a kernel of this name multiplies on Tensor Cores (AMD: Matrix Cores). None where the name does not say:
+    most kernels of Triton and of other people."""
+    kind, text = _kind(name), name.lower()
+    if kind in ("softmax", "layout") or _POINTWISE.search(name):
+        return False
+    if kind == "gemv":
+        return False if _GEMV_OF_NVIDIA.search(text) else None
+    if kind == "other":  # of PyTorch's own kernels those that multiply have it in their name
+        return False if name.startswith("void at::native::") else None
+    if text.startswith("cijk_"):
+        return True if _MATRIX_INSTRUCTION.search(name) else None
+    if _ON_ORDINARY_UNITS.search(text) and not _ON_TENSOR_CORES.search(text):
+        return False
+    return True if _ON_TENSOR_CORES.search(text) else None
+
+
 def neither_transposed(name: str) -> bool:
     """Whether the name of a product's kernel says that it reads both factors as they lie (cuBLAS `nn`, Tensile
     `Ailk_Bljk`), which it does not where a matrix is multiplied with its own transpose."""

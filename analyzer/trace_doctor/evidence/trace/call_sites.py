@@ -108,6 +108,16 @@ class CallSites(Evidence, frozen=True):
         user = self._user
         return tuple(self._site(r) for r in (host, *self.nesting.ancestors(host)) if user[r])
 
+    def frames(self, rows: I64) -> I64:
+        """The innermost Python event of the user's around each of these host events, -1 where none is (or the row is).
+        Without the old stacks, which are no events."""
+        frames = rows.astype(np.int64)
+        while True:
+            rising = np.flatnonzero((frames >= 0) & ~self._user[np.maximum(frames, 0)])
+            if not len(rising):
+                return frames
+            frames[rising] = self.nesting.parent[frames[rising]]
+
     def _host(self, row: int) -> int:
         if self.run.device[row] < 0 or self.launches is None:
             return row

@@ -24,7 +24,7 @@ class CaptureHealth(Evidence, frozen=True):
     """Counts over the whole file, except where the window is named."""
 
     events: int
-    """rows with a duration"""
+    """all that were read, allocations included"""
     damage: Damage
     devices: tuple[str, ...]
     """one entry per device in deviceProperties: its name, or "" where the file leaves it empty"""
@@ -52,7 +52,7 @@ class CaptureHealth(Evidence, frozen=True):
         asked_for = bool(run.is_cat(Cat.RUNTIME, Cat.DRIVER).any())
         computing = _COMPUTES if asked_for and not len(calls) else _CPU_LIBRARY
         return cls(
-            events=len(run),
+            events=int(np.count_nonzero(run.own)) + len(run.memory),
             damage=run.damage,
             devices=tuple(p.get("name", "") for p in run.device_properties),
             gpu_events=len(run.gpu),

@@ -13,12 +13,14 @@ from trace_doctor.reporters.html import (
     about,
     findings,
     gate,
+    host_stacks,
     lanes,
     memory,
     panels,
     rules,
     step,
     verdict,
+    work,
     zoom,
 )
 from trace_doctor.reporters.html.charts.svg import patterns
@@ -31,6 +33,8 @@ LARGEST = 300_000
 _FRAME = 8_000
 """Bytes of a page beside its parts, its style and its script, at most"""
 _THEME = "try{var t=localStorage.getItem('trace-doctor-theme');if(t)document.documentElement.dataset.theme=t}catch(e){}"
+_FURTHER_SCRIPTS = {"explore.js": "data-explore=", "flame.js": "data-flame="}
+"""Scripts beside report.js, which they use, with the attribute of the elements that need them"""
 _PARTS = (
     ("gate", "Gate"),
     ("time", "Time"),
@@ -42,6 +46,7 @@ _PARTS = (
     ("findings", "Findings"),
     ("kernels", "Kernels"),
     ("operators", "Operators"),
+    ("host-stacks", "Python"),
     ("rules", "Rules"),
     ("collectives", "Collectives"),
     ("skipped", "Skipped"),
@@ -63,8 +68,9 @@ def render(result: Result, options: Options) -> str:
         *panels.critical_path(result),
     ]
     below = [
-        panels.kernels(result),
-        panels.operators(result),
+        work.kernels(result),
+        work.operators(result),
+        host_stacks.flame_graph(result),
         panels.collectives(result),
         rules.undecided(result),
         rules.passed(result),
@@ -95,8 +101,8 @@ def page(
     links = [
         el("a", name, href=f"#{anchor}") for anchor, name in _PARTS if f'<section id="{anchor}"' in present
     ]
-    script, style = _asset("report.js"), _asset("report.css") + RULES
-    scripts = [digest(s.encode()) for s in (_THEME, script)] + (zoomed.scripts if zoomed else [])
+    own, style = _scripts(sections), _asset("report.css") + RULES
+    scripts = [digest(s.encode()) for s in (_THEME, *own)] + (zoomed.scripts if zoomed else [])
     styles = [digest(style.encode())] + (zoomed.styles if zoomed else [])
     body = el(
         "body",
@@ -116,7 +122,7 @@ def page(
         el("main", sections, id="main"),
         el("footer", el("p", f"{tool.name} {tool.version}".strip(), " · nothing left your machine")),
         Html(embedded(data, _room(sections))),
-        Html(f"<script>{script}</script>"),
+        [Html(f"<script>{script}</script>") for script in own],
         zoomed.markup if zoomed else None,
     )
     head = el(
@@ -144,8 +150,14 @@ _LOGO = el(
 
 def _room(sections: Sequence[Html | None]) -> int:
     """Bytes that a page with these sections leaves of what a page may have."""
-    parts = [*sections, _asset("report.css"), _asset("report.js")]
+    parts = [*sections, _asset("report.css"), *_scripts(sections)]
     return LARGEST - _FRAME - sum(len(part.encode()) for part in parts if part)
+
+
+def _scripts(sections: Sequence[Html | None]) -> list[str]:
+    """Those that a page with these sections needs."""
+    needed = [name for name, element in _FURTHER_SCRIPTS.items() if any(element in s for s in sections if s)]
+    return [_asset(name) for name in ("report.js", *needed)]
 
 
 def _asset(name: str) -> str:

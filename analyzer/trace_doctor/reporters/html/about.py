@@ -76,8 +76,17 @@ def _inputs(inputs: list[Input]) -> Html:
         for i in inputs[:_MOST_INPUTS]
     ]
     return el(
-        "div", el("h3", "Inputs"), data_table("Inputs", columns, rows, hide_caption=True, of=len(inputs))
+        "div",
+        el("h3", "Inputs"),
+        data_table("Inputs", columns, rows, hide_caption=True, of=len(inputs)),
+        el("p", _COUNTS, class_="limit"),
     )
+
+
+_COUNTS = (
+    "Events: all that were read of a trace, allocations included; of a snapshot, the entries of its history; of a log, its "
+    "records. Steps: those of the analyzed window, warm-up included."
+)
 
 
 def _version(version: TorchVersion) -> str | None:

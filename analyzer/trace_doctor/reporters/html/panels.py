@@ -1,12 +1,11 @@
-"""What-if, top kernels, collectives: the panels below and between the findings."""
+"""What-if, critical path, collectives: the panels below and between the findings."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping
 from typing import get_args
 
-from trace_doctor.model import Basis, Column, KernelRow, OperatorRow, Result, WhatIf
+from trace_doctor.model import Basis, Column, Result, WhatIf
 from trace_doctor.reporters.critical import shares_of_path
 from trace_doctor.reporters.html.dom import Html, el
 from trace_doctor.reporters.html.parts import (
@@ -16,15 +15,11 @@ from trace_doctor.reporters.html.parts import (
     data_table,
     links,
     mini_bar,
-    more,
     section,
-    signature,
     term,
 )
 from trace_doctor.reporters.labels import KINDS, Names, short_kernel
 from trace_doctor.reporters.units import estimate_share
-
-_MOST_KERNELS = 20
 
 
 def what_if(result: Result) -> Html | None:
@@ -103,105 +98,6 @@ def _change(after: float, today: float) -> str:
     if today <= 0 or after >= today:
         return "–"
     return f"−{estimate_share((today - after) / today)}"
-
-
-def kernels(result: Result) -> Html | None:
-    """The longest operations. Over several devices they are added up: ranks of one job run the same kernels."""
-    if not result.kernels:
-        return None
-    groups: dict[tuple[str, str], list[KernelRow]] = defaultdict(list)
-    for row in result.kernels:
-        groups[row.name, row.kind].append(row)
-    order = sorted(groups.values(), key=lambda g: (-sum(k.total_us for k in g), g[0].name, g[0].kind))
-    devices = len({(k.input, k.device) for k in result.kernels})
-    columns: Columns = [
-        "Operation",
-        "Kind",
-        *([Column("Devices", "count")] if devices > 1 else []),
-    ]
-    columns += [
-        Column("Calls", "count"),
-        Column("Total", "us"),
-        Column("Mean", "us"),
-        Column("Of compute", "share"),
-    ]
-    rows: list[Row] = [_kernel_row(group, devices > 1) for group in order[:_MOST_KERNELS]]
-    title = "Top operators" if all(k.device < 0 for k in result.kernels) else "Top kernels"
-    over = (
-        f", added up over the devices that list the kernel among their longest, of {devices:,}; the share of compute is "
-        "their mean"
-        if devices > 1
-        else ""
-    )
-    table = data_table(
-        f"{title} by total time", columns, rows, hide_caption=True, of=len(order), class_="kernels"
-    )
-    fields = f"name kind {'devices ' if devices > 1 else ''}count total_us mean_us share"
-    return section(
-        "kernels",
-        title,
-        el("div", table, data_explore="kernels", data_fields=fields),
-        lead=f"By total time in the analyzed window{over}.",
-    )
-
-
-def _kernel_row(group: list[KernelRow], several: bool) -> Row:
-    first, calls, total = group[0], sum(k.count for k in group), sum(k.total_us for k in group)
-    return [
-        signature(short_kernel(first.name), first.name),
-        first.kind,
-        *([len(group)] if several else []),
-        calls,
-        total,
-        total / max(1, calls),
-        sum(k.share for k in group) / len(group) if first.kind == "compute" else None,
-    ]
-
-
-def operators(result: Result) -> Html | None:
-    """Folded: most readers need it only when the host is the limit."""
-    if not result.operators:
-        return None
-    names: dict[tuple[str, str], list[OperatorRow]] = defaultdict(list)
-    for row in result.operators:
-        names[row.kind, row.name].append(row)
-    order = sorted(names.items(), key=lambda kv: (-sum(r.self_us for r in kv[1]), kv[0]))
-    captures = len({r.input for r in result.operators})
-    columns: Columns = ["Operation", "Kind", Column("Calls", "count"), Column("Self time", "us")]
-    columns += [Column("Per step", "us"), Column("Of host time", "share")] if captures == 1 else []
-    rows: list[Row] = [
-        [
-            el("span", el("bdi", name), class_="kernel"),
-            kind,
-            sum(r.count for r in group),
-            sum(r.self_us for r in group),
-            *([group[0].step_us, group[0].share] if captures == 1 else []),
-        ]
-        for (kind, name), group in order[:_MOST_KERNELS]
-    ]
-    table = data_table(
-        "Operators and runtime calls by self time",
-        columns,
-        rows,
-        hide_caption=True,
-        of=len(order),
-        class_="kernels",
-    )
-    over = f", all {captures:,} captures together" if captures > 1 else ""
-    return section(
-        "operators",
-        "Host operators and runtime calls",
-        more(
-            f"The {len(rows)} with the most self time",
-            el(
-                "div",
-                table,
-                data_explore="operators",
-                data_fields=f"name kind count self_us{' step_us share' * (captures == 1)}",
-            ),
-        ),
-        lead=f"Time in the operator itself, without what it calls, on the threads of the loop and of autograd{over}.",
-    )
 
 
 def collectives(result: Result) -> Html | None:

@@ -42,7 +42,7 @@
     details = details || (packed ? unpack(packed.textContent).then(JSON.parse) : Promise.resolve(null));
     return details;
   };
-  window.traceDoctor = { unpack: unpack, result: result, detail: detail };
+  window.traceDoctor = { unpack: unpack, result: result, detail: detail, all: all, make: make, button: button };
   var download = function (name, type, text) {
     var url = URL.createObjectURL(new Blob([text], { type: type }));
     var link = make("a", "", { href: url, download: name });
@@ -150,6 +150,7 @@
     return typeof a === "number" ? 1 : -1;
   };
   all("table[data-sortable]").forEach(function (table) {
+    if (table.closest("[data-explore]")) return; /* sorts what it does not show as well: explore.js */
     all("thead th", table).forEach(function (head, column) {
       var sort = button("", function () {
         var down = head.getAttribute("aria-sort") !== "descending" && (head.classList.contains("num") || head.getAttribute("aria-sort") === "ascending");
@@ -163,69 +164,6 @@
       });
       sort.append.apply(sort, Array.prototype.slice.call(head.childNodes));
       head.append(sort);
-    });
-  });
-
-  /* all kernels and operators of the embedded result: by name, by rank; the page itself shows the first */
-  var UNITS = { "(s)": 1e6, "(ms)": 1e3, "(µs)": 1 };
-  all("[data-explore]").forEach(function (holder) {
-    var key = holder.dataset.explore, fields = holder.dataset.fields.split(" "), body = holder.querySelector("tbody");
-    var first = Array.prototype.slice.call(body.rows), most = 500, open = false;
-    var factors = all("thead th", holder).map(function (head) { var unit = head.querySelector(".unit"); return unit ? UNITS[unit.textContent] : 1; });
-    var query = make("input", "", { type: "search", placeholder: "Search all " + key, "aria-label": "Search all " + key });
-    var rank = make("select", "", { "aria-label": "Rank" }), count = make("span", "", { "class": "muted", role: "status" });
-    var sum = function (rows, field) { return rows.reduce(function (total, row) { return total + (row[field] || 0); }, 0); };
-    var figure = function (rows, field) {
-      if (field === "devices") return rows.length;
-      if (field === "mean_us") return sum(rows, "total_us") / Math.max(1, sum(rows, "count"));
-      if (field === "share") return rows[0].kind === "compute" || key === "operators" ? 100 * sum(rows, field) / rows.length : null;
-      return sum(rows, field);
-    };
-    var cell = function (rows, field, column) {
-      var node = make(column ? "td" : "th", "", column ? {} : { scope: "row" });
-      if (field === "name") { var name = make("span", "", { "class": "kernel" }); name.append(make("bdi", rows[0].name)); node.append(name); return node; }
-      if (field === "kind") { node.textContent = rows[0].kind; return node; }
-      var exact = figure(rows, field);
-      node.className = "num";
-      node.title = exact === null ? "" : String(exact);
-      node.textContent = exact === null ? "–" : (exact / factors[column]).toLocaleString("en-US", { maximumSignificantDigits: 4 }) + (field === "share" ? "%" : "");
-      return node;
-    };
-    var caption = holder.querySelector("caption");
-    var draw = function () {
-      caption.hidden = open || query.value || rank.value;
-      if (!caption.hidden) { body.replaceChildren.apply(body, first); count.textContent = ""; return; }
-      result().then(function (found) {
-        var words = query.value.toLowerCase().split(/\s+/).filter(Boolean), groups = new Map();
-        found[key].forEach(function (row) {
-          var name = row.name.toLowerCase();
-          if (rank.value && String(row.rank) !== rank.value) return;
-          if (!words.every(function (word) { return name.indexOf(word) >= 0; })) return;
-          var at = row.kind + " " + row.name;
-          if (groups.has(at)) groups.get(at).push(row); else groups.set(at, [row]);
-        });
-        var time = key === "kernels" ? "total_us" : "self_us";
-        var order = Array.from(groups.values()).sort(function (a, b) { return sum(b, time) - sum(a, time); });
-        count.textContent = order.length > most ? "showing " + most + " of " + order.length : order.length + " found";
-        body.replaceChildren.apply(body, order.slice(0, most).map(function (rows) {
-          var line = make("tr");
-          fields.forEach(function (field, column) { line.append(cell(rows, field, column)); });
-          return line;
-        }));
-      });
-    };
-    var every = button("Show all", function () { open = !open; every.textContent = open ? "Show the first" : "Show all"; draw(); });
-    query.addEventListener("input", draw);
-    rank.addEventListener("change", draw);
-    var bar = make("div", "", { "class": "filter", role: "search", "aria-label": "All " + key });
-    bar.append(query, every, count);
-    holder.prepend(bar);
-    if (fields.indexOf("devices") >= 0) result().then(function (found) {
-      var ranks = Array.from(new Set(found[key].map(function (row) { return row.rank; }))).sort(function (a, b) { return a - b; });
-      if (ranks.length < 2) return;
-      rank.append(make("option", "all ranks", { value: "" }));
-      ranks.forEach(function (number) { rank.append(make("option", "rank " + number, { value: String(number) })); });
-      query.after(rank);
     });
   });
 
@@ -334,12 +272,4 @@
   };
   window.addEventListener("hashchange", follow);
   window.addEventListener("load", follow); /* not before: the browser's own jump would take the focus back */
-
-  /* paper shows everything */
-  var closed = [];
-  window.addEventListener("beforeprint", function () {
-    closed = all("details:not([open]):not(.zoom)");
-    closed.forEach(function (node) { node.open = true; });
-  });
-  window.addEventListener("afterprint", function () { closed.forEach(function (node) { node.open = false; }); });
 })();

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from trace_doctor.model import Finding, Fix, Result, Saving
 from trace_doctor.reporters.diagnosis import verdict
+from trace_doctor.reporters.html import captures
 from trace_doctor.reporters.html.dom import Child, Html, el
 from trace_doctor.reporters.html.parts import badge, gain, mini_bar, term, tile
 from trace_doctor.reporters.labels import (
@@ -39,11 +40,15 @@ def is_cpu(result: Result) -> bool:
 def render(result: Result) -> Html:
     """The head of the page: what was captured, the verdict, and the figures beside it."""
     first, *others = verdict(result)
+    each = captures.verdicts(result)
+    if each and len({i.job for i in result.inputs}) > 1:
+        others = []  # a sentence for each job, which the table has
     return el(
         "section",
         el("p", _subject(result), class_="subject"),
         el("h1", first, id="verdict-title"),
         [el("p", f"{sentence}.", class_="lead") for sentence in others],
+        each,
         el(
             "dl",
             None if memory_only(result) else [_step(result), _busy(result)],

@@ -1,4 +1,4 @@
-"""One of several views at a time, by radio buttons and CSS: nothing needs a script. On paper, and in browsers that do not
+"""One of several views at a time, by radio buttons and CSS: nothing needs a script. In browsers that do not
 know `:has`, all of them stand below one another."""
 
 from __future__ import annotations

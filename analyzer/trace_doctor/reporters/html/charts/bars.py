@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trace_doctor.reporters.html.charts.svg import WIDTH, chart, label, number, picture
+from trace_doctor.reporters.html.charts.svg import WIDTH, number, picture
 from trace_doctor.reporters.html.dom import Html, el
 from trace_doctor.reporters.units import share
 
@@ -41,10 +41,8 @@ def stacked(anchor: str, title: str, bars: Sequence[Bar]) -> Html:
     description = ". ".join(bar.described() for bar in bars) or "Nothing to show"
     if len(bars) == 1:
         return _single(anchor, title, description, bars[0])
-    gutter = max((len(bar.name) for bar in bars), default=0) * _CHAR + 16
-    note = max((len(bar.note) for bar in bars), default=0) * _CHAR + 14
-    rows = [_row(bar, 6 + 32 * n, gutter, WIDTH - note) for n, bar in enumerate(bars)]
-    return chart(anchor, title, description, 32 * len(bars) + 8, rows)
+    rows = [_row(bar) for bar in bars]
+    return el("div", picture(anchor, title, description, 1, class_="hidden"), rows, class_="bars")
 
 
 def _segments(
@@ -90,11 +88,16 @@ def _single(anchor: str, title: str, description: str, bar: Bar) -> Html:
     return el("div", drawing, el("svg", names, class_="bar-names", aria_hidden="true"))
 
 
-def _row(bar: Bar, y: float, left: float, right: float) -> Html:
-    rectangles, _ = _segments(bar, y, 20, left, left + (right - left) * bar.length)
-    return el(
-        "g",
-        label(0, y + 15, bar.name, class_="axis"),
+def _row(bar: Bar) -> Html:
+    """Name and note as text beside the drawing, below 560 px above it: they keep their size on any screen."""
+    rectangles, _ = _segments(bar, 0, 20, 0, WIDTH * bar.length)
+    drawing = el(
+        "svg",
         rectangles,
-        label(right + 10, y + 15, bar.note, class_="axis") if bar.note else None,
+        class_="bar-part",
+        viewBox=f"0 0 {WIDTH} 20",
+        aria_hidden="true",
+        preserveAspectRatio="none",
     )
+    names = [el("bdi", bar.name, class_="bar-name"), drawing, el("span", bar.note, class_="bar-note")]
+    return el("div", names, class_="bar-row", aria_hidden="true")

@@ -1,0 +1,103 @@
+"""A row for each capture of a page that shows several: what is wrong with it, beside its step and its peak."""
+
+from __future__ import annotations
+
+from trace_doctor.model import LOOKED, Column, Finding, Result
+from trace_doctor.reporters.html.dom import Child, Html, el
+from trace_doctor.reporters.html.parts import Columns, Row, badge, data_table, gain
+from trace_doctor.reporters.labels import Names, main_rows
+from trace_doctor.reporters.units import plural
+
+_MOST = 24
+_ELSEWHERE = "The same in other captures"
+"""Title of the table in which a finding names the other captures that have it"""
+
+
+def verdicts(result: Result) -> Html | None:
+    """None for a single capture."""
+    numbers = _captures(result)
+    if len(numbers) < 2:
+        return None
+    names = Names(result)
+    steps = {row.input: row.step_us for row in main_rows(result) if row.steps}
+    peaks: dict[int, int] = {}
+    for memory in result.memory_ledger:
+        peaks[memory.input] = max(memory.peak_bytes, peaks.get(memory.input, 0))
+    columns: Columns = ["Capture", "Verdict", "Saving"]
+    columns += [Column("Step", "us")] * bool(steps) + [Column("Peak memory", "bytes")] * bool(peaks)
+    rows: list[Row] = []
+    for number in numbers[:_MOST]:
+        worst, others = _findings(result, number)
+        rows.append(
+            [
+                _called(result, names, number),
+                _verdict(result, number, worst, others),
+                _saving(worst, number, names),
+                *([steps.get(number)] if steps else []),
+                *([peaks.get(number)] if peaks else []),
+            ]
+        )
+    return data_table(
+        "The most severe finding of each capture", columns, rows, of=len(numbers), class_="captures"
+    )
+
+
+def _captures(result: Result) -> list[int]:
+    """Their positions in `Result.inputs`: of the several files of one capture that which rows and findings name."""
+    shown = {
+        row.input
+        for rows in (result.time_ledger, result.memory_ledger, result.memory_held, result.timeline)
+        for row in rows
+    }
+    few = {n for n, source in enumerate(result.inputs) if source.too_little}
+    return sorted(n for n in {*shown, *few, *(f.input for f in result.findings)} if n < len(result.inputs))
+
+
+def _called(result: Result, names: Names, number: int) -> Html:
+    path = result.inputs[number].path
+    name = names.of(number)
+    return el(
+        "span",
+        el("bdi", name or path, class_="place" if name else None),
+        el("span", el("bdi", path), class_="signature") if name and name != path else None,
+    )
+
+
+def _findings(result: Result, number: int) -> tuple[Finding | None, int]:
+    """The most severe one that names the capture, and how many more do."""
+    path = result.inputs[number].path
+    own = [f for f in result.findings if f.input == number or path in _elsewhere(f)]
+    return (own[0], len(own) - 1) if own else (None, 0)
+
+
+def _elsewhere(finding: Finding) -> set[object]:
+    return {row[0] for table in finding.evidence if table.title == _ELSEWHERE for row in table.rows if row}
+
+
+def _saving(worst: Finding | None, number: int, names: Names) -> str:
+    """A finding of several captures claims what it saves in one of them."""
+    if worst is None or not gain(worst.saving):
+        return ""
+    if worst.input == number or not (where := names.of(worst.input)):
+        return gain(worst.saving)
+    return f"stated for {where}"
+
+
+def _verdict(result: Result, number: int, worst: Finding | None, others: int) -> Html:
+    if worst is not None:
+        more: Child = f" and {plural(others, 'more finding')}" if others else None
+        return el(
+            "span", badge(worst.severity), " ", el("a", worst.title or worst.name, href=f"#{worst.id}"), more
+        )
+    if why := result.inputs[number].too_little:
+        return el("span", f"not analyzed: {why}")
+    known = [o for o in result.outcomes if o.inputs is not None]
+    decided = sum(o.outcome in LOOKED and number in (o.inputs or ()) for o in known)
+    if known and not decided:
+        return el("span", "no rule could run")
+    cut = any(
+        t.title == _ELSEWHERE and (t.of or 0) > len(t.rows) for f in result.findings for t in f.evidence
+    )
+    rest = "; findings of other captures may name it too" if cut else ""
+    looked = f": {plural(decided, 'rule')} ran" if decided else ""
+    return el("span", f"no finding of its own{looked}{rest}")
