@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from trace_doctor.model.events import Events
 from trace_doctor.model.quantities import Count
 
 
@@ -12,3 +13,5 @@ class Detail(Struct, frozen=True, kw_only=True):
 
     input: Count = 0
     rank: int
+    events: Events | None = None
+    """what the timeline shows; None without a trace"""
