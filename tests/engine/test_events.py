@@ -51,7 +51,7 @@ def test_all_is_shown_where_there_is_room(facts: Facts) -> None:
     assert [events.names[n] for n in events.stacks[gpu.stack[0]]] == ["train.py(12): train"]
     run = facts.run
     first = int(run.gpu[0])
-    assert gpu.start[0] == int(run.ts[first]) - round((events.start_us * 1e3) + run.base_ns)
+    assert gpu.start[0] == int(run.ts[first]) - round(events.start_us * 1e3) - run.base_ns
 
 
 def test_what_a_finding_points_at_is_kept_and_the_rest_thinned(facts: Facts) -> None:
