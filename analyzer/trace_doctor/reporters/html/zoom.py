@@ -1,4 +1,5 @@
-"""The zoomable panels: plotly, once in the page and compressed, unpacked by the browser when the first panel opens.
+"""The panels to zoom into: the timeline, and memory by plotly, which is in the page once, compressed, and unpacked by the
+browser when the first panel of memory opens.
 
 The panels draw what the embedded result holds, beside the pictures that always stand.
 """
@@ -7,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Sequence
 from functools import lru_cache
 from importlib.resources import files
 from importlib.util import find_spec
@@ -21,14 +21,10 @@ from zlib_ng import zlib_ng
 from trace_doctor.model import Result
 from trace_doctor.model.html_safe_json import html_safe
 from trace_doctor.reporters.embedded_json import packed
+from trace_doctor.reporters.html import timeline
 from trace_doctor.reporters.html.dom import Html, el
 from trace_doctor.reporters.html.policy import digest
 from trace_doctor.reporters.labels import KINDS, MEMORY
-
-
-def of_lanes(lanes: Sequence[tuple[int, str]]) -> Html:
-    """Where the panel of a timeline goes. `lanes`: positions in `Result.timeline`, with their names."""
-    return el("div", data_zoom="timeline", data_lanes=json.dumps(lanes, ensure_ascii=False))
 
 
 def of_memory(series: int) -> Html:
@@ -50,6 +46,7 @@ def panels(result: Result) -> Zoom | None:
         return None
     words = {
         "kinds": {k: v.label for k, v in KINDS.items()},
+        "events": timeline.WORDS,
         "memory": {k: v.label for k, v in MEMORY.items()},
     }
     detail = (
@@ -57,17 +54,19 @@ def panels(result: Result) -> Zoom | None:
         if result.detail is UNSET
         else f'<script type="application/gzip" id="detail">{packed(msgspec.json.encode(result.detail)).decode()}</script>'
     )
-    script = files(__package__).joinpath("zoom.js").read_text(encoding="utf-8")
-    library, unpacked = _library()
+    drawn = [timeline.script()] if result.timeline else []
+    library, unpacked = "", []
+    if result.memory_timeline:
+        drawn.append(files(__package__).joinpath("zoom.js").read_text(encoding="utf-8"))
+        packed_library, digest_of_it = _library()
+        library, unpacked = f'<script type="text/plain" id="plotly">{packed_library}</script>', [digest_of_it]
     return Zoom(
         Html(
             f'<script type="application/json" id="zoom-words">{html_safe(json.dumps(words).encode()).decode()}</script>'
-            f"{detail}"
-            f'<script type="text/plain" id="plotly">{library}</script>'
-            f"<script>{script}</script>"
+            f"{detail}{library}" + "".join(f"<script>{script}</script>" for script in drawn)
         ),
-        scripts=[digest(script.encode()), unpacked],
-        styles=[digest(b"")],  # the library makes an empty one, and adds its rules one by one
+        scripts=[*(digest(script.encode()) for script in drawn), *unpacked],
+        styles=[digest(b"")] * len(unpacked),  # the library makes an empty one, and adds its rules one by one
     )
 
 
