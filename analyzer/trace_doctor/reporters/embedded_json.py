@@ -19,6 +19,7 @@ LARGEST = 1 << 28
 """No result is larger, nor a page of ours or what one unpacks to: a result is a thousandth of it"""
 _BEGIN = r'<script type="application/(json|gzip)" id="result">'
 _ELEMENT = re.compile(rf"{_BEGIN}(.*?)</script>", re.DOTALL)
+_DETAIL = re.compile(r'<script type="application/gzip" id="detail">([A-Za-z0-9+/=\s]*)</script>')
 
 
 def embedded(data: bytes, room: int) -> str:
@@ -49,6 +50,13 @@ def extract(page: str) -> bytes:
         )
     [(kind, text)] = matches
     return _unpacked(text) if kind == "gzip" else text.encode()
+
+
+def extract_detail(page: str) -> bytes | None:
+    """The JSON that the timeline of a page is drawn from; None where it has none. Raises NotACapture for one that is
+    damaged."""
+    matches = _DETAIL.findall(page)
+    return _unpacked(matches[0]) if len(matches) == 1 else None
 
 
 def _unpacked(text: str) -> bytes:

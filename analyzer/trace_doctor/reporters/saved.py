@@ -10,8 +10,9 @@ import msgspec
 from trace_doctor.errors import NotACapture, UnusableResult
 from trace_doctor.files import open_regular, read_regular
 from trace_doctor.model import SCHEMA_VERSION, Result, Tool
+from trace_doctor.model.detail import Detail
 from trace_doctor.model.treatment import Treatment
-from trace_doctor.reporters.embedded_json import LARGEST, extract
+from trace_doctor.reporters.embedded_json import LARGEST, extract, extract_detail
 
 _PATCHES = (b"# safe: ", b"# unsafe: ")
 
@@ -24,7 +25,7 @@ class _Head(msgspec.Struct):
 
 
 def read_saved(path: Path) -> Result:
-    """The result in a RESULT.json or a report.html.
+    """The result in a RESULT.json or a report.html, of a report with its `detail`.
 
     Raises, in one line, NotACapture where there is none, UnusableResult for one that is damaged or asks for what no fix
     does."""
@@ -34,8 +35,10 @@ def read_saved(path: Path) -> Result:
     except OSError as error:
         raise NotACapture(f"{name}: {error.strerror or 'cannot be read'}") from error
     try:
+        detail = None
         if data.lstrip()[:1] == b"<":
-            data = extract(data.decode())
+            page = data.decode()
+            data, detail = extract(page), extract_detail(page)
         schema = msgspec.json.decode(data, type=_Head).schema_version
     except NotACapture as error:
         raise NotACapture(f"{name}: {error}") from error
@@ -48,11 +51,20 @@ def read_saved(path: Path) -> Result:
             f"{name}: written by a newer trace-doctor (schema {schema}, this one reads {SCHEMA_VERSION})"
         )
     try:
-        return Result.from_json(data)
+        result = Result.from_json(data)
+        return result if detail is None else with_detail(result, detail)
     except UnusableResult as error:
         raise UnusableResult(f"{name}: {error}") from error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise UnusableResult(f"{name} is no trace-doctor result: {error}") from error
+
+
+def with_detail(result: Result, detail: bytes) -> Result:
+    """The result with the `detail` of its page. Raises msgspec.ValidationError for one that is of no such result."""
+    read = msgspec.json.decode(detail, type=list[Detail])
+    if not all(d.input < len(result.inputs) for d in read):
+        raise msgspec.ValidationError("detail of a capture that the result has not")
+    return msgspec.structs.replace(result, detail=read)
 
 
 def is_page_of_ours(path: Path, kind: type[Result] | type[Treatment]) -> bool:

@@ -123,7 +123,8 @@
     bar.append(query, button("‹", function () { hop(-1); }, "Previous hit"), button("›", function () { hop(1); }, "Next hit"), count,
       button("+", function () { zoom(0.5); draw(); }, "Zoom in"), button("−", function () { zoom(2); draw(); }, "Zoom out"),
       button("Whole window", function () { whole(); draw(); }));
-    var help = make("p", "W S or the wheel zoom, A D or dragging move; arrow keys select an event, Enter zooms to it, Esc lets go. The wheel zooms when the timeline has the focus or Ctrl is held.", { "class": "limit" });
+    var help = make("p", "W S or the wheel zoom, A D or dragging move; arrow keys select an event, Enter zooms to it, Esc lets go. The wheel zooms when the timeline has the focus or Ctrl is held." + (doc.getElementById("served") ? "" :
+      " For Perfetto: trace-doctor view REPORT.html --trace CAPTURE, or the file of trace-doctor analyze CAPTURE -o perfetto=FILE."), { "class": "limit" });
     scroller.append(canvas, space);
     var holder = make("div", "", { "class": "timeline-holder" });
     holder.append(scroller, tip);
@@ -148,7 +149,7 @@
       whole();
       search();
     };
-    var left = function () { return canvas.clientWidth < 600 ? 84 : 190; };
+    var left = function () { return canvas.clientWidth < 600 ? 104 : 190; };
     var scale = function () { return (canvas.clientWidth - left()) / (to - from); };
     var clamp = function () {
       var all = bounds(), length = Math.min(Math.max(to - from, LEAST), (all[1] - all[0]) * 1.2 + LEAST), middle = (from + to) / 2;
@@ -448,10 +449,10 @@
         var own = found.timeline[lane], gap = own && (own.gaps || [])[number];
         if (gap) shown.show(own.input || 0, gap[0], gap[1], function () { return false; });
       },
-      /* what is in view, on the clock of the capture's file; null where that is not known */
-      moment: function () {
-        var capture = picked ? picked.row.track.capture : view.captures[0];
-        if (capture.clock === undefined) return null;
+      /* what is in view of a capture, on the clock of its file; null where that is not known */
+      moment: function (input) {
+        var capture = view.captures.find(function (c) { return c.input === input; });
+        if (!capture || capture.clock === undefined) return null;
         return { input: capture.input, start_us: from - offset(capture) + capture.clock, end_us: to - offset(capture) + capture.clock };
       }
     };

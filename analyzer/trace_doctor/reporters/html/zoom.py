@@ -20,10 +20,11 @@ from zlib_ng import zlib_ng
 
 from trace_doctor.model import Result
 from trace_doctor.model.html_safe_json import html_safe
+from trace_doctor.reporters import Served
 from trace_doctor.reporters.embedded_json import packed
 from trace_doctor.reporters.html import timeline
 from trace_doctor.reporters.html.dom import Html, el
-from trace_doctor.reporters.html.policy import digest
+from trace_doctor.reporters.html.policy import TRACE, digest
 from trace_doctor.reporters.labels import KINDS, MEMORY
 
 
@@ -40,8 +41,8 @@ class Zoom(NamedTuple):
     styles: list[str]
 
 
-def panels(result: Result) -> Zoom | None:
-    """None where there is nothing to zoom into."""
+def panels(result: Result, served: Served | None = None) -> Zoom | None:
+    """None where there is nothing to zoom into. `served`: the trace that the page may ask for."""
     if not (result.timeline or result.memory_timeline):
         return None
     words = {
@@ -56,6 +57,11 @@ def panels(result: Result) -> Zoom | None:
     )
     drawn = [timeline.script()] if result.timeline else []
     library, unpacked = "", []
+    beside = ""
+    if served is not None:
+        drawn.append(files(__package__).joinpath("perfetto.js").read_text(encoding="utf-8"))
+        told = json.dumps({"trace": TRACE, "input": served.input, "name": served.name}).encode()
+        beside = f'<script type="application/json" id="served">{html_safe(told).decode()}</script>'
     if result.memory_timeline:
         drawn.append(files(__package__).joinpath("zoom.js").read_text(encoding="utf-8"))
         packed_library, digest_of_it = _library()
@@ -63,7 +69,7 @@ def panels(result: Result) -> Zoom | None:
     return Zoom(
         Html(
             f'<script type="application/json" id="zoom-words">{html_safe(json.dumps(words).encode()).decode()}</script>'
-            f"{detail}{library}" + "".join(f"<script>{script}</script>" for script in drawn)
+            f"{detail}{beside}{library}" + "".join(f"<script>{script}</script>" for script in drawn)
         ),
         scripts=[*(digest(script.encode()) for script in drawn), *unpacked],
         styles=[digest(b"")] * len(unpacked),  # the library makes an empty one, and adds its rules one by one
