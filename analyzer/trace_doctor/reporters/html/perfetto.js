@@ -16,7 +16,7 @@
 
   open.addEventListener("click", function () {
     var timeline = window.traceDoctor.timeline, moment = timeline && timeline.moment(given.input), query = "";
-    var ns = function (us) { return String(BigInt(Math.round(us)) * 1000n); };
+    var ns = function (us) { return String(BigInt(Math.max(0, Math.round(us))) * 1000n); };
     if (moment) query = "?visStart=" + ns(moment.start_us) + "&visEnd=" + ns(moment.end_us);
     var target = window.open(PERFETTO + "/" + query); /* now, while the click counts */
     if (!target) { said.textContent = "The browser has blocked the window. Allow it for this page, and click again."; return; }
