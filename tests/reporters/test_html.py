@@ -214,8 +214,8 @@ def test_hostile_text_stays_text(hostile_result: Result) -> None:
     page = Page(source)
     assert page.errors == []
     assert (
-        len(page.all("script")) == 6
-    )  # theme, result, report; words, library and code of the zoomable panels
+        len(page.all("script")) == 7
+    )  # theme, result, report; words, library and the code of the timeline and of memory
     assert "<img" not in source
     shown = re.sub(r'<script type="application/json".*?</script>', "", source, flags=re.DOTALL)
     assert not set(shown) & set("\x1b\u202e\u2028")
