@@ -24,6 +24,7 @@ from trace_doctor.engine import (
     with_numbers,
 )
 from trace_doctor.engine.coverage import RecordedRanks, Scope
+from trace_doctor.engine.events import with_events
 from trace_doctor.errors import NoCaptures, NotACapture, TraceDoctorError, UnusableResult, UsageError
 from trace_doctor.evidence.base import Facts, Options
 from trace_doctor.gate.suppressions import Suppressions
@@ -157,6 +158,8 @@ def _diagnosis(
     ]
     scope = _scope(loaded.read, loaded.rank)
     result = conclude(examinations, merged, retimed, owned, rules, config, suppressed=suppressed, scope=scope)
+    if detail:
+        result = with_events(result, list(zip(numbers, captures, strict=True)))
     if script is not None:
         from trace_doctor.fixes import with_diffs
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import re
-import shutil
 import subprocess
 from html import unescape
 from importlib.resources import files
@@ -14,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from browser import CHROMIUM, Opened, with_script
 
 from trace_doctor.api import analyze
 from trace_doctor.gate.diff import difference
@@ -25,39 +23,7 @@ from trace_doctor.reporters import render
 from trace_doctor.reporters.difference import render as render_difference
 from trace_doctor.testing import MIB, SnapshotBuilder
 
-CHROMIUM = next((c for c in ("chromium", "chromium-browser", "google-chrome") if shutil.which(c)), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium to open the page in")
-
-
-class Opened:
-    """What a browser made of a page: its document after scripts ran, its console, the addresses it asked for."""
-
-    def __init__(self, source: str, folder: Path, fragment: str = "") -> None:
-        page, net = folder / "page.html", folder / "net.json"
-        page.write_text(source, encoding="utf-8")
-        done = subprocess.run(
-            [
-                str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
-                "--disable-background-networking", "--disable-component-update", "--disable-sync",
-                "--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={folder / 'profile'}", f"--log-net-log={net}",
-                "--enable-logging=stderr", "--v=0", "--virtual-time-budget=9000", "--dump-dom",
-                f"{page.as_uri()}{fragment}",
-            ],
-            capture_output=True, text=True, timeout=120, check=True,
-        )  # fmt: skip
-        self.dom = done.stdout
-        self.console = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-        self.requests = _requests(net)
-
-
-def _requests(net: Path) -> list[str]:
-    """What the page asked for; the browser's own requests (updates and the like) carry no `file:` key."""
-    asked = [e.get("params", {}) for e in json.loads(net.read_text(encoding="utf-8"))["events"]]
-    return [
-        p["url"]
-        for p in asked
-        if p.get("url") and str(p.get("network_isolation_key", "")).startswith("file:")
-    ]
 
 
 def test_no_error_no_request_and_the_script_runs(hostile_result: Result, tmp_path: Path) -> None:
@@ -271,24 +237,18 @@ def test_one_rank_is_printed_on_six_pages_with_its_details_folded(
     assert 2 <= pages <= 6
 
 
-@pytest.mark.parametrize("panel", ["timeline", "memory"])
-def test_a_zoomable_panel_opens_from_the_address(panel: str, hostile_result: Result, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("panel", "drawn"), [("timeline", "<canvas"), ("memory", 'class="main-svg"')])
+def test_a_zoomable_panel_opens_from_the_address(
+    panel: str, drawn: str, hostile_result: Result, tmp_path: Path
+) -> None:
     opened = Opened(render(hostile_result, "html"), tmp_path, f"#panel={panel}")
     section = opened.dom[opened.dom.index(f'<section id="{panel}"') :]
     section = section[: section.index("</section>")]
-    assert 'class="main-svg"' in section
+    assert drawn in section
     assert "<style" not in section
-    assert panel == "memory" or "GPU 0 stream 20</text>" in section
     assert opened.console == []
     assert opened.requests == []
     assert "<img" not in opened.dom.replace("&lt;img", "")
-
-
-def with_script(page: str, script: str) -> str:
-    """The page with one more script at its end, which its policy names; nothing else of the policy changes."""
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    allowed = page.replace("script-src ", f"script-src 'sha256-{digest}' ", 1)
-    return allowed.replace("</body>", f"<script>{script}</script></body>")
 
 
 _CHECK = """document.documentElement.dataset.theme = "%s";
@@ -424,7 +384,7 @@ def test_the_toolbar_of_each_panel_stands_in_its_upper_right_corner(
     found = re.search(r'<pre id="places">(.*?)</pre>', opened.dom)
     assert found is not None
     places = json.loads(found[1])
-    assert len(places) == 2
+    assert len(places) == 1
     for (_, top, right, _), bar in places:
         assert right - 10 <= bar[2] <= right + 1
         assert abs(bar[1] - top) <= 10
@@ -471,4 +431,4 @@ def test_a_panel_is_drawn_from_a_packed_result(many_ranks: Result, tmp_path: Pat
     assert 'type="application/gzip"' in page
     opened = Opened(page, tmp_path, "#panel=timeline&rank=2")
     assert opened.console == []
-    assert re.search(r'class="plot[^"]*"[^>]*>.*?<svg', opened.dom, re.DOTALL)
+    assert '<canvas aria-hidden="true" width=' in opened.dom

@@ -215,8 +215,8 @@ def test_hostile_text_stays_text(hostile_result: Result) -> None:
     page = Page(source)
     assert page.errors == []
     assert (
-        len(page.all("script")) == 9
-    )  # theme, result, report, tables; words and code of memory blocks; words, library and code of the zoomable panels
+        len(page.all("script")) == 10
+    )  # theme, result, report, tables; words and code of memory blocks; words, library and code of timeline and memory
     assert "<img" not in source
     shown = re.sub(r'<script type="application/json".*?</script>', "", source, flags=re.DOTALL)
     assert not set(shown) & set("\x1b\u202e\u2028")

@@ -22,6 +22,7 @@ HOMES = {
     "diff": "diff",
     "verify": "verify",
     "report": "report",
+    "view": "view",
     "rules": "rules",
     "rule": "rules",
     "config": "config",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from msgspec import Struct, field
 
-from trace_doctor.model.memory_detail import MemoryDetail
+from trace_doctor.model.events import Events
 from trace_doctor.model.host_stacks import HostStacks
+from trace_doctor.model.memory_detail import MemoryDetail
 from trace_doctor.model.quantities import Count
 from trace_doctor.model.work_detail import WorkDetail
 
@@ -21,3 +22,5 @@ class Detail(Struct, frozen=True, kw_only=True):
     """all kernels and operators, and what launched them"""
     host_stacks: HostStacks | None = None
     """None where no Python stacks were recorded"""
+    events: Events | None = None
+    """what the timeline shows; None without a trace"""

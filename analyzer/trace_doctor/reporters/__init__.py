@@ -24,6 +24,15 @@ OF_CAPTURES = ("perfetto",)
 
 
 @dataclass(frozen=True)
+class Served:
+    """The trace that is served beside a page."""
+
+    input: int
+    """the number of its capture among the inputs"""
+    name: str
+
+
+@dataclass(frozen=True)
 class Options:
     """What the caller may choose about an output. The terminal is the caller's to ask: colour and width come from there."""
 
@@ -38,7 +47,9 @@ class Options:
     given: str = "PATH --source DIR"
     """the captures and the script, as other commands are to be given them"""
     zoom: bool = True
-    """whether the page carries plotly for its zoomable panels: 2 MB"""
+    """whether the page carries its zoomable panels: the events, and 2 MB of plotly for memory"""
+    served: Served | None = None
+    """of a page that `view` serves with a trace"""
 
 
 def render(result: Result, fmt: str, options: Options | None = None, **changed: Any) -> str:

@@ -18,8 +18,9 @@ from trace_doctor.model.html_safe_json import html_safe
 LARGEST = 1 << 28
 """No result is larger, nor a page of ours or what one unpacks to: a result is a thousandth of it"""
 _BEGIN = r'<script type="application/(json|gzip)" id="result">'
-_DETAIL = '<script type="application/gzip" id="detail">'
 _ELEMENT = re.compile(rf"{_BEGIN}(.*?)</script>", re.DOTALL)
+_BEGIN_DETAIL = '<script type="application/gzip" id="detail">'
+_DETAIL = re.compile(rf"{_BEGIN_DETAIL}([A-Za-z0-9+/=\s]*)</script>")
 
 
 def embedded(data: bytes, room: int) -> str:
@@ -35,7 +36,7 @@ def embedded(data: bytes, room: int) -> str:
 
 def embedded_detail(data: bytes) -> str:
     """The element that holds what the page shows closer."""
-    return f"{_DETAIL}{packed(data).decode()}</script>"
+    return f"{_BEGIN_DETAIL}{packed(data).decode()}</script>"
 
 
 def packed(data: bytes) -> bytes:
@@ -58,9 +59,10 @@ def extract(page: str) -> bytes:
 
 
 def extract_detail(page: str) -> bytes | None:
-    """What `embedded_detail` was given; None where the page has none. Raises NotACapture where it is damaged."""
-    _, begin, rest = page.partition(_DETAIL)
-    return _unpacked(rest.partition("</script>")[0]) if begin else None
+    """The JSON that the timeline of a page is drawn from; None where it has none. Raises NotACapture for one that is
+    damaged."""
+    matches = _DETAIL.findall(page)
+    return _unpacked(matches[0]) if len(matches) == 1 else None
 
 
 def _unpacked(text: str) -> bytes:

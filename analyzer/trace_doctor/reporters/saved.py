@@ -25,7 +25,7 @@ class _Head(msgspec.Struct):
 
 
 def read_saved(path: Path) -> Result:
-    """The result in a RESULT.json or a report.html.
+    """The result in a RESULT.json or a report.html, of a report with its `detail`.
 
     Raises, in one line, NotACapture where there is none, UnusableResult for one that is damaged or asks for what no fix
     does."""
@@ -52,13 +52,19 @@ def read_saved(path: Path) -> Result:
         )
     try:
         result = Result.from_json(data)
-        if detail is None:
-            return result
-        return msgspec.structs.replace(result, detail=msgspec.json.decode(detail, type=list[Detail]))
+        return result if detail is None else with_detail(result, detail)
     except UnusableResult as error:
         raise UnusableResult(f"{name}: {error}") from error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise UnusableResult(f"{name} is no trace-doctor result: {error}") from error
+
+
+def with_detail(result: Result, detail: bytes) -> Result:
+    """The result with the `detail` of its page. Raises msgspec.ValidationError for one that is of no such result."""
+    read = msgspec.json.decode(detail, type=list[Detail])
+    if not all(d.input < len(result.inputs) for d in read):
+        raise msgspec.ValidationError("detail of a capture that the result has not")
+    return msgspec.structs.replace(result, detail=read)
 
 
 def is_page_of_ours(path: Path, kind: type[Result] | type[Treatment]) -> bool:

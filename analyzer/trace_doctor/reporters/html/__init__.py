@@ -84,7 +84,8 @@ def render(result: Result, options: Options) -> str:
         [*above, findings.render(result, room), *below],
         data,
         tool=result.tool,
-        zoomed=zoom.panels(result) if options.zoom else None,
+        zoomed=zoom.panels(result, options.served) if options.zoom else None,
+        served=options.served is not None,
     )
 
 
@@ -95,6 +96,7 @@ def page(
     *,
     tool: Tool,
     zoomed: zoom.Zoom | None = None,
+    served: bool = False,
 ) -> str:
     """Sections as one file, with what they were made from as JSON in it."""
     present = "".join(s for s in sections if s)
@@ -128,7 +130,7 @@ def page(
     head = el(
         "head",
         el("meta", charset="utf-8"),
-        policy(scripts, styles),
+        policy(scripts, styles, served=served),
         el("meta", name="viewport", content="width=device-width, initial-scale=1"),
         el("meta", name="generator", content="trace-doctor"),
         el("meta", name="color-scheme", content="light dark"),

@@ -21,6 +21,7 @@ from trace_doctor.reporters.html.parts import (
     showing,
     term,
 )
+from trace_doctor.reporters.html.timeline import moment
 from trace_doctor.reporters.labels import (
     BASIS_MEANING,
     SAFETY,
@@ -127,6 +128,7 @@ def _body(finding: Finding, index: int, result: Result) -> Html:
         _facts(finding, result),
         _excerpt(finding, result),
         [data_table(t.title, t.columns, t.rows, of=t.of) for t in finding.evidence],
+        moment(finding, result),
         _spans(finding),
         [el("h4", "Why this matters"), _prose(finding.why)] if finding.why else None,
         _fixes(finding.fixes, index),
@@ -141,6 +143,7 @@ def _brief(finding: Finding, result: Result) -> Html:
         "div",
         el("p", finding.message, class_="message"),
         _facts(finding, result),
+        moment(finding, result),
         [el("p", el("strong", "Fix: "), f.title) for f in finding.fixes[:3]],
         class_="body",
     )

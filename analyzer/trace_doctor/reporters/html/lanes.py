@@ -5,11 +5,20 @@ from __future__ import annotations
 from itertools import groupby
 
 from trace_doctor.model import Column, Lane, Result
+from trace_doctor.reporters.html import timeline as zoomed
 from trace_doctor.reporters.html.charts import timeline as chart
 from trace_doctor.reporters.html.dom import Child, Html, el
-from trace_doctor.reporters.html.parts import Columns, Row, data_table, section, showing, swatch
+from trace_doctor.reporters.html.parts import (
+    Columns,
+    Row,
+    anchors,
+    data_table,
+    links,
+    section,
+    showing,
+    swatch,
+)
 from trace_doctor.reporters.html.views import View, key_of, views
-from trace_doctor.reporters.html.zoom import of_lanes
 from trace_doctor.reporters.labels import KINDS, Names
 from trace_doctor.reporters.units import share
 
@@ -39,7 +48,7 @@ def timeline(result: Result) -> Html | None:
         "Timeline of the main thread" if all(lane.device < 0 for lane in lanes) else "GPU timeline",
         el("ul", [el("li", swatch(k), KINDS[k].label) for k in kinds], class_="keys"),
         views("timeline", _views(drawn_lanes, names, result, together), "Show"),
-        of_lanes([(result.timeline.index(lane), names.place(lane)) for lane in drawn_lanes]),
+        zoomed.panel(result, [(result.timeline.index(lane), names.place(lane)) for lane in drawn_lanes]),
         showing(len(drawn_lanes), len(lanes), "devices"),
         showing(_MOST_RANKS, len(captures), "ranks on their own as well; --rank N looks at any other")
         if together
@@ -102,9 +111,11 @@ def _charted(lanes: list[Lane], anchor: str, charts: int, names: Names, result: 
 
 
 def _gap_table(lanes: list[Lane], worst: list[chart.Placed], names: Names, result: Result) -> Html:
+    owners = [zoomed.owner(result, lanes[lane], gap) for lane, gap in worst]
     columns: Columns = ["Gap", "Mostly", Column("Lasts", "us"), Column("Begins at", "us"), "Where"]
+    columns += ["Finding"] if any(owners) else []
     rows: list[Row] = []
-    for n, (lane, gap) in enumerate(worst, 1):
+    for n, ((lane, gap), owner) in enumerate(zip(worst, owners, strict=True), 1):
         part = f" ({share(gap.share, 0)})" if gap.share < 0.995 else ""
         step = next(
             (
@@ -117,11 +128,12 @@ def _gap_table(lanes: list[Lane], worst: list[chart.Placed], names: Names, resul
         at = names.place(lanes[lane]) + (f", step {step.index}" if step else "")
         rows.append(
             [
-                str(n),
+                zoomed.to_gap(str(n), result, lanes[lane], gap),
                 el("span", swatch(gap.cause), KINDS[gap.cause].label, part),
                 gap.dur_us,
                 gap.start_us,
                 at,
+                *([el("span", links([owner.id], anchors(result))) if owner else "–"] if any(owners) else []),
             ]
         )
     return data_table("The longest gaps", columns, rows, class_="gaps")

@@ -14,12 +14,18 @@ def digest(source: bytes) -> str:
     return f"'sha256-{base64.b64encode(sha256(source).digest()).decode('ascii')}'"
 
 
-def policy(scripts: Sequence[str], styles: Sequence[str]) -> Html:
-    """The element that puts it in force; `scripts` and `styles` are digests. It stands before all that it is about."""
+TRACE = "trace"
+"""Address of the trace that is served beside a page, relative to it"""
+
+
+def policy(scripts: Sequence[str], styles: Sequence[str], *, served: bool = False) -> Html:
+    """The element that puts it in force; `scripts` and `styles` are digests. It stands before all that it is about. Where a
+    trace is served beside it, a page may ask for that."""
     rules = (
         "default-src 'none'",
         f"script-src {' '.join(scripts)}",
         f"style-src {' '.join(styles)}",
+        *(["connect-src 'self'"] if served else []),
         "base-uri 'none'",
         "form-action 'none'",
     )

@@ -40,13 +40,6 @@
     probe.setAttribute("class", name);
     return getComputedStyle(probe).fill;
   };
-  var HATCH = { data_loading: "/", sync: "\\", allocator: "x", compile: "/", cold_start: "+", optimizer: "-", annotation: ".",
-    python: "-", dispatch: ".", launch: "|", profiler: "+", unattributed: "/" };
-  /* plotly reads some HTML in text; names of a capture are text */
-  var plain = function (text) { return String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;"); };
-  var time = function (us) {
-    return us >= 1e6 ? (us / 1e6).toPrecision(4) + " s" : us >= 1e3 ? (us / 1e3).toPrecision(4) + " ms" : us.toPrecision(3) + " µs";
-  };
   var GIB = 1073741824;
   var bytes = function (b) {
     return b >= GIB ? (b / GIB).toFixed(2) + " GiB" : (b / 1048576).toFixed(1) + " MiB";
@@ -60,36 +53,6 @@
       legend: { orientation: "h", x: 0, y: 1, yanchor: "bottom", font: { color: colour("muted") } },
       xaxis: Object.assign({}, axis, x), yaxis: Object.assign({ automargin: true }, axis, y)
     };
-  };
-
-  var timeline = function (box) {
-    var kinds = {}, names = [], steps = [], inputs = {}, height = 150;
-    var row = function (name, segments, thick) {
-      names.push(name);
-      segments.forEach(function (s) {
-        var bars = kinds[s[2]] = kinds[s[2]] || { base: [], x: [], y: [], text: [], width: [] };
-        bars.base.push(s[0] / 1e3); bars.x.push(s[1] / 1e3); bars.y.push(name); bars.width.push(thick); bars.text.push(time(s[1]) + " from " + time(s[0]));
-      });
-    };
-    JSON.parse(box.dataset.lanes).forEach(function (pair) {
-      var lane = result.timeline[pair[0]], name = plain(pair[1]), streams = lane.streams || [];
-      inputs[lane.input || 0] = true;
-      row(name, lane.segments, 0.8);
-      streams.forEach(function (strip) { row(name + " stream " + strip.stream, strip.segments, 0.45); });
-      height += 70 + 30 * streams.length;
-    });
-    if (Object.keys(inputs).length === 1) (result.steps || []).forEach(function (s) { if (inputs[s.input || 0]) steps.push(s); });
-    var made = Object.keys(words.kinds).filter(function (k) { return kinds[k]; }).map(function (k) {
-      return Object.assign(kinds[k], {
-        type: "bar", orientation: "h", name: words.kinds[k], textposition: "none", hovertemplate: "%{text}<extra>" + words.kinds[k] + "</extra>",
-        marker: { color: colour("k-" + k), line: { width: 0 }, pattern: { shape: HATCH[k] || "", size: 6, fillmode: "overlay", fgcolor: colour("surface"), fgopacity: 0.55 } }
-      });
-    });
-    var drawn = layout(height, { title: { text: "ms from the start of the window" } }, { fixedrange: true, autorange: "reversed", categoryorder: "array", categoryarray: names });
-    drawn.shapes = steps.slice(0, 200).map(function (s) {
-      return { type: "line", xref: "x", yref: "paper", x0: s.start_us / 1e3, x1: s.start_us / 1e3, y0: 0, y1: 1, line: { color: colour("line-strong"), width: 1, dash: "dot" } };
-    });
-    return [made, drawn];
   };
 
   var memory = function (box) {
@@ -122,7 +85,7 @@
 
   var open = [];
   var draw = function (plotly, box) {
-    var parts = (box.dataset.zoom === "timeline" ? timeline : memory)(box);
+    var parts = memory(box);
     return plotly.react(box.querySelector(".plot"), parts[0], parts[1], { displaylogo: false, responsive: true, scrollZoom: true,
       modeBarButtons: [["pan2d", "zoom2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]] });
   };
@@ -146,7 +109,7 @@
   new MutationObserver(again).observe(root, { attributes: true, attributeFilter: ["data-theme"] });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
 
-  /* #panel=timeline, #panel=memory opens the first of its kind */
+  /* #panel=memory opens the first */
   var follow = function () {
     var wanted = new URLSearchParams(location.hash.slice(1)).get("panel");
     var boxes = wanted ? Array.prototype.slice.call(doc.querySelectorAll('[data-zoom="' + CSS.escape(wanted) + '"]')) : [];

@@ -1,4 +1,5 @@
-"""The zoomable panels: plotly, once in the page and compressed, unpacked by the browser when the first panel opens.
+"""The panels to zoom into: the timeline, and memory by plotly, which is in the page once, compressed, and unpacked by the
+browser when the first panel of memory opens.
 
 The panels draw what the embedded result holds, beside the pictures that always stand.
 """
@@ -7,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Sequence
 from functools import lru_cache
 from importlib.resources import files
 from importlib.util import find_spec
@@ -20,16 +20,12 @@ from zlib_ng import zlib_ng
 
 from trace_doctor.model import Result
 from trace_doctor.model.html_safe_json import html_safe
+from trace_doctor.reporters import Served
 from trace_doctor.reporters.embedded_json import embedded_detail
-from trace_doctor.reporters.html import blocks
+from trace_doctor.reporters.html import blocks, timeline
 from trace_doctor.reporters.html.dom import Html, el
-from trace_doctor.reporters.html.policy import digest
+from trace_doctor.reporters.html.policy import TRACE, digest
 from trace_doctor.reporters.labels import KINDS, MEMORY
-
-
-def of_lanes(lanes: Sequence[tuple[int, str]]) -> Html:
-    """Where the panel of a timeline goes. `lanes`: positions in `Result.timeline`, with their names."""
-    return el("div", data_zoom="timeline", data_lanes=json.dumps(lanes, ensure_ascii=False))
 
 
 def of_memory(series: int) -> Html:
@@ -45,12 +41,12 @@ class Zoom(NamedTuple):
     styles: list[str]
 
 
-def panels(result: Result) -> Zoom | None:
-    """None where there is nothing to look at closer."""
-    shown = [p for p in (blocks.panel(result), _plots(result)) if p is not None]
+def panels(result: Result, served: Served | None = None) -> Zoom | None:
+    """None where there is nothing to look at closer. `served`: the trace that the page may ask for."""
+    shown = [p for p in (blocks.panel(result), _timeline(result), _plots(result)) if p is not None]
     if not shown:
         return None
-    parts = [p for p in (_detail(result), *shown) if p is not None]
+    parts = [p for p in (_detail(result), _words(), *shown, _perfetto(served)) if p is not None]
     return Zoom(
         Html("".join(markup for markup, _, _ in parts)),
         scripts=[script for _, scripts, _ in parts for script in scripts],
@@ -68,21 +64,41 @@ def _detail(result: Result) -> Part | None:
     return Html(embedded_detail(msgspec.json.encode(result.detail))), [], []
 
 
-def _plots(result: Result) -> Part | None:
-    if not (result.timeline or result.memory_timeline):
-        return None
+def _words() -> Part:
     words = {
         "kinds": {k: v.label for k, v in KINDS.items()},
+        "events": timeline.WORDS,
         "memory": {k: v.label for k, v in MEMORY.items()},
     }
+    text = html_safe(json.dumps(words).encode()).decode()
+    return Html(f'<script type="application/json" id="zoom-words">{text}</script>'), [], []
+
+
+def _timeline(result: Result) -> Part | None:
+    if not result.timeline:
+        return None
+    script = timeline.script()
+    return Html(f"<script>{script}</script>"), [digest(script.encode())], []
+
+
+def _perfetto(served: Served | None) -> Part | None:
+    if served is None:
+        return None
+    script = files(__package__).joinpath("perfetto.js").read_text(encoding="utf-8")
+    told = html_safe(
+        json.dumps({"trace": TRACE, "input": served.input, "name": served.name}).encode()
+    ).decode()
+    markup = f'<script type="application/json" id="served">{told}</script><script>{script}</script>'
+    return Html(markup), [digest(script.encode())], []
+
+
+def _plots(result: Result) -> Part | None:
+    if not result.memory_timeline:
+        return None
     script = files(__package__).joinpath("zoom.js").read_text(encoding="utf-8")
     library, unpacked = _library()
     return (
-        Html(
-            f'<script type="application/json" id="zoom-words">{html_safe(json.dumps(words).encode()).decode()}</script>'
-            f'<script type="text/plain" id="plotly">{library}</script>'
-            f"<script>{script}</script>"
-        ),
+        Html(f'<script type="text/plain" id="plotly">{library}</script><script>{script}</script>'),
         [digest(script.encode()), unpacked],
         [digest(b"")],  # the library makes an empty one, and adds its rules one by one
     )

@@ -1,0 +1,88 @@
+"""One page, and the trace it may hand on, served from 127.0.0.1 to whoever knows the address.
+
+Other pages in the same browser can send requests to any port of this machine. They do not know the token in the path, and
+a name of theirs that leads here is refused by its `Host`.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from trace_doctor.files import open_regular
+from trace_doctor.reporters.html.policy import TRACE
+
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "frame-ancestors 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+class PageServer(ThreadingHTTPServer):
+    """Answers GET of the page and of the trace, and nothing else."""
+
+    daemon_threads = True
+
+    def __init__(self, page: bytes, trace: Path | None = None) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.page, self.trace = page, trace
+        self.host = f"127.0.0.1:{self.server_address[1]}"
+        self.root = f"/{secrets.token_urlsafe(24)}/"
+
+    @property
+    def url(self) -> str:
+        """Where the page is."""
+        return f"http://{self.host}{self.root}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: PageServer
+    timeout = 60
+    """seconds for a connection that says nothing"""
+
+    def do_GET(self) -> None:
+        """The page, or the trace."""
+        server = self.server
+        if self.headers.get_all("Host") != [server.host]:
+            return self.send_error(403)
+        if secrets.compare_digest(self.path.encode(), server.root.encode()):
+            self._begin("text/html; charset=utf-8", len(server.page))
+            self.wfile.write(server.page)
+        elif server.trace is not None and secrets.compare_digest(
+            self.path.encode(), f"{server.root}{TRACE}".encode()
+        ):
+            try:
+                with open_regular(server.trace) as file:
+                    self._begin("application/octet-stream", None)
+                    shutil.copyfileobj(file, self.wfile)
+            except OSError:
+                self.close_connection = True
+        else:
+            self.send_error(404)
+        return None
+
+    def _begin(self, kind: str, length: int | None) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        if length is not None:
+            self.send_header("Content-Length", str(length))
+        self.end_headers()
+
+    def end_headers(self) -> None:
+        """With what makes a browser keep all of it to itself."""
+        for name, value in _HEADERS.items():
+            self.send_header(name, value)
+        super().end_headers()
+
+    def version_string(self) -> str:
+        """Of no interest to anyone."""
+        return "trace-doctor"
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: the address is a secret."""

@@ -1,0 +1,68 @@
+"""`trace-doctor view`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trace_doctor.cli.console import Console
+from trace_doctor.errors import UsageError
+
+if TYPE_CHECKING:
+    from trace_doctor.model import Result
+
+
+def view(
+    *,
+    saved: Annotated[
+        Path,
+        typer.Argument(metavar="RESULT", help="A report.html, whose timeline it keeps, or a result.json."),
+    ],
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="The trace, or what -o perfetto=FILE wrote, to open in Perfetto at the moment in view. This opens"
+            " https://ui.perfetto.dev and needs the network; the trace stays in the browser.",
+        ),
+    ] = None,
+    console: Console,
+) -> None:
+    """Serve a report from 127.0.0.1 until Ctrl-C, and open moments of it in Perfetto."""
+    from trace_doctor.cli.page_server import PageServer
+    from trace_doctor.files import open_regular
+    from trace_doctor.reporters import Options, Served
+    from trace_doctor.reporters.html import render
+    from trace_doctor.reporters.saved import read_saved
+
+    result = read_saved(saved)
+    served = None
+    if trace is not None:
+        try:
+            open_regular(trace).close()
+        except OSError as error:
+            raise UsageError(f"--trace: {trace}: {error.strerror or 'cannot be read'}") from error
+        served = Served(input=_input_of(result, trace), name=trace.name)
+    with PageServer(render(result, Options(served=served)).encode(), trace) as server:
+        print(server.url, flush=True)
+        console.note("Ctrl-C ends it.")
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            console.note("ended")
+
+
+def _input_of(result: Result, trace: Path) -> int:
+    """The number of the capture that a trace is of: the only one, else the one of that name."""
+    if len(result.inputs) < 2:
+        return 0
+    named = [
+        n
+        for n, source in enumerate(result.inputs)
+        if source.path.replace("\\", "/").split("/")[-1] == trace.name
+    ]
+    if len(named) != 1:
+        raise UsageError(f"--trace: {len(named) or 'no'} captures of this result are called {trace.name}")
+    return named[0]
