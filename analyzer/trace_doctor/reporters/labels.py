@@ -105,7 +105,7 @@ BASIS = {
 BASIS_MEANING = {
     "measured": "measured in the capture",
     "replay": "from simulating the captured steps without the cause",
-    "bound": "an upper bound: what the step time breakdown allows at most",
+    "bound": "an upper bound: at most what the capture shows of the cause",
     "model": "from a model, not from this capture",
 }
 SAFETY = {

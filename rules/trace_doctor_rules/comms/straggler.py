@@ -25,19 +25,19 @@ many values to be as sure (Student's t of one degree of freedom: 14 for 2)"""
 
 
 def _job(
-    *late_us: float, steps: int = 5, loading: bool = False, every: int = 1, small: int = 0
+    *late_us: float, steps: int = 5, loading: Sequence[int] = (), every: int = 1, small: int = 0
 ) -> tuple[RunBuilder, ...]:
     """Ranks that compute for 1 ms a step and join in an all-reduce of 0.2 ms; each is late by its own time in every
-    so-many-th step. Then they join in small ones, to which rank 0 is late by 5 us."""
+    so-many-th step, those of `loading` because of their loader. Then they join in small ones, to which rank 0 is late by 5 us."""
     ranks = tuple(RunBuilder(rank=r, world_size=len(late_us)) for r in range(len(late_us)))
     for n in range(steps):
         with ExitStack() as step:
-            for b, us in zip(ranks, late_us, strict=True):
+            for r, (b, us) in enumerate(zip(ranks, late_us, strict=True)):
                 step.enter_context(b.step())
                 late = us if n % every == 0 else 0.0
-                b.loader(10 + late if loading else 10)
+                b.loader(10 + late if r in loading else 10)
                 with b.op("aten::mm"):
-                    b.launch(1000 if loading else 1000 + late)
+                    b.launch(1000 if r in loading else 1000 + late)
             _all_reduce(ranks)
             for _ in range(small):
                 for b in ranks:
@@ -149,12 +149,12 @@ class Straggler(Rule):
             "one rank of four computes longer",
             lambda: _job(0, 500, 0, 0),
             saving_us=375,
-            message="The others wait 0.500 ms per step (29%). Excess time: compute.",
+            message="The others wait 0.500 ms longer per step (29%). Excess time: compute.",
             confidence="medium",
             fixes=("They compute longer",),
             shown="1 | 0.0 | 200.0 | 1.0 | yes",
         ),
-        Invalid("one rank loads longer", lambda: _job(0, 0, 400, 0, loading=True), message="data loading", fixes=("Their loader is slow",)),
+        Invalid("one rank loads longer", lambda: _job(0, 0, 400, 0, loading=(2,)), message="data loading", fixes=("Their loader is slow",)),
         Invalid(
             "late to one collective of five, by far the longest wait",
             lambda: _job(0, 500, 0, 0, small=4),
@@ -163,6 +163,12 @@ class Straggler(Rule):
         ),
         Invalid("the same in two steps", lambda: _job(0, 500, 0, 0, small=4, steps=2), message="Rank 1"),
         Invalid("two of eight", lambda: _job(300, 0, 0, 0, 0, 0, 310, 0), message="Ranks 0 and 6 cause"),
+        Invalid(
+            "two late, each for a reason of its own",
+            lambda: _job(0, 480, 500, 0, 0, 0, loading=(2,)),
+            message="Excess time: rank 1 compute; rank 2 data loading.",
+            fixes=("Rank 1: They compute longer", ),
+        ),
         Invalid("one of two", lambda: _job(0, 500), message="The other waits"),
         Invalid(
             "in one step, at many places",
@@ -176,7 +182,7 @@ class Straggler(Rule):
             thresholds={"many": 6, "min_errors": 0.0},
             confidence="low",
         ),
-        Invalid("more causes than are named", lambda: _job(0, 500, 0, 0), thresholds={"max_causes": 0}, message="wait 0.500 ms per step (29%).", fixes=("",)),
+        Invalid("more causes than are named", lambda: _job(0, 500, 0, 0), thresholds={"max_causes": 0}, message="wait 0.500 ms longer per step (29%).", fixes=("",)),
     ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
@@ -195,27 +201,50 @@ class Straggler(Rule):
         if errors < self.min_errors:
             return
         ranks = ctx[Ranks]
-        causes = ranks.excess(
-            [collectives.ranks[i] for i in late], self.min_explained * waited, self.max_causes
-        )
-        who = named([collectives.ranks[i] for i in late])
-        because = f" Excess time: {listed(causes)}." if causes else ""
+        numbers = [collectives.ranks[i] for i in late]
+        who = named(numbers)
+        on_time = [collectives.ranks[i] for i in others]
+        causes = self._causes(ranks, numbers, on_time, waited)
+        because = f" Excess time: {_by_ranks(causes)}." if any(cause for cause, _ in causes) else ""
         confidence: Confidence = "medium" if steps.count > 1 or matched >= self.many else "low"
         yield Claim(
             message=(
                 f"{who} {'cause' if len(late) > 1 else 'causes'} {caused:.0%} of the wait in collectives. "
                 f"{'The others wait' if len(others) > 1 else 'The other waits'} "
-                f"{milliseconds(waited / 1e3)} per step ({share:.0%}).{because}"
+                f"{milliseconds(waited / 1e3)} longer per step ({share:.0%}).{because}"
             ),
             confidence=confidence,
             saving=_saving(
-                waited, steps.step_ns, "compute" in causes, len(late) / len(collectives.ranks), errors
+                waited,
+                steps.step_ns,
+                any("compute" in c for c, _ in causes),
+                len(late) / len(collectives.ranks),
+                errors,
             ),
             evidence=[_waits(collectives, late), ranks.table()],
             fixes=[_advice(who, causes)],
             owned_on={rank: spans_of(waits) for rank, waits in collectives.waits_for(late).items()},
             key="straggler",
         )
+
+    def _causes(
+        self, ranks: Ranks, late: Sequence[int], on_time: Sequence[int], lost_ns: float
+    ) -> list[tuple[list[str], list[int]]]:
+        """What the stragglers do longer than the others, and which of them: apart where their main causes differ."""
+
+        def excess(of: Sequence[int]) -> list[str]:
+            return ranks.excess(of, on_time, self.min_explained * lost_ns, self.max_causes)
+
+        by_main_cause: dict[str, list[int]] = {}
+        for rank in late:
+            by_main_cause.setdefault(next(iter(excess([rank])), ""), []).append(rank)
+        return [(excess(members), members) for members in by_main_cause.values()]
+
+
+def _by_ranks(causes: Sequence[tuple[Sequence[str], Sequence[int]]]) -> str:
+    if len(causes) == 1:
+        return listed(causes[0][0])
+    return "; ".join(f"{named(ranks).lower()} {listed(cause) or 'not explained'}" for cause, ranks in causes)
 
 
 def _saving(waited: float, step_ns: int, compute: bool, late: float, errors: float) -> Saving:
@@ -306,18 +335,12 @@ _LOOK = {
 }
 
 
-def _advice(who: str, causes: Sequence[str]) -> Fix:
-    look = [text for cause, text in _LOOK.items() if cause in causes]
-    if not look and causes:
-        look = [
-            f"They lose the time in {listed(causes)}. Check the findings of these ranks, and what else runs on "
-            "their host: other jobs, shared cores, a NUMA node far from their GPU."
-        ]
-    if not look:
-        look = [
-            "Their own time breakdown does not explain it. Check what else runs on their host, the pinning to cores and NUMA "
-            "nodes, and the link of their GPU (`nvidia-smi topo -m`, `nvidia-smi nvlink -s`)."
-        ]
+def _advice(who: str, causes: Sequence[tuple[Sequence[str], Sequence[int]]]) -> Fix:
+    look = [
+        f"{named(ranks)}: {text}" if len(causes) > 1 else text
+        for cause, ranks in causes
+        for text in _look(cause)
+    ]
     return Fix(
         title=f"Investigate {who[0].lower() + who[1:]}",
         kind="advice",
@@ -326,3 +349,17 @@ def _advice(who: str, causes: Sequence[str]) -> Fix:
         verify="record all ranks again: no rank causes most of the waiting",
         risk="none: nothing is changed",
     )
+
+
+def _look(causes: Sequence[str]) -> list[str]:
+    if look := [text for cause, text in _LOOK.items() if cause in causes]:
+        return look
+    if causes:
+        return [
+            f"They lose the time in {listed(causes)}. Check the findings of these ranks, and what else runs on "
+            "their host: other jobs, shared cores, a NUMA node far from their GPU."
+        ]
+    return [
+        "Their own time breakdown does not explain it. Check what else runs on their host, the pinning to cores and NUMA "
+        "nodes, and the link of their GPU (`nvidia-smi topo -m`, `nvidia-smi nvlink -s`)."
+    ]

@@ -69,7 +69,7 @@ def expandable_segments(settings: Mapping[str, Any]) -> list[Fix]:
         Fix(
             title="Enable expandable_segments",
             kind="patch",
-            safety="safe",
+            safety="unsafe",
             codemod="allocator-setting",
             params={"key": "expandable_segments", "value": True},
             text='import os\n\nos.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")\nimport torch',
@@ -79,7 +79,7 @@ def expandable_segments(settings: Mapping[str, Any]) -> list[Fix]:
         Fix(
             title="Set PYTORCH_CUDA_ALLOC_CONF at launch",
             kind="env",
-            safety="safe",
+            safety="unsafe",
             text="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True python train.py",
             verify=verify,
             risk=risk,

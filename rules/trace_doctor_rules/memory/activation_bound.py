@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trace_doctor import Claim, Context, NotCaptured, Rule, Saving, Table, threshold
+from trace_doctor import Claim, Context, Fix, NotCaptured, Rule, Saving, Table, threshold
 from trace_doctor.evidence.memory.blocks import DeviceBlocks, MemoryBlocks
 from trace_doctor.evidence.memory.classes import ACTIVATIONS, Reason
 from trace_doctor.evidence.memory.device_memory import DeviceMemory
@@ -283,7 +283,7 @@ class ActivationBound(Rule):
             fixes=[techniques.release_output(_VERIFY, target(site), inference=True)]
             if unused
             else [
-                *([] if _recomputes(device) else [techniques.checkpoint_blocks(_VERIFY)]),
+                *_checkpoint(device, found),
                 techniques.gradient_accumulation(_VERIFY),
             ],
             key="activations",
@@ -313,6 +313,12 @@ def _most(device: DeviceBlocks, activations: Mask, blocks: Mask) -> bool:
     """Whether these are more than half of what is kept."""
     size = device.history.size
     return int(size[activations & blocks].sum()) * 2 > int(size[activations].sum())
+
+
+def _checkpoint(device: DeviceBlocks, layers: Repeats | None) -> list[Fix]:
+    if not _recomputes(device):
+        return [techniques.checkpoint_blocks(_VERIFY)]
+    return [] if layers is None else [techniques.checkpoint_other_layers(_VERIFY)]
 
 
 def _recomputes(device: DeviceBlocks) -> bool:

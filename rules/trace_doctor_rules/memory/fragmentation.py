@@ -165,7 +165,7 @@ class Fragmentation(Rule):
         Invalid(
             "a failure that would have fitted",
             lambda: _fails(asked=500, free=300),
-            message="failed with 300 MiB free and 372 MiB cached. Without fragmentation it would fit: the largest cached block is 20 MiB.",
+            message="failed with 300 MiB free and 372 MiB cached. Without fragmentation this request would fit: the largest cached block is 20 MiB.",
             saving_bytes=372 * MIB,
             severity="warning",
             file="/home/me/loss.py",
@@ -203,7 +203,7 @@ def _claim(device: DeviceBlocks, reserved: Bytes, failure: Failure | None, unuse
     if failed is not None:
         parts.append(
             f"A {mib(failed.requested)} request failed with {mib(failed.device_free or 0)} free and {mib(failed.cached or 0)} cached. "
-            f"Without fragmentation it would fit: the largest cached block is {mib(failed.largest_gap or 0)}."
+            f"Without fragmentation this request would fit: the largest cached block is {mib(failed.largest_gap or 0)}."
         )
     return Claim(
         message=f"{' '.join(parts)}{already(history.settings)}",

@@ -131,7 +131,7 @@ class OutOfMemoryRule(Rule):
             file="/home/me/loss.py",
             line=22,
         ),
-        Invalid("in pieces", lambda: _fails(fragmented=True, free=150 * MIB), message="Without fragmentation it would fit.", codemod="allocator-setting"),
+        Invalid("in pieces", lambda: _fails(fragmented=True, free=150 * MIB), message="Without fragmentation this request would fit.", codemod="allocator-setting"),
         Invalid("twice", lambda: _fails(again=True), message="memory twice, the last time: 1,024", fixes=("reduce a part of the tokens",)),
         Invalid("the process may take no more", lambda: _fails(free=2 * GIB), message="The process has reached its own limit"),
         Invalid("what was free is not in the file", lambda: _fails(free=None), message="Free memory was not recorded"),
@@ -211,7 +211,7 @@ def _state(f: Failure) -> str:
     )
     text = f", {mib(f.device_free)} free, {cached}."
     if f.fits_if_packed:
-        return f"{text} Without fragmentation it would fit."
+        return f"{text} Without fragmentation this request would fit."
     if f.limited:
         return f"{text} The process has reached its own limit (set_per_process_memory_fraction)."
     return f"{text} It is {mib(f.requested - f.device_free - f.cached)} short even without fragmentation."

@@ -69,10 +69,9 @@ class Ranks(JobEvidence, frozen=True):
         """ns of a steady step that a rank spends in one of PARTS."""
         return self.parts[self.ranks.index(rank)][PARTS.index(part)]
 
-    def excess(self, ranks: Sequence[int], lost_ns: float, most: int) -> list[str]:
-        """What these ranks do longer than the others: the fewest PARTS that together cover so many ns of a step, the
-        longest first. Empty where `most` of them do not."""
-        others = [r for r in self.ranks if r not in ranks]
+    def excess(self, ranks: Sequence[int], others: Sequence[int], lost_ns: float, most: int) -> list[str]:
+        """What `ranks` do longer than `others`: the fewest PARTS that together cover so many ns of a step, the longest
+        first. Empty where `most` of them do not."""
         more = {
             p: median(self.of(r, p) for r in ranks) - median(self.of(r, p) for r in others) for p in PARTS
         }
