@@ -25,6 +25,7 @@ from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules._shared import TimeRule
 from trace_doctor_rules.data._remedies import (
+    call_without_pipeline,
     fewer_batches,
     load_in_workers,
     more_workers,
@@ -76,6 +77,21 @@ def _named_loader() -> RunBuilder:
     for _ in range(5):
         with b.step():
             with b.annotation("dali_next"):
+                b.wait(400)
+            with b.op("aten::mm", us=10):
+                b.launch(300)
+            b.sync()
+    return b
+
+
+def _pipeline() -> RunBuilder:
+    b = RunBuilder(stacks=True)
+    for _ in range(5):
+        with b.step():
+            with (
+                b.annotation("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"),
+                b.python("transformers/pipelines/pt_utils.py", 266, "__next__"),
+            ):
                 b.wait(400)
             with b.op("aten::mm", us=10):
                 b.launch(300)
@@ -227,6 +243,7 @@ class DataLoaderStarvation(TimeRule):
             before=_SCRIPT,
             after=_PATCHED,
         ),
+        Invalid("the preprocessing of a pipeline", _pipeline, fixes=("Call processor and model",)),
         Invalid(
             "workers that do not keep up",
             lambda: _training(6000, workers=2),
@@ -299,6 +316,8 @@ class DataLoaderStarvation(TimeRule):
             spans=moments.longest(data_waits.owned, "waiting for data", device=data_waits.device),
             fixes=[fewer_batches(_VERIFY)]
             if brief
+            else [call_without_pipeline(_VERIFY)]
+            if loading.of_a_pipeline
             else self._fixes(data_waits, replay.cores, site, indexed=loading.indexed),
             removal=removal,
             owned=data_waits.owned,

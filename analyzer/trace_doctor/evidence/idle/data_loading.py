@@ -60,6 +60,7 @@ _ANNOTATED = re.compile(
     re.IGNORECASE,
 )
 """names that people give to the part of a loop that gets its batch"""
+_PIPELINE = re.compile(r"(?:.*[\\/])?transformers[\\/]pipelines[\\/].*")
 _BY_INDEX = re.compile(r".*: __getitems?__")
 _ONE_BY_ONE = re.compile(r"(?!.*torch/utils/data/).*: __(?:iter|next)__")
 
@@ -113,14 +114,19 @@ class DataLoading(Evidence, frozen=True):
     @property
     def indexed(self) -> bool:
         """Whether stacks show that samples are taken by their number: then it is no IterableDataset."""
-        inside = self.run.is_cat(Cat.PYTHON) & (self.run.thread == self.thread)
-        cover = union(pairs(self.run.ts[self.rows], self.run.end[self.rows]))
+        return self._runs(_BY_INDEX) and not self._runs(_ONE_BY_ONE)
 
-        def there(frames: re.Pattern[str]) -> bool:
-            rows = np.flatnonzero(inside & self.run.is_named(lambda n: frames.fullmatch(n) is not None))
-            return bool(holds(cover, self.run.ts[rows]).any())
+    @property
+    def of_a_pipeline(self) -> bool:
+        """Whether stacks show that what is loaded is the preprocessing of a `transformers` pipeline."""
+        return self._runs(_PIPELINE)
 
-        return there(_BY_INDEX) and not there(_ONE_BY_ONE)
+    def _runs(self, frames: re.Pattern[str]) -> bool:
+        """Whether such a Python frame begins inside of the loader."""
+        run = self.run
+        inside = run.is_cat(Cat.PYTHON) & (run.thread == self.thread)
+        rows = np.flatnonzero(inside & run.is_named(lambda name: frames.fullmatch(name) is not None))
+        return bool(holds(union(pairs(run.ts[self.rows], run.end[self.rows])), run.ts[rows]).any())
 
 
 def loader_mask(run: Run, options: Options) -> Bool:
