@@ -412,7 +412,7 @@ def test_what_check_decided_is_on_the_page(rich_result: Result) -> None:
         "check failed: 1 limit exceeded",
         "101 ms",
         "80.0 ms",
-        "100.0 ms, 102.0 ms",
+        "100 ms, 102 ms",
         "no snapshot <b>",
         "TD101-1",
     ):
