@@ -18,7 +18,7 @@ from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.memory.blocks import DeviceBlocks, MemoryBlocks
 from trace_doctor.evidence.memory.classes import UNKNOWN
-from trace_doctor.evidence.memory.series import MAX_POINTS, axis, reduced
+from trace_doctor.evidence.memory.series import axis, points_of
 from trace_doctor.evidence.memory.stages import MemoryStacks, in_torch
 from trace_doctor.evidence.memory.timeline import BEFORE
 from trace_doctor.model.memory_detail import (
@@ -126,8 +126,8 @@ def _device(device: DeviceBlocks, tree: _Tree, most: int) -> DeviceBlocksDetail:
     failures = (
         np.flatnonzero(history.action == Action.OOM)[-MAX_FAILURES:] + 1
     )  # the entry itself changes nothing
-    points = np.union1d(reduced(history.live, MAX_POINTS), failures)
     at, unit = axis(history)
+    points = np.union1d(points_of(history, at), failures)
     first = np.searchsorted(points, history.born, side="right")  # born < point <= freed
     last = np.searchsorted(points, history.freed, side="right")
     seen = np.flatnonzero(first < last)

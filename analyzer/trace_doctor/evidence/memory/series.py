@@ -25,7 +25,7 @@ def series_of(blocks: DeviceBlocks, rank: int) -> MemorySeries:
     """One device of a snapshot. At every point the categories sum to the live bytes."""
     history = blocks.history
     at, unit = axis(history)
-    points = reduced(history.live, MAX_POINTS)
+    points = points_of(history, at)
     by_category = {
         name: history.bytes_over_time(blocks.classes.where(i))[points].tolist()
         for i, name in enumerate(MEMORY_CATEGORIES)
@@ -45,11 +45,16 @@ def series_of(blocks: DeviceBlocks, rank: int) -> MemorySeries:
     )
 
 
+def points_of(history: DeviceHistory, at: I64) -> I64:
+    """The moments that a picture of the memory shows. `at`: as `axis` gives it."""
+    return reduced(history.live, MAX_POINTS, *([] if history.reserved is None else [history.reserved]), at=at)
+
+
 def series_of_trace(events: MemoryEvents, device: int, rank: int, start: int) -> MemorySeries:
     """One device of a trace with `[memory]` events: only totals are known. `start` is the trace's start, ns."""
     rows = np.flatnonzero((events.device == device) & (events.total_allocated >= 0))
     live = events.total_allocated[rows]
-    points = reduced(live, MAX_POINTS)
+    points = reduced(live, MAX_POINTS, events.total_reserved[rows], at=events.ts[rows])
     reserved = events.total_reserved[rows][points]
     return MemorySeries(
         rank=rank,
@@ -67,7 +72,11 @@ def series_of_trace(events: MemoryEvents, device: int, rank: int, start: int) ->
 
 def thinned(series: MemorySeries, most: int) -> MemorySeries:
     """The same series with at most `most` points, the peak among them."""
-    points = reduced(np.sum([*series.live_by_category.values()], axis=0), most).tolist() if series.at else []
+    if not series.at:
+        return series
+    live = np.sum([*series.live_by_category.values()], axis=0)
+    reserved = np.array([r or 0 for r in series.reserved], dtype=np.int64)
+    points = reduced(live, most, reserved, at=np.array(series.at, dtype=np.int64)).tolist()
     if len(points) == len(series.at):
         return series
     points = sorted({*points, series.peak_index})
@@ -81,17 +90,24 @@ def thinned(series: MemorySeries, most: int) -> MemorySeries:
     )
 
 
-def reduced(values: I64, most: int) -> I64:
-    """Positions of at most `most` points: both ends, and the first lowest and highest value of equal buckets."""
+def reduced(values: I64, most: int, *beside: I64, at: I64 | None = None) -> I64:
+    """Positions of at most `most` points: both ends, and the first lowest and highest value of equal buckets, also of
+    the values `beside` it: what the allocator gives back changes nothing that is live. With `at`, ascending, half of the
+    buckets are of equal time, so that neither a burst nor what a long quiet time holds is lost."""
     n = len(values)
     if n <= most:
         return np.arange(n)
-    buckets = (most - 2) // 2
+    buckets = (most - 3) // 2 // (1 + len(beside))
+    if at is not None:
+        buckets //= 2
     edges = np.linspace(0, n, buckets + 1).astype(np.int64)
+    if at is not None:
+        edges = np.unique([*edges, *np.searchsorted(at, np.linspace(at[0], at[-1], buckets + 1)[1:-1])])
     points = {0, n - 1, int(values.argmax())}
     for a, b in pairwise(edges.tolist()):
-        points.add(a + int(values[a:b].argmin()))
-        points.add(a + int(values[a:b].argmax()))
+        for series in (values, *beside):
+            points.add(a + int(series[a:b].argmin()))
+            points.add(a + int(series[a:b].argmax()))
     return np.array(sorted(points), dtype=np.int64)
 
 
@@ -120,7 +136,7 @@ def _segment_marks(history: DeviceHistory, at: I64, kinds: Iterable[int], kind: 
     positions = np.flatnonzero(np.isin(history.action, list(kinds)))
     if not len(positions):
         return []
-    bucket = positions * MAX_MARKS // max(history.n, 1)
+    bucket = at[positions + 1] * MAX_MARKS // max(int(at[-1]), 1)
     marks: list[MemoryMark] = []
     for b in np.unique(bucket):
         inside = positions[bucket == b]

@@ -24,7 +24,9 @@ def draw(series: MemorySeries, anchor: str) -> Html:
     """The chart. Points are steps: memory keeps its value until the next one."""
     classes = _classes(series)
     total = [sum(series.live_by_category[c][i] for c in classes) for i in range(len(series.at))]
-    points = _reduced(total, series.peak_index, _POINTS // max(1, len(classes)))
+    held = [r or 0 for r in series.reserved]
+    curves = [total, held] if len(held) == len(total) and any(held) else [total]
+    points = _reduced(curves, series.peak_index, _POINTS // max(1, len(classes)))
     top = _most(series, total)
     first, last = series.at[0], max(series.at[-1], series.at[0] + 1e-9)
 
@@ -80,17 +82,18 @@ def _described(series: MemorySeries, total: Sequence[int], classes: Sequence[str
     return f"The peak is {size(total[peak])}: {parts}." + (" The record ends out of memory." if ooms else "")
 
 
-def _reduced(total: Sequence[int], peak: int, most: int) -> list[int]:
-    """Indices of the highest and lowest point of each bucket, the peak and both ends: no peak is ever lost."""
-    count = len(total)
+def _reduced(curves: Sequence[Sequence[int]], peak: int, most: int) -> list[int]:
+    """Indices of the highest and lowest point of each bucket and curve, the peak and both ends: no peak is ever lost."""
+    count = len(curves[0])
     if count <= most:
         return list(range(count))
-    buckets = max(1, most // 2)
+    buckets = max(1, most // 2 // len(curves))
     points = {0, peak, count - 1}
     for b in range(buckets):
         members = range(b * count // buckets, (b + 1) * count // buckets)
-        points.add(max(members, key=total.__getitem__))
-        points.add(min(members, key=total.__getitem__))
+        for curve in curves:
+            points.add(max(members, key=curve.__getitem__))
+            points.add(min(members, key=curve.__getitem__))
     return sorted(points)
 
 
