@@ -78,6 +78,7 @@ TOPICS: Mapping[str, tuple[str, ...]] = {
     "Work made where it is used": ("create_on_device", "make_once", "vectorise"),
     "Layouts and algorithms of convolutions": ("channels_last", "cudnn_benchmark"),
     "Memory freed": ("release_output",),
+    "Memory of other GPUs": ("other_devices",),
 }
 """topic -> functions of `techniques/`, and codemods that rules name themselves"""
 _SAMPLES: Mapping[str, Mapping[str, object]] = {

@@ -147,7 +147,7 @@ def test_plain_steps_stand_beside_profiled_ones(tmp_path: Path, written: Written
     assert plain is not None and (plain.steps, plain.mad_us) == (20, 0)
     assert result.inputs[1].plain is None
     [cost] = [f for f in result.findings if f.code == "TD003"]
-    assert cost.message.startswith("Steps take 1.6 ms with and 1.2 ms without the profiler (+24%).")
+    assert cost.message.startswith("Steps take 1.55 ms with and 1.25 ms without the profiler (+24%).")
     assert [row[0] for row in cost.evidence[0].rows] == ["timing", "light", "detailed"]
     for page in ("text", "markdown", "html"):
         said = " ".join(render(result, page).split())

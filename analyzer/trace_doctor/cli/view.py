@@ -46,9 +46,9 @@ def view(
             raise UsageError(f"--trace: {trace}: {error.strerror or 'cannot be read'}") from error
         served = Served(input=_input_of(result, trace), name=trace.name)
     with PageServer(render(result, Options(served=served)).encode(), trace) as server:
-        print(server.url, flush=True)
-        console.note("Ctrl-C ends it.")
         try:
+            print(server.url, flush=True)
+            console.note("Ctrl-C ends it.")
             server.serve_forever()
         except KeyboardInterrupt:
             console.note("ended")

@@ -244,7 +244,9 @@ class Straggler(Rule):
 def _by_ranks(causes: Sequence[tuple[Sequence[str], Sequence[int]]]) -> str:
     if len(causes) == 1:
         return listed(causes[0][0])
-    return "; ".join(f"{named(ranks).lower()} {listed(cause) or 'not explained'}" for cause, ranks in causes)
+    return "; ".join(
+        f"{named(ranks).lower()} {listed(cause) if cause else 'not explained'}" for cause, ranks in causes
+    )
 
 
 def _saving(waited: float, step_ns: int, compute: bool, late: float, errors: float) -> Saving:

@@ -19,7 +19,7 @@ from trace_doctor.evidence.memory.timeline import CAPTURE_ADVICE
 from trace_doctor.evidence.trace.call_sites import Site, location
 from trace_doctor.testing import GIB, MIB, Invalid, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
-from trace_doctor_rules._shared import table, target
+from trace_doctor_rules._shared import advice, table, target
 from trace_doctor_rules.memory._activation_bound_evidence import Repeats, peak_when_recomputed, repeats
 from trace_doctor_rules.memory._shared import (
     NEARLY_FULL,
@@ -315,10 +315,19 @@ def _most(device: DeviceBlocks, activations: Mask, blocks: Mask) -> bool:
     return int(size[activations & blocks].sum()) * 2 > int(size[activations].sum())
 
 
+_OTHER_LAYERS = advice(
+    "Checkpoint the remaining layers too",
+    "Some layers are checkpointed already; those in the table are not, and keep what they compute for backward. "
+    'Wrap each of them (torchtitan: activation_checkpoint.mode = "full"; HF: gradient_checkpointing=True).',
+    "runs the forward again: about a third more compute for the blocks it covers",
+    _VERIFY,
+)
+
+
 def _checkpoint(device: DeviceBlocks, layers: Repeats | None) -> list[Fix]:
     if not _recomputes(device):
         return [techniques.checkpoint_blocks(_VERIFY)]
-    return [] if layers is None else [techniques.checkpoint_other_layers(_VERIFY)]
+    return [] if layers is None else [_OTHER_LAYERS]
 
 
 def _recomputes(device: DeviceBlocks) -> bool:
