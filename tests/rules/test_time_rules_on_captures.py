@@ -44,15 +44,18 @@ def test_a_training_process_that_loads_its_own_batches(captures_dir: Path, file:
     assert claim.saving is not None
     assert claim.saving.basis == "replay"
     assert claim.saving.share_of_step == pytest.approx(share, abs=0.01)
-    patch = claim.fixes[0]
-    assert patch.codemod == "dataloader-args"
-    assert patch.params == {
+    assert claim.location.file
+    first = claim.fixes[0]
+    if file == OWL:  # a pipeline's own preprocessing: it takes no workers
+        assert (first.kind, len(claim.fixes)) == ("advice", 1)
+        return
+    assert first.codemod == "dataloader-args"
+    assert first.params == {
         "num_workers": 2,
         "pin_memory": True,
         "persistent_workers": True,
         "prefetch_factor": 2,
     }
-    assert claim.location.file
 
 
 def test_the_twin_with_workers_is_sound(captures_dir: Path) -> None:
