@@ -92,7 +92,7 @@ class OutOfMemoryRule(Rule):
     chunked loss, scaled_dot_product_attention.
 
     Fix safety
-    The allocator setting is safe where the program plainly does nothing that could conflict with it. Checkpointing, a
+    The allocator setting is unsafe: what else sets or reads the variable does not show in a script. Checkpointing, a
     chunked loss and scaled_dot_product_attention are unsafe: results are not bitwise identical. Smaller batches with
     accumulation and another optimizer are shown only: the choice is yours.
 
