@@ -24,7 +24,7 @@ from trace_doctor.engine import (
     with_numbers,
 )
 from trace_doctor.engine.coverage import RecordedRanks, Scope
-from trace_doctor.engine.events import with_events
+from trace_doctor.engine.detail.events import with_events
 from trace_doctor.errors import NoCaptures, NotACapture, TraceDoctorError, UnusableResult, UsageError
 from trace_doctor.evidence.base import Facts, Options
 from trace_doctor.gate.suppressions import Suppressions

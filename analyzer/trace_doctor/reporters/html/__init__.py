@@ -33,8 +33,8 @@ LARGEST = 300_000
 _FRAME = 8_000
 """Bytes of a page beside its parts, its style and its script, at most"""
 _THEME = "try{var t=localStorage.getItem('trace-doctor-theme');if(t)document.documentElement.dataset.theme=t}catch(e){}"
-_FURTHER_SCRIPTS = {"explore.js": "data-explore=", "flame.js": "data-flame="}
-"""Scripts beside report.js, which they use, with the attribute of the elements that need them"""
+_FURTHER_SCRIPTS = {"explore.js": ("data-explore=",), "flame.js": ("data-flame=", " data-whole")}
+"""Scripts beside report.js, which they use, with the attributes of the elements that need them"""
 _PARTS = (
     ("gate", "Gate"),
     ("time", "Time"),
@@ -158,7 +158,8 @@ def _room(sections: Sequence[Html | None]) -> int:
 
 def _scripts(sections: Sequence[Html | None]) -> list[str]:
     """Those that a page with these sections needs."""
-    needed = [name for name, element in _FURTHER_SCRIPTS.items() if any(element in s for s in sections if s)]
+    present = "".join(s for s in sections if s)
+    needed = [name for name, marks in _FURTHER_SCRIPTS.items() if any(mark in present for mark in marks)]
     return [_asset(name) for name in ("report.js", *needed)]
 
 

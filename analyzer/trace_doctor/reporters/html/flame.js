@@ -1,5 +1,7 @@
 /* Flame graphs: a tree of {name, value, children} as SVG, width by value. `traceDoctor.flame(holder, tree, options)` draws
-   one into an element; options: label (what it is called), format (value -> text). Beside it stands a table in words. */
+   one into an element. Options: label (what it is called), format (node -> its value in words), short (name -> what its frame
+   shows); path, the names of the frame to begin at, whose callers then stay drawn, and zoomed, which takes the path of each
+   frame that is zoomed to. Beside it stands a table in words. */
 (function () {
   "use strict";
   var page = window.traceDoctor, make = page.make, button = page.button, all = page.all;
@@ -11,8 +13,8 @@
   };
   /* frames of one file have one colour */
   var colour = function (name) {
-    var hash = 0, end = name.indexOf("(");
-    for (var i = 0; i < (end > 0 ? end : name.length); i++) hash = (hash * 31 + name.charCodeAt(i)) % 65521;
+    var hash = 0, file = name.split(/\(|:\d/)[0] || name;
+    for (var i = 0; i < file.length; i++) hash = (hash * 31 + file.charCodeAt(i)) % 65521;
     return name === "other" ? "flame-other" : "flame-" + hash % COLOURS;
   };
 
@@ -25,11 +27,12 @@
     }
     var said = function (node) {
       var part = tree.value ? " · " + (100 * node.value / tree.value).toFixed(1) + "%" : "";
-      return node.name + " · " + options.format(node.value) + part;
+      return node.name + " · " + options.format(node) + part;
     };
     /* callers that all of the time is in are no choice: begin below them */
     var begin = tree;
-    while ((begin.children || []).length === 1 && begin.children[0].value >= 0.98 * tree.value) begin = begin.children[0];
+    if (options.path) begin = options.path.reduce(function (node, name) { return node.children.find(function (child) { return child.name === name; }); }, tree);
+    else while ((begin.children || []).length === 1 && begin.children[0].value >= 0.98 * tree.value) begin = begin.children[0];
     var shown = begin, focused = begin;
     var tools = make("p", "", { "class": "tools" }), line = make("p", "", { "class": "muted flame-line", role: "status" });
     var box = make("div", "", { "class": "flame", role: "group", "aria-label": options.label });
@@ -37,16 +40,23 @@
     tools.append(out, top, make("span", "Click a frame to zoom in. Keys: arrows move, Enter zooms in, Escape zooms out.", { "class": "muted" }));
     holder.replaceChildren(tools, box, line);
 
-    var zoom = function (node) { shown = focused = node; draw(); var there = box.querySelector("[tabindex='0']"); if (there) there.focus({ preventScroll: true }); };
+    var callers = function (node) { var above = []; while ((node = parents.get(node))) above.unshift(node); return above; };
+    var zoom = function (node) {
+      shown = focused = node;
+      draw();
+      if (options.zoomed) options.zoomed(callers(node).concat(node).slice(1).map(function (one) { return one.name; }));
+      var there = box.querySelector("[tabindex='0']"); if (there) there.focus({ preventScroll: true });
+    };
     var tell = function (node) { line.textContent = said(node); };
     var draw = function () {
-      var width = Math.max(240, box.clientWidth || 900), deepest = 0, hidden = 0;
+      var width = Math.max(240, box.clientWidth || 900), hidden = 0;
       var picture = svg("svg", { width: width, "class": "flame-picture" });
-      nodes = [];
-      var place = [[shown, 0, 0, width]];
+      var above = options.path ? callers(shown) : [], deepest = above.length, first = deepest;
+      nodes = above.map(function (node, level) { return [node, level, 0, width]; });
+      var place = [[shown, first, 0, width]];
       while (place.length) {
         var one = place.pop(), node = one[0], level = one[1], left = one[2], wide = one[3];
-        if (level >= LEVELS) { hidden += 1; continue; }
+        if (level - first >= LEVELS) { hidden += 1; continue; }
         deepest = Math.max(deepest, level);
         nodes.push([node, level, left, wide]);
         var at = left;
@@ -59,11 +69,12 @@
       nodes.sort(function (a, b) { return a[1] - b[1] || a[2] - b[2]; });
       nodes.forEach(function (one) {
         var node = one[0], y = one[1] * ROW, room = Math.floor((one[3] - 8) / CHARACTER);
-        var group = svg("g", { role: "button", tabindex: node === focused ? 0 : -1, "aria-label": said(node), "class": colour(node.name) });
+        var group = svg("g", { role: "button", tabindex: node === focused ? 0 : -1, "aria-label": said(node), "class": one[1] < first ? "flame-caller" : colour(node.name) });
         group.append(svg("rect", { x: one[2].toFixed(2), y: y, width: Math.max(0.5, one[3] - 0.6).toFixed(2), height: ROW - 1, rx: 2 }));
         if (room >= 3) {
           var text = svg("text", { x: (one[2] + 4).toFixed(2), y: y + 13 });
-          text.textContent = node.name.length > room ? node.name.slice(0, room - 1) + "…" : node.name;
+          var name = options.short ? options.short(node.name) : node.name;
+          text.textContent = name.length > room ? name.slice(0, room - 1) + "…" : name;
           group.append(text);
         }
         group.addEventListener("click", function () { zoom(node === shown ? parents.get(node) || tree : node); });
@@ -92,9 +103,9 @@
       event.stopPropagation();
       if (to) to[4].focus();
     });
-    var before = 0;
-    window.addEventListener("resize", function () { if (box.isConnected && box.clientWidth !== before) { before = box.clientWidth; draw(); } });
     draw();
+    var before = box.clientWidth;
+    new ResizeObserver(function () { if (box.clientWidth && Math.abs(box.clientWidth - before) > 2) { before = box.clientWidth; draw(); } }).observe(box);
   };
 
   /* the host's time by Python stack, once it is opened */
@@ -107,7 +118,7 @@
     var draw = function () {
       page.detail().then(function (details) {
         var one = (details || []).find(function (d) { return String(d.input) === which.value && d.host_stacks; });
-        if (one) page.flame(picture, one.host_stacks.root, { label: "Host time by Python stack", format: time });
+        if (one) page.flame(picture, one.host_stacks.root, { label: "Host time by Python stack", format: function (node) { return time(node.value); } });
       });
     };
     choices.forEach(function (one) { which.append(make("option", one[1] || "this capture", { value: String(one[0]) })); });

@@ -6,7 +6,7 @@
   var holders = Array.prototype.slice.call(doc.querySelectorAll("[data-blocks]"));
   if (!holders.length || typeof DecompressionStream === "undefined") return;
   var classes = JSON.parse(doc.getElementById("memory-classes").textContent); /* [key, label] by number */
-  var FEW_ROWS = 12, MOST_ROWS = 500, ROW = 20, SEGMENT_ROWS = 30;
+  var FEW_ROWS = 12, MOST_ROWS = 500, SEGMENT_ROWS = 30;
 
   var fill = function (node, attributes, children) {
     Object.keys(attributes || {}).forEach(function (name) { node.setAttribute(name, attributes[name]); });
@@ -15,7 +15,7 @@
   };
   var el = function (tag, attributes, children) { return fill(doc.createElement(tag), attributes, children); };
   var svg = function (tag, attributes, children) { return fill(doc.createElementNS(SVG, tag), attributes, children); };
-  var button = function (text, act) { var node = el("button", { type: "button" }, text); node.addEventListener("click", act); return node; };
+  var button = window.traceDoctor.button;
   var bytes = function (count) {
     var units = ["B", "KiB", "MiB", "GiB", "TiB"], n = 0, value = count;
     while (value >= 1024 && n < 4) { value /= 1024; n += 1; }
@@ -128,78 +128,36 @@
     return rows;
   };
 
-  /* the flame graph: width is bytes; `focus` is the stack of the frame that fills the width */
+  /* the allocating stacks as a tree, the largest first: values are bytes */
   var tree = function (rows, stacks, all) {
-    var root = { name: "all stacks", size: 0, count: 0, path: [], under: new Map() };
+    var root = { name: "all stacks", value: 0, count: 0, under: new Map() };
     rows.forEach(function (row) {
       var node = root;
-      root.size += row.size; root.count += row.count;
+      root.value += row.size; root.count += row.count;
       stacks.stack(row.node, all).forEach(function (name) {
-        if (!node.under.has(name)) node.under.set(name, { name: name, size: 0, count: 0, path: node.path.concat(name), under: new Map() });
+        if (!node.under.has(name)) node.under.set(name, { name: name, value: 0, count: 0, under: new Map() });
         node = node.under.get(name);
-        node.size += row.size; node.count += row.count;
+        node.value += row.size; node.count += row.count;
       });
     });
+    var order = function (node) {
+      node.children = Array.from(node.under.values()).sort(function (a, b) { return b.value - a.value; });
+      node.children.forEach(order);
+    };
+    order(root);
     return root;
   };
-  var children = function (node) { return Array.from(node.under.values()).sort(function (a, b) { return b.size - a.size; }); };
   var starts = function (path, with_) { return with_.every(function (name, i) { return path[i] === name; }); };
-
-  var flame = function (box, root, focus, zoom) {
-    var width = Math.max(280, box.clientWidth), depth = 0, drawn = [];
-    var top = root, outer = [root];
-    focus.forEach(function (name) { top = top.under.get(name); outer.push(top); });
-    outer.pop();
-    var draw = function (node, x, wide, level, above) {
-      if (wide < 1 || drawn.length > 4000) return;
-      var shape = svg("g", { role: "button", tabindex: "-1", "aria-label": called(node.name) + ", " + bytes(node.size) + ", " + share(node.size, root.size) }, [
-        svg("title", {}, node.name + "\n" + bytes(node.size) + " in " + counted(node.count, "block") + ", " + share(node.size, root.size) + " of this moment"),
-        svg("rect", { x: x, y: level * ROW, width: wide, height: ROW - 1 })
-      ]);
-      if (above) shape.setAttribute("class", "outer");
-      var letters = Math.floor((wide - 8) / 6.7), name = called(node.name);
-      if (letters > 2) shape.append(svg("text", { x: x + 4, y: level * ROW + 14 }, name.length > letters ? name.slice(0, letters - 1) + "…" : name));
-      var place = { node: node, shape: shape, level: level, x: x };
-      drawn.push(place);
-      depth = Math.max(depth, level);
-      shape.addEventListener("click", function () { zoom(node.path); });
-      if (above || wide < 8) return; /* zooming in shows what is below */
-      children(node).forEach(function (child) { var w = wide * child.size / (node.size || 1); draw(child, x, w, level + 1); x += w; });
-    };
-    outer.forEach(function (node, level) { draw(node, 0, width, level, true); });
-    draw(top, 0, width, outer.length, false);
-    var drawing = svg("svg", { "class": "flame", role: "group", viewBox: "0 0 " + width + " " + (depth + 1) * ROW,
-      "aria-label": "Flame graph of the allocating stacks; arrow keys move, Enter zooms, Escape goes back" }, drawn.map(function (d) { return d.shape; }));
-    var at = drawn[outer.length];
-    at.shape.setAttribute("tabindex", "0");
-    drawing.addEventListener("keydown", function (event) {
-      if (event.key === "Enter" || event.key === " ") { event.preventDefault(); zoom(at.node.path, true); return; }
-      if (event.key === "Escape") { event.preventDefault(); zoom(focus.slice(0, -1), true); return; }
-      var row = { ArrowUp: at.level - 1, ArrowDown: at.level + 1, ArrowLeft: at.level, ArrowRight: at.level }[event.key];
-      if (row === undefined) return;
-      event.preventDefault();
-      var same = drawn.filter(function (d) { return d.level === row; }).sort(function (a, b) { return a.x - b.x; });
-      var next = event.key === "ArrowLeft" ? same[same.indexOf(at) - 1] : event.key === "ArrowRight" ? same[same.indexOf(at) + 1]
-        : row < at.level ? same.filter(function (d) { return d.x <= at.x; }).pop() : same.find(function (d) { return starts(d.node.path, at.node.path); });
-      if (!next) return;
-      at.shape.setAttribute("tabindex", "-1");
-      at = next;
-      at.shape.setAttribute("tabindex", "0");
-      at.shape.focus();
-    });
-    box.replaceChildren(drawing);
-    return at.shape;
-  };
 
   var cell = function (value, numeric) { return el("td", numeric ? { "class": "num" } : {}, value); };
   var lines = function (root) {
     var rows = [];
     var walk = function (node, level) {
-      if (rows.length >= 200 || node.size < root.size / 200) return;
+      if (rows.length >= 200 || node.value < root.value / 200) return;
       var name = el("th", { scope: "row" }, el("bdi", { title: node.name }, called(node.name)));
       name.style.paddingLeft = Math.min(level, 30) * 10 + "px";
-      rows.push(el("tr", {}, [name, cell(String(level), true), cell(bytes(node.size), true), cell(share(node.size, root.size), true)]));
-      children(node).forEach(function (child) { walk(child, level + 1); });
+      rows.push(el("tr", {}, [name, cell(String(level), true), cell(bytes(node.value), true), cell(share(node.value, root.value), true)]));
+      node.children.forEach(function (child) { walk(child, level + 1); });
     };
     walk(root, 0);
     var heads = ["Frame", "Level", "Allocated", "Share"].map(function (word, n) { return el("th", n ? { scope: "col", "class": "num" } : { scope: "col" }, word); });
@@ -210,11 +168,10 @@
   var moment = function (panel, memory, device, marked) {
     var stacks = reader(memory), end = device.unit === "end", failures = device.failures || [];
     var point = failures.length ? failures[failures.length - 1] : device.peak;
-    var focus = [], all = false, order = { key: "size", down: true }, every = false;
+    var focus = [], allocated = [], all = false, order = { key: "size", down: true }, every = false;
     var more = button("", function () { every = !every; draw(); });
     var slider = el("input", { type: "range", min: 0, max: device.at.length - 1, value: point, "aria-label": "Moment" });
     var head = el("p", { role: "status", "class": "peak-line" }), parts = el("ul", { "class": "keys" }), graph = el("div", { "class": "flame-box" });
-    var back = button("Zoom out", function () { zoom(focus.slice(0, -1)); });
     var text = el("details", { "class": "more" }, el("summary", {}, "The flame graph as a table"));
     var table = el("table", {}), scroller = el("div", { "class": "scroll" }, table);
     var libraries = el("input", { type: "checkbox" });
@@ -236,8 +193,8 @@
       since: function (row) { return row.since === null ? -2 : row.since < 0 ? Infinity : device.at[point] - row.since; },
       node: words.node
     };
-    var list = function (rows) {
-      var value = rank[order.key];
+    var list = function () {
+      var value = rank[order.key], rows = allocated.filter(function (row) { return starts(stacks.stack(row.node, all), focus); });
       rows = rows.map(function (row) { return [value(row), row]; }).sort(function (a, b) { return (a[0] < b[0] ? -1 : a[0] > b[0] ? 1 : 0) * (order.down ? -1 : 1); })
         .map(function (pair) { return pair[1]; });
       var shown = rows.slice(0, every ? MOST_ROWS : FEW_ROWS), rest = rows.slice(shown.length);
@@ -271,11 +228,11 @@
         el("tfoot", {}, (rest.length ? [foot("not shown", rest)] : []).concat(foot("all", rows)))
       );
     };
-    var draw = function (keyboard) {
+    var draw = function () {
       var rows = live(device, point), root = tree(rows, stacks, all), node = root;
       focus = focus.filter(function (name, i) { node = node && node.under.get(name); return node; });
       var place = end ? "When the snapshot was written" : "At " + when(device.unit, device.at[point]) + (failures.indexOf(point) >= 0 ? " (out of memory)" : point === device.peak ? " (the peak)" : "");
-      head.replaceChildren(place + ": ", el("strong", {}, bytes(root.size)), " allocated in " + counted(root.count, "block"));
+      head.replaceChildren(place + ": ", el("strong", {}, bytes(root.value)), " allocated in " + counted(root.count, "block"));
       slider.setAttribute("aria-valuetext", head.textContent);
       var held = {};
       rows.forEach(function (row) { held[row.category] = (held[row.category] || 0) + row.size; });
@@ -283,15 +240,15 @@
       parts.replaceChildren.apply(parts, Object.keys(held).map(function (n) {
         return el("li", {}, [svg("svg", { "class": "swatch", viewBox: "0 0 14 14", "aria-hidden": "true" }, svg("rect", { width: 14, height: 14, rx: 3, "class": "m-" + classes[n][0] })), classes[n][1] + " " + bytes(held[n])]);
       }));
-      back.disabled = !focus.length;
-      var first = flame(graph, root, focus, zoom), old = text.querySelector("table");
-      if (keyboard) first.focus();
+      window.traceDoctor.flame(graph, root, { label: "Flame graph of the allocating stacks", format: function (node) { return bytes(node.value) + " in " + counted(node.count, "block"); }, short: called, path: focus, zoomed: zoom });
+      var old = text.querySelector("table");
       if (old) old.remove();
       if (text.open) text.append(lines(root));
-      list(focus.length ? rows.filter(function (row) { return starts(stacks.stack(row.node, all), focus); }) : rows);
+      allocated = rows;
+      list();
       if (marked && !end) marked(device.at[point]);
     };
-    var zoom = function (path, keyboard) { focus = path; draw(keyboard); };
+    var zoom = function (path) { focus = path; list(); };
     var pick = function () { point = +slider.value; draw(); };
     slider.addEventListener("input", pick);
     libraries.addEventListener("change", function () { all = libraries.checked; focus = []; draw(); });
@@ -302,12 +259,10 @@
     bar.hidden = end;
     var whole = device.blocks.size.length;
     panel.append(bar, head, parts, el("h3", {}, "Allocating stacks"),
-      el("div", { "class": "moment-bar" }, [back, el("label", { "class": "check" }, [libraries, "Frames of PyTorch"]), el("span", { "class": "muted" }, "Width is bytes. Click a frame to zoom in.")]),
+      el("div", { "class": "moment-bar" }, [el("label", { "class": "check" }, [libraries, "Frames of PyTorch"]), el("span", { "class": "muted" }, "Width is bytes.")]),
       graph, text, el("h3", {}, "Blocks"), scroller, more);
     if (whole < device.recorded) panel.append(el("p", { "class": "limit" }, "The page holds the " + counted(whole, "largest block") + " of " + device.recorded.toLocaleString("en-US") + "; smaller ones are added up by class and stack."));
     draw();
-    var seen = graph.clientWidth;
-    new ResizeObserver(function () { if (graph.clientWidth && Math.abs(graph.clientWidth - seen) > 2) { seen = graph.clientWidth; draw(); } }).observe(graph);
     return function (at) { slider.value = before(device.at, at); pick(); };
   };
 

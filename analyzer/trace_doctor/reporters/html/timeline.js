@@ -7,17 +7,8 @@
   var ROW = 17, AXIS = 24, LEAST = 0.01; /* pixels, pixels, µs in view at least */
   var COLOURS = { operator: "k-dispatch", call: "k-launch", annotation: "k-annotation", python: "k-python", profiler: "k-profiler",
     critical: "critical", warning: "warning", info: "info" };
-  var make = function (tag, text, attributes) {
-    var node = doc.createElement(tag);
-    if (text) node.textContent = text;
-    Object.keys(attributes || {}).forEach(function (name) { node.setAttribute(name, attributes[name]); });
-    return node;
-  };
-  var button = function (text, act, label) {
-    var node = make("button", text, label ? { type: "button", "aria-label": label, title: label } : { type: "button" });
-    node.addEventListener("click", act);
-    return node;
-  };
+  var make = window.traceDoctor.make;
+  var button = function (text, act, label) { return window.traceDoctor.button(text, act, label ? { "aria-label": label, title: label } : {}); };
   var time = function (us) {
     var size = Math.abs(us);
     return size >= 1e6 ? (us / 1e6).toPrecision(4) + " s" : size >= 1e3 ? (us / 1e3).toPrecision(4) + " ms" : +us.toPrecision(4) + " µs";

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trace_doctor.capture import Capture
+from trace_doctor.engine.detail.memory import memory_detail
 from trace_doctor.evidence.base import Facts, Options
-from trace_doctor.evidence.memory.block_detail import memory_detail
 from trace_doctor.evidence.memory.blocks import MemoryBlocks
 from trace_doctor.evidence.memory.ledger import MemoryLedger
 from trace_doctor.loaders.snapshot.unpickle import load_snapshot

@@ -10,7 +10,7 @@ from msgspec import UNSET
 
 import trace_doctor
 from trace_doctor.capture import Capture
-from trace_doctor.engine.host_stacks import host_stacks_of
+from trace_doctor.engine.detail.host_stacks import host_stacks_of
 from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.names.kernel_names import on_tensor_cores
 from trace_doctor.model.detail import Detail

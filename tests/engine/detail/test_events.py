@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from trace_doctor.capture import Capture
-from trace_doctor.engine.events import events_of
+from trace_doctor.engine.detail.events import events_of
 from trace_doctor.evidence.base import Facts
 from trace_doctor.model import Span
 from trace_doctor.model.events import Events

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from trace_doctor.engine.host_stacks import host_stacks_of
+from trace_doctor.engine.detail.host_stacks import host_stacks_of
+from trace_doctor.engine.detail.memory import memory_detail
+from trace_doctor.engine.detail.work import work_detail_of
 from trace_doctor.engine.sizes import Sizes
-from trace_doctor.engine.work_detail import work_detail_of
 from trace_doctor.evidence.base import Facts
-from trace_doctor.evidence.memory.block_detail import memory_detail
 from trace_doctor.model.detail import Detail
 
 
