@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,10 @@ def test_the_outputs_keep_their_promises(diagnosed: dict[str, Result], name: str
     assert [line for line in text.splitlines() if columns(line) > 80] == []
     assert render(Result.from_json(result.to_json()), "html", zoom=False) == html
     assert str(Path.cwd()) not in html
-    assert len(html.encode()) < 300_000
+    links = {link for link in re.findall(r'href="#([^"]+)"', html) if not link.startswith("panel=")}
+    assert links <= set(re.findall(r' id="([^"]+)"', html)), "a link that leads nowhere"
+    assert all(f'id="{finding.id}"' in html for finding in result.findings)
+    assert len(html.encode()) < 400_000
 
 
 def test_the_first_things_a_reader_sees(diagnosed: dict[str, Result]) -> None:

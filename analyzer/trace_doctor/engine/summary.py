@@ -144,5 +144,5 @@ def _open_question(rule: Rule, unowned: Sequence[Unowned]) -> str:
     share = sum(worst.values())
     if share < UNDECIDED_FROM:
         return ""
-    mostly = max(worst, key=worst.__getitem__)
-    return f"no finding explains {share:.0%} of the step that is {PART_NAMES[mostly]}{' and the like' if len(rule.about) > 1 else ''}"
+    parts = [PART_NAMES[p] for p in sorted(worst, key=worst.__getitem__, reverse=True) if worst[p] >= 0.01]
+    return f"no finding explains {share:.0%} of the step: {', '.join(parts)}"

@@ -36,8 +36,8 @@ class Track(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Events(Struct, frozen=True, kw_only=True):
-    """What ran in the analyzed window, Python functions of libraries aside: all in the spans of findings, of the rest the
-    longest."""
+    """What ran in the analyzed window: all in the spans of findings, of the rest the longest; Python functions of libraries
+    as far as there is room behind both."""
 
     start_us: float
     """start of the window on the clock of the file, which is that of `Finding.spans`"""

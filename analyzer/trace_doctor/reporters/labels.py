@@ -45,7 +45,7 @@ class Kind(NamedTuple):
 BUSY: dict[str, Kind] = {
     "compute": Kind(PART_NAMES["compute"], "kernels were running"),
     "comm": Kind(PART_NAMES["exposed_comm"], "only collectives were running: no compute overlapped them"),
-    "copy": Kind(PART_NAMES["exposed_copy"], "only memory copies were running"),
+    "copy": Kind(PART_NAMES["exposed_copy"], "only memory copies or memsets were running"),
 }
 IDLE: dict[str, Kind] = {
     "data_loading": Kind(PART_NAMES["data_loading"], "the host was fetching the next batch"),

@@ -24,14 +24,14 @@ def _unit(value: float, units: tuple[tuple[float, str], ...]) -> tuple[float, st
 
 
 def _figures(value: float, figures: int) -> float:
-    """`value` rounded to so many significant figures."""
-    if value == 0:
+    """`value` rounded to so many significant figures; 0 for what Python can't round."""
+    if abs(value) < 1e-300:
         return 0.0
     return round(value, figures - 1 - floor(log10(abs(value))))
 
 
 def _decimals(value: float, figures: int) -> int:
-    return 0 if value == 0 else max(0, figures - 1 - floor(log10(abs(value))))
+    return 0 if abs(value) < 1e-300 else max(0, figures - 1 - floor(log10(abs(value))))
 
 
 def _estimate(value: float, units: tuple[tuple[float, str], ...]) -> str:

@@ -54,6 +54,20 @@ def test_all_is_shown_where_there_is_room(facts: Facts) -> None:
     assert gpu.start[0] == int(run.ts[first]) - round(events.start_us * 1e3) - run.base_ns
 
 
+def test_python_of_libraries_has_rows_of_its_own() -> None:
+    made = RunBuilder(stacks=True)
+    with made.step(), made.python("train.py", 12, "train"):
+        with made.python("site-packages/scipy/ndimage.py", 3, "zoom"), made.op("aten::mm"):
+            made.launch(5)
+    events = events_of(Facts(Capture(0, made.run())), [], 10_000_000)
+    tracks = {t.label: [events.names[n] for n in t.name] for t in events.tracks}
+    [own] = [label for label in tracks if label.endswith(", library Python")]
+    assert tracks[own] == ["site-packages/scipy/ndimage.py(3): zoom"]
+    thread = next(t for t in events.tracks if t.label == own.removesuffix(", library Python"))
+    depths = dict(zip(tracks[thread.label], thread.depth, strict=True))
+    assert depths["aten::mm"] == depths["train.py(12): train"] + 1
+
+
 def test_what_a_finding_points_at_is_kept_and_the_rest_thinned(facts: Facts) -> None:
     whole = events_of(facts, [], 10_000_000)
     span = Span(ts_us=whole.start_us + whole.dur_us / 2, dur_us=whole.dur_us / 20)

@@ -62,8 +62,8 @@ def _spans(result: Result, number: int) -> list[Span]:
 
 
 def events_of(facts: Facts, spans: Sequence[Span], room: int) -> Events:
-    """All that fits into `room` bytes of a page: what overlaps `spans` first, then the longest. Python functions of
-    libraries are no part of it. Raises NotCaptured without a trace."""
+    """All that fits into `room` bytes of a page: what overlaps `spans` first, then the longest; Python functions
+    of libraries last. Raises NotCaptured without a trace."""
     chosen = _Choice(facts, spans)
     most = room // _PER_EVENT
     while True:
@@ -88,14 +88,15 @@ class _Choice:
         self.threads = facts.get(Threads)
         host = self.nesting.depth >= 0
         self.user: Bool = run.is_named(is_user_function) & run.is_cat(Cat.PYTHON)
-        library = run.is_cat(Cat.PYTHON) & ~self.user & ~run.is_named(_is_module)
+        self.library: Bool = run.is_cat(Cat.PYTHON) & ~self.user & ~run.is_named(_is_module)
         here = (run.end >= self.window[0]) & (run.ts < self.window[1])
-        rows = np.flatnonzero(here & ((host & ~library) | run.is_cat(*GPU_CATS)))
-        accused = self._overlap(rows, spans)
-        order = np.lexsort((-run.dur[rows], ~accused))
+        rows = np.flatnonzero(here & (host | run.is_cat(*GPU_CATS)))
+        library = self.library[rows]
+        accused = self._overlap(rows, spans) & ~library
+        order = np.lexsort((-run.dur[rows], library, ~accused))
         self.rows: I64 = rows[order]
         self.accused = int(accused.sum())
-        self.track_of = _tracks(run)
+        self.track_of = _tracks(run, self.library)
 
     def _overlap(self, rows: I64, spans: Sequence[Span]) -> Bool:
         matches = np.zeros(len(rows), dtype=bool)
@@ -152,16 +153,17 @@ class _Choice:
         )
 
     def _depth(self, chosen: I64) -> I64:
-        """How many of the chosen events are around each row."""
-        nesting, mask = self.nesting, np.zeros(len(self.run), dtype=bool)
-        mask[chosen] = True
-        depth = np.zeros(len(self.run), dtype=np.int64)
+        """How many of the chosen events are around each row, Python functions of libraries and the others each among
+        themselves."""
+        nesting, mask = self.nesting, np.zeros((len(self.run), 2), dtype=bool)
+        mask[chosen, self.library[chosen].astype(np.int64)] = True
+        depth = np.zeros((len(self.run), 2), dtype=np.int64)
         host = np.flatnonzero(nesting.depth > 0)
         host = host[np.argsort(nesting.depth[host], kind="stable")]
         for rows in np.split(host, np.flatnonzero(np.diff(nesting.depth[host])) + 1):
             above = nesting.parent[rows]
             depth[rows] = depth[above] + mask[above]
-        return depth
+        return np.where(self.library, depth[:, 1], depth[:, 0])
 
     def _busiest(self, chosen: I64) -> list[int]:
         """The tracks with the most chosen events: devices by number, then the threads of the loop, then others."""
@@ -169,14 +171,14 @@ class _Choice:
         kept = tracks[np.argsort(-counts, kind="stable")[:_MOST_TRACKS]].tolist()
         first = {t: int(chosen[np.argmax(self.track_of[chosen] == t)]) for t in kept}
 
-        def place(track: int) -> tuple[int, int, int, int]:
+        def place(track: int) -> tuple[int, int, int, bool, int]:
             row = first[track]
             device, thread = int(self.run.device[row]), int(self.run.thread[row])
             main = self.threads is not None and thread == self.threads.main
             autograd = self.threads is not None and thread in self.threads.autograd
             if device >= 0:
-                return (0, device, int(self.run.stream[row]), track)
-            return (1, 0 if main else 1 if autograd else 2, 0, track)
+                return (0, device, int(self.run.stream[row]), False, track)
+            return (1, 0 if main else 1 if autograd else 2, thread, bool(self.library[row]), track)
 
         return sorted(kept, key=place)
 
@@ -184,12 +186,13 @@ class _Choice:
         run = self.run
         if run.device[row] >= 0:
             return f"stream {int(run.stream[row])}"
+        of_library = ", library Python" if self.library[row] else ""
         thread = run.threads[int(run.thread[row])]
         if self.threads is not None and int(run.thread[row]) == self.threads.main:
-            return f"main thread {thread.tid}"
+            return f"main thread {thread.tid}{of_library}"
         if self.threads is not None and int(run.thread[row]) in self.threads.autograd:
-            return f"autograd thread {thread.tid}"
-        return (thread.label or f"thread {thread.tid}")[:80]
+            return f"autograd thread {thread.tid}{of_library}"
+        return (thread.label or f"thread {thread.tid}")[:80] + of_library
 
     def _call_of(self, gpu_rows: I64) -> I64:
         return self.launches.launch[np.searchsorted(self.run.gpu, gpu_rows)].astype(np.int64)
@@ -215,10 +218,11 @@ class _Choice:
         return around
 
 
-def _tracks(run: Run) -> I64:
-    """A number for each row: of its stream where it ran on a device, else of its thread."""
+def _tracks(run: Run, library: Bool) -> I64:
+    """A number for each row: of its stream where it ran on a device, else of its thread and of whether it is a Python
+    function of a library, which have rows of their own: they would push operators out of sight."""
     gpu = run.device >= 0
-    keys = np.stack([np.where(gpu, run.device, -1), np.where(gpu, run.stream, run.thread)], axis=1)
+    keys = np.stack([np.where(gpu, run.device, -1), np.where(gpu, run.stream, run.thread), library], axis=1)
     if not len(keys):
         return np.zeros(0, dtype=np.int64)
     return np.unique(keys, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)

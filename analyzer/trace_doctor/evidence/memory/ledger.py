@@ -11,6 +11,7 @@ from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.memory.blocks import DeviceBlocks, MemoryBlocks
 from trace_doctor.evidence.memory.series import series_of, series_of_trace
+from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.model import CategoryBytes, MemoryLedgerRow, MemorySeries
 from trace_doctor.run import Run
 
@@ -32,7 +33,7 @@ class MemoryLedger(Evidence, frozen=True):
         except NotCaptured as reason:
             if facts.capture.run is None:
                 raise
-            from_trace = _from_trace(facts.capture.run, rank)
+            from_trace = _from_trace(facts.capture.run, rank, facts.get(Steps))
             if not from_trace:
                 raise NotCaptured(reason.reason, reason.capture) from None
             return cls(tuple(row for row, _ in from_trace), tuple(series for _, series in from_trace))
@@ -60,10 +61,10 @@ def _row(blocks: DeviceBlocks, rank: int) -> MemoryLedgerRow:
     )
 
 
-def _from_trace(run: Run, rank: int) -> list[tuple[MemoryLedgerRow, MemorySeries]]:
+def _from_trace(run: Run, rank: int, steps: Steps | None) -> list[tuple[MemoryLedgerRow, MemorySeries]]:
     events = run.memory
     known = (events.device >= 0) & (events.total_allocated >= 0)
-    start = int(run.ts[0]) if len(run) else int(events.ts[0]) if len(events) else 0
+    start = steps.window[0] if steps is not None else int(events.ts[0]) if len(events) else 0
     made: list[tuple[MemoryLedgerRow, MemorySeries]] = []
     for device in np.unique(events.device[known]).tolist():
         rows = known & (events.device == device)

@@ -51,7 +51,7 @@ def points_of(history: DeviceHistory, at: I64) -> I64:
 
 
 def series_of_trace(events: MemoryEvents, device: int, rank: int, start: int) -> MemorySeries:
-    """One device of a trace with `[memory]` events: only totals are known. `start` is the trace's start, ns."""
+    """One device of a trace with `[memory]` events: only totals are known. `start` is that of the window, ns."""
     rows = np.flatnonzero((events.device == device) & (events.total_allocated >= 0))
     live = events.total_allocated[rows]
     points = reduced(live, MAX_POINTS, events.total_reserved[rows], at=events.ts[rows])

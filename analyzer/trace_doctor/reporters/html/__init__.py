@@ -8,7 +8,7 @@ from importlib.resources import files
 from trace_doctor.model import Result, Tool
 from trace_doctor.reporters import Options
 from trace_doctor.reporters.diagnosis import headline
-from trace_doctor.reporters.embedded_json import embedded, packed
+from trace_doctor.reporters.embedded_json import embedded
 from trace_doctor.reporters.html import (
     about,
     findings,
@@ -29,7 +29,7 @@ from trace_doctor.reporters.html.policy import digest, policy
 from trace_doctor.reporters.html.views import RULES
 
 LARGEST = 300_000
-"""Bytes of a page without its zoomable panels"""
+"""Bytes of a page without its zoomable panels up to which its result stands in it as it is, not packed"""
 _FRAME = 8_000
 """Bytes of a page beside its parts, its style and its script, at most"""
 _THEME = "try{var t=localStorage.getItem('trace-doctor-theme');if(t)document.documentElement.dataset.theme=t}catch(e){}"
@@ -78,10 +78,9 @@ def render(result: Result, options: Options) -> str:
         about.render(result),
         about.help_panel(),
     ]
-    room = _room([*above, *below]) - len(packed(data))
     return page(
         headline(result),
-        [*above, findings.render(result, room), *below],
+        [*above, findings.render(result), *below],
         data,
         tool=result.tool,
         zoomed=zoom.panels(result, options.served) if options.zoom else None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trace_doctor.model import LOOKED, Column, Finding, Result
 from trace_doctor.reporters.html.dom import Child, Html, el
-from trace_doctor.reporters.html.parts import Columns, Row, badge, data_table, gain
+from trace_doctor.reporters.html.parts import Columns, Row, anchors, badge, data_table, gain
 from trace_doctor.reporters.labels import Names, main_rows
 from trace_doctor.reporters.units import plural
 
@@ -80,15 +80,15 @@ def _saving(worst: Finding | None, number: int, names: Names) -> str:
         return ""
     if worst.input == number or not (where := names.of(worst.input)):
         return gain(worst.saving)
-    return f"stated for {where}"
+    return f"see {where}"
 
 
 def _verdict(result: Result, number: int, worst: Finding | None, others: int) -> Html:
     if worst is not None:
         more: Child = f" and {plural(others, 'more finding')}" if others else None
-        return el(
-            "span", badge(worst.severity), " ", el("a", worst.title or worst.name, href=f"#{worst.id}"), more
-        )
+        title: Child = worst.title or worst.name
+        linked = el("a", title, href=f"#{worst.id}") if worst.id in anchors(result) else title
+        return el("span", badge(worst.severity), " ", linked, more)
     if why := result.inputs[number].too_little:
         return el("span", f"not analyzed: {why}")
     known = [o for o in result.outcomes if o.inputs is not None]

@@ -6,6 +6,7 @@ from trace_doctor.model import Column, Finding, Fix, Result, Span
 from trace_doctor.reporters.diagnosis import but_suppressed
 from trace_doctor.reporters.html.dom import Child, Html, el
 from trace_doctor.reporters.html.parts import (
+    MOST_FINDINGS,
     Columns,
     Row,
     anchors,
@@ -37,31 +38,25 @@ from trace_doctor.reporters.labels import (
 from trace_doctor.reporters.units import plural
 
 _MOST_SPANS = 20
-_MOST_CARDS = 60
-_MOST_BYTES, _BRIEF_BYTES = 90_000, 1_300
-"""Of all cards, however much room there is; of one that is brief, about"""
+_IN_FULL = 90_000
+"""Bytes of the cards in full, about"""
 
 
-def render(result: Result, room: int = _MOST_BYTES) -> Html:
-    """Findings in full while there is room for all behind them in brief, or in half of the room; then in brief."""
+def render(result: Result) -> Html:
+    """Every finding that the page may link to: the first in full, those behind them in brief."""
     if not result.findings:
         return section("findings", "Findings", _none(result), count=0)
     codes: set[str] = set()
     cards: list[Html] = []
-    findings = result.findings[:_MOST_CARDS]
-    room, whole = min(room, _MOST_BYTES), 0
-    half = room / 2
-    for n, finding in enumerate(findings):
+    room, whole = _IN_FULL, 0
+    for n, finding in enumerate(result.findings[:MOST_FINDINGS]):
         first = finding.code not in codes
         card = _card(finding, n, result, first_of_code=first)
-        behind = min(_BRIEF_BYTES * (len(findings) - n - 1), half)
-        in_full = whole == n and len(card.encode()) + behind <= room
-        if not in_full and n:
-            card = _card(finding, n, result, first_of_code=first, brief=True)
-        if room < len(card.encode()) and n:
-            break
-        whole += in_full or not n
         room -= len(card.encode())
+        if n and room < 0:
+            card = _card(finding, n, result, first_of_code=first, brief=True)
+        else:
+            whole += 1
         cards.append(card)
         codes.add(finding.code)
     lead = [
@@ -165,7 +160,7 @@ def _facts(finding: Finding, result: Result) -> Html:
     facts.append((term("confidence", "Confidence"), finding.confidence))
     facts.append(("Rule", [el("code", finding.code), " ", finding.name]))
     if finding.location.file:
-        facts.append(("Line", el("code", where(finding.location))))
+        facts.append(("Line" if finding.location.line else "File", el("code", where(finding.location))))
     if finding.location.function and where(finding.location) != finding.location.function:
         facts.append(("Function", el("code", finding.location.function)))
     at = where_in_capture(finding.location)

@@ -56,7 +56,7 @@ def timeline(result: Result) -> Html | None:
         showing(
             sum(x.shown for x in drawn_lanes),
             sum(x.of for x in drawn_lanes),
-            "segments; the short ones are added up",
+            "intervals; the short ones are added up",
         ),
         _streams(drawn_lanes),
         lead=f"The height of a color is its share of that moment. The longest gaps are numbered.{_strips_said(drawn_lanes, together)}",

@@ -113,10 +113,15 @@ def gain(saving: Saving | None) -> str:
     return saving_words(saving)
 
 
+MOST_FINDINGS = 60
+"""of a page; what links to one behind them has no link"""
+
+
 def anchors(result: Result) -> frozenset[str]:
-    """Where a link within the page may lead: findings, and codes of rules."""
-    ids = {f.id for f in result.findings} | {f.code for f in result.findings}
-    return frozenset(ids | {o.code for o in result.outcomes})
+    """Where a link within the page may lead: findings that it shows, and codes of rules."""
+    shown = result.findings[:MOST_FINDINGS]
+    ids = {f.id for f in shown} | {f.code for f in shown}
+    return frozenset(ids | {o.code for o in result.outcomes if o.outcome != "fired"})
 
 
 def links(names: Sequence[str], identifiers: frozenset[str], between: str = ", ") -> list[Child]:

@@ -46,7 +46,7 @@ def undecided(result: Result) -> Html | None:
         "undecided",
         "Undecided rules",
         data_table("Undecided rules", ["Rule", "Name", "What it checks", "Why"], rows, hide_caption=True),
-        lead=["They found nothing, but no finding explains much of the time they check."],
+        lead=["They found no fault, but much of the time they check is explained by no finding."],
         count=len(rules),
     )
 

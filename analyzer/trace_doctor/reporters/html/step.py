@@ -177,12 +177,15 @@ def _owners(result: Result, names: Names) -> Html | None:
         "Part",
         *(["Device"] if several else []),
         Column("Of the step", "share"),
-        "Owned by",
-        Column("Without owner", "share"),
+        "Explained by",
+        Column("Not explained", "share"),
     ]
     columns += ["Mostly in", Column("Longest", "us"), "Where the longest is"]
     table = data_table(
-        "Time that is no compute: which finding owns it", columns, table_rows[:_MOST_ROWS], of=len(table_rows)
+        "Time that is no compute: which finding explains it",
+        columns,
+        table_rows[:_MOST_ROWS],
+        of=len(table_rows),
     )
     return table if least_explained(result) else more("What findings explain of it", table)
 

@@ -61,6 +61,7 @@
         capture.clock = events.start_us;
         capture.epoch = events.epoch_us;
         capture.length = events.dur_us;
+        capture.cut = events.shown < events.of;
         if (found.findings.some(function (f) { return (f.input || 0) === input && (f.spans || []).length; })) capture.tracks.push(ofFindings(capture, found));
       }
       given.lanes.forEach(function (named) {
@@ -193,16 +194,17 @@
       pen.clip();
       for (var r = first; r < last; r++) drawRow(rows[r], AXIS + r * ROW - top, x0, s, width);
       pen.restore();
+      var labeled = [];
       view.captures.forEach(function (capture) {
         pen.strokeStyle = colour("line-strong");
         pen.setLineDash([2, 3]);
         var firstRow = rows.findIndex(function (row) { return row.track.capture === capture; }), own = rows.filter(function (row) { return row.track.capture === capture; }).length;
         var y0 = Math.max(AXIS, AXIS + firstRow * ROW - top), y1 = AXIS + (firstRow + own) * ROW - top;
-        if (y1 > y0) capture.steps.forEach(function (step) {
+        if (y1 > y0 && y0 < height) capture.steps.forEach(function (step) {
           var x = x0 + (step.start_us + offset(capture) - from) * s;
           if (x < x0 || x > width) return;
           pen.beginPath(); pen.moveTo(x, y0 - 5); pen.lineTo(x, y1); pen.stroke();
-          if (step.dur_us * s > 60) { pen.fillStyle = colour("muted"); pen.fillText("step " + step.index, x + 3, AXIS - 6); }
+          if (step.dur_us * s > 60 && labeled.every(function (other) { return Math.abs(other - x) > 60; })) { labeled.push(x); pen.fillStyle = colour("muted"); pen.fillText("step " + step.index, x + 3, AXIS - 6); }
         });
         pen.setLineDash([]);
       });
@@ -238,7 +240,7 @@
         var x = x0 + (at - from) * s, w = track.dur[i] * s, chosen = picked && picked.row === row && picked.k === k;
         if (x + w < x0 || (x + w <= drawn && !chosen && !(lit && lit[i]))) continue;
         var l = Math.max(x, x0), right = Math.min(x + Math.max(w, 1), width), kind = track.kind(i);
-        pen.globalAlpha = lit && !lit[i] && !chosen ? 0.25 : 1;
+        pen.globalAlpha = lit && !lit[i] && !chosen ? 0.45 : 1;
         pen.fillStyle = colour(COLOURS[kind] || "k-" + kind);
         pen.fillRect(l, y + 1, Math.max(right - l - (w > 4 ? 1 : 0), 1), ROW - 3);
         drawn = right;
@@ -321,7 +323,8 @@
       });
       var when = function (one) { return one.row.track.start[one.row.own[one.k]] + offset(one.row.track.capture); };
       hits.sort(function (a, b) { return when(a) - when(b); });
-      count.textContent = text ? hits.length + (hits.length === 1 ? " hit" : " hits") : "";
+      if (!hits.length) matches = new Map(); /* nothing to stand out, so nothing fades */
+      count.textContent = text ? hits.length + (hits.length === 1 ? " hit" : " hits") + (view.captures.some(function (c) { return c.cut; }) ? " among the events shown" : "") : "";
     };
     var hop = function (by) {
       if (!hits.length) return;

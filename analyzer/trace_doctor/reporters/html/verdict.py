@@ -98,7 +98,7 @@ def _step(result: Result) -> Html:
     plain = result.summary.plain_step_us
     beside = "" if plain is None else f"; {duration(plain)} without the profiler"
     if captures > 1:
-        return tile("Step time", duration(us), f"mean; the slowest of {captures:,} captures{beside}")
+        return tile("Step time", duration(us), f"mean of the slowest of {captures:,} captures{beside}")
     steps = max((r.steps for r in result.time_ledger if r.phase == "steady"), default=0)
     note = ["mean of ", f"{steps:,} ", term("steady", "steady " + ("step" if steps == 1 else "steps"))]
     return tile("Step time", duration(us), [*note, beside] if steps else f"mean{beside}")
@@ -163,7 +163,7 @@ def _saving(result: Result) -> Html:
             return tile(
                 name,
                 estimate_share(most.share_of_step or 0.0),
-                f"manual fix; patches save {gain}, {time}{more}",
+                f"by a manual fix; by patches alone {gain}, {time}{more}",
                 class_="gain",
             )
         return tile(name, gain, time + more, class_="gain")

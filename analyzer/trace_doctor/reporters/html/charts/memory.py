@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import ceil, floor
 
 from trace_doctor.model import MEMORY_CATEGORIES, MemorySeries
 from trace_doctor.reporters.html.charts.svg import WIDTH, byte_ticks, chart, label, number, ticks
@@ -250,13 +251,15 @@ def _room(values: Sequence[int], xs: Sequence[float], wide: float, least: float)
 
 
 def _axis(series: MemorySeries, length: float, x: Scaled) -> list[Html]:
-    marks = ticks(length, 8)
-    unit = Scale.of("us", [length])
+    first, last = series.at[0], series.at[0] + length
+    apart = [*ticks(length, 8), length][1]
+    marks = [n * apart for n in range(ceil(first / apart - 1e-9), floor(last / apart + 1e-9) + 1)]
+    unit = Scale.of("us", [max(abs(first), abs(last))])
     elements = []
     for mark in marks:
-        at = x(series.at[0] + mark)
+        at = x(mark)
         edge = "end" if at > WIDTH - 24 else "middle"
-        step = marks[1] / unit.factor if len(marks) > 1 else 1.0
+        step = apart / unit.factor
         text = (
             f"{mark / unit.factor:,.{0 if step >= 1 else 1 if step >= 0.1 else 2}f} {unit.unit}"
             if series.unit == "us"
