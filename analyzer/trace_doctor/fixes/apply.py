@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from trace_doctor.errors import UsageError
-from trace_doctor.files import read_regular
+from trace_doctor.files import ACCESS_LIST, has_access_list, read_regular
 from trace_doctor.fixes.exchange import exchange, moved_away, rename_exclusively
 from trace_doctor.fixes.journal import (
     Edit,
@@ -219,9 +219,12 @@ def _write_aside(edit: Edit, entry: Entry) -> None:
 
 
 def _copy_attributes(path: Path, aside: Path) -> None:
-    """Access lists and labels, where the system has them."""
+    """Access lists and labels, where the system has them. A list that the folder gives to every new file does not stay:
+    it may let others read and write what they could not. Raises OSError where it cannot be taken away."""
     if not hasattr(os, "listxattr"):
         return
+    if has_access_list(aside) and not has_access_list(path):
+        os.removexattr(aside, ACCESS_LIST, follow_symlinks=False)
     with contextlib.suppress(OSError):
         for name in os.listxattr(path, follow_symlinks=False):
             with contextlib.suppress(OSError):

@@ -115,13 +115,13 @@
     });
     return lines.join("\n") + "\n";
   };
-  all(".finding").forEach(function (card) {
+  all(".finding").forEach(function (card, n) { /* in the order of the result */
     var bar = make("p", "", { "class": "tools" });
     bar.append(
       button("Copy link", function (event) { copied(event.currentTarget, location.href.split("#")[0] + "#" + card.id); }),
       button("Copy as Markdown", function (event) {
         var node = event.currentTarget;
-        result().then(function (data) { copied(node, markdown(card, data.findings.find(function (one) { return one.id === card.id; }))); });
+        result().then(function (data) { copied(node, markdown(card, data.findings[n])); });
       })
     );
     card.querySelector(".body").prepend(bar);
