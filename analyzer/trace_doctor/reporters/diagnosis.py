@@ -134,7 +134,7 @@ def _start_up(result: Result) -> str:
     about = (
         f"findings are about the {plural(steady, 'step')} after it"
         if steady > 1
-        else "record steps after it to judge training"
+        else "record steps after it to judge them"
     )
     queued = most.queued_share or 0.0
     if 2 * queued >= (most.start_up_share or 0.0):

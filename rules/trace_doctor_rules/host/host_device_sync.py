@@ -363,7 +363,7 @@ class HostDeviceSync(TimeRule):
             if share >= self.min_saving:
                 raise NotCaptured(
                     "waits that cost time, but no steps that would show whether they come back",
-                    "call prof.step() after each training step",
+                    "call prof.step() after each step",
                 )
 
     def _again_and_again(self, site: SyncSite, count: int) -> bool:
