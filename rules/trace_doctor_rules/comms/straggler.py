@@ -119,8 +119,8 @@ class Straggler(Rule):
 
     How the saving is estimated
     The collectives of all ranks are replayed with the stragglers never last: each then begins when the last of the other ranks
-    comes. An upper bound: the other ranks do not get faster. It is what all stragglers cost together. What the others wait for one of them alone,
-    while the rest stay late, is in the table. Where they compute longer, it is an estimate: balanced over the
+    comes. An upper bound of what all stragglers cost together: the other ranks do not get faster. What the others wait for one
+    of them alone, while the rest stay late, is in the table. Where they compute longer, it is an estimate: balanced over the
     ranks their work remains, and of two ranks, one of them late, half the wait is saved. Its interval runs from that minus
     1.28 standard errors of the wait over the steps to all of the wait, which applies if the device is slow and not its work larger.
     Of a job that was read in part it is an info finding: ranks that were not read may be later.

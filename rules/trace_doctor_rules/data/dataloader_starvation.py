@@ -289,7 +289,7 @@ class DataLoaderStarvation(TimeRule):
             message="Kernel launches stall as well: threads likely outnumber the cores.",
             fixes=("Give the job more cores",),
         ),
-        Invalid("a launch that takes long once", lambda: _training(6000, workers=2, steps=3), fixes=("Add workers",)),
+        Invalid("the same in one step", lambda: _training(6000, workers=2, launch_us=3000, steps=1), fixes=("Add workers",)),
         Invalid("the preprocessing of a pipeline", _pipeline, fixes=("Call processor and model",)),
         Invalid(
             "workers that do not keep up",
@@ -349,7 +349,7 @@ class DataLoaderStarvation(TimeRule):
             return
         confidence, why = self._confidence(ctx, data_waits, outcome)
         cores = ctx.get(StarvedCores)
-        starved = cores is not None and cores.steps >= 0.5 and cores.share >= self.min_starved
+        starved = cores is not None and cores.recurs and cores.share >= self.min_starved
         if starved:
             why = " ".join(
                 [
