@@ -245,3 +245,20 @@ def test_what_takes_longer_than_the_fastest_exchange_is_not_told(
                 b.sync()
     ranked = make_job(*ranks)[0][RankedCollectives]
     assert (ranked.transfer_ns[0], ranked.untold_ns[0]) == (100_000, 225_000)
+
+
+def test_what_a_straggler_costs_where_the_others_compute_meanwhile(
+    make_job: Callable[..., list[RankOfJob]],
+) -> None:
+    """Rank 1 comes 400 us late to an exchange of 40 us, beside which rank 0 computes for 150 us: of 540 us 290 are saved."""
+    ranks = tuple(RunBuilder(rank=r, world_size=2, launch_us=1, latency_us=1) for r in range(2))
+    for number in range(6):
+        for r, b in enumerate(ranks):
+            b.now = start = 1000.0 + 540 * number
+            with b.step():
+                b.launch(500 if r else 100)
+                b.now = start + (500 if r else 100)
+                b.launch(40 if r else 440, "ncclDevKernel_AllReduce", stream=20)
+                b.launch(40 if r else 150)
+                b.now = start + 538
+    assert make_job(*ranks)[0][RankedCollectives].saved_without([1]) == pytest.approx(290_000, rel=0.02)
