@@ -81,7 +81,7 @@ def on_a_busy_machine(rule: Rule, claim: Claim, wait_share: float | None) -> Cla
     if not rule.costs_host_time or wait_share is None or wait_share < max(BUSY, cost / 2):
         return claim
     less: dict[Confidence, Confidence] = {"high": "medium", "medium": "low", "low": "low"}
-    doubt = f"Training waited {wait_share:.0%} of the time for a CPU: CPU contention is likely."
+    doubt = f"The main thread waited {wait_share:.0%} of the time for a CPU: CPU contention is likely."
     return replace_claim(claim, confidence=less[claim.confidence], message=f"{claim.message} {doubt}")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from msgspec import Struct, field
@@ -34,10 +34,30 @@ class Location(Struct, frozen=True, kw_only=True):
     line: int | None = None
     function: str | None = None
     rank: int | None = None
+    ranks: list[Count] = field(default_factory=list)
+    """the ranks it is about, where they are not `rank` alone"""
     device: int | None = None
     stream: int | None = None
     step: int | None = None
     ts_us: float | None = None
+
+    @property
+    def about_ranks(self) -> list[int]:
+        """`ranks`, else `rank` alone where it is known."""
+        return self.ranks or ([] if self.rank is None else [self.rank])
+
+
+MAX_RANKS = 3
+"""ranks to name: of more their number tells more"""
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """`rank 3`, `ranks 0 and 6`, `ranks 1, 2, 5 and 4 more`."""
+    named = list(map(str, ranks))
+    if len(named) > MAX_RANKS:
+        named[MAX_RANKS:] = [f"{len(named) - MAX_RANKS} more"]
+    listed = " and ".join(filter(None, [", ".join(named[:-1]), *named[-1:]]))
+    return f"rank{'s' if len(ranks) > 1 else ''} {listed}"
 
 
 class HowKnown(Struct, frozen=True, kw_only=True):

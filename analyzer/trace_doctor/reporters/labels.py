@@ -22,6 +22,7 @@ from trace_doctor.model import (
     Severity,
     TimeLedgerRow,
     Unit,
+    ranks_text,
 )
 from trace_doctor.reporters.units import (
     duration,
@@ -281,7 +282,7 @@ def in_which_capture(finding: Finding, names: Names) -> str:
 def where_in_capture(location: Location) -> str:
     """`rank 0, GPU 0, stream 7, step 3`: what is known of it."""
     parts = [
-        f"rank {location.rank}" if location.rank is not None else "",
+        ranks_text(location.about_ranks) if location.about_ranks else "",
         device_name(location.device) if location.device is not None else "",
         f"stream {location.stream}" if location.stream is not None else "",
         f"step {location.step}" if location.step is not None else "",

@@ -243,7 +243,7 @@ class CpuTensorThenCopy(TimeRule):
         if doubtful and not claimed:
             raise NotCaptured(
                 "CPU tensors are copied to the GPU, but no step markers show whether this repeats",
-                "call prof.step() after each training step",
+                "call prof.step() after each step",
             )
 
     def _again_and_again(self, ctx: Context, copies: Copies, members: list[int]) -> bool:

@@ -12,7 +12,7 @@ from trace_doctor.evidence.idle.time_ledger import TimeLedger
 from trace_doctor.evidence.rank_summary import JobEvidence, RankSummary
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.evidence.trace.workload import Workload
-from trace_doctor.model import IDLE_CAUSES, Cell, Column, Table
+from trace_doctor.model import IDLE_CAUSES, Cell, Column, Table, ranks_text
 
 _NAMES = {
     "data_loading": "data loading",
@@ -121,8 +121,8 @@ def _compute_error(summary: RankSummary) -> float | None:
 
 
 def named(ranks: Sequence[int]) -> str:
-    """`Rank 3`, `Ranks 0 and 6`, `Ranks 1, 2 and 5`."""
-    return f"Rank{'s' if len(ranks) > 1 else ''} {listed(list(map(str, ranks)))}"
+    """`ranks_text` at the begin of a sentence."""
+    return ranks_text(ranks).capitalize()
 
 
 def listed(words: Sequence[str]) -> str:
