@@ -387,19 +387,13 @@ def _saved(path: Path) -> Result | None:
         return None
 
 
-def read_captures(
-    paths: Sequence[str | Path],
-    *,
-    rank: int | None = None,
-    options: LoadOptions | None = None,
-    progress: Progress | None = None,
-) -> tuple[list[Capture], list[Ignored]]:
+def read_captures(paths: Sequence[str | Path]) -> tuple[list[Capture], list[Ignored]]:
     """Discovers and loads. What belongs to one run of one rank is one capture: see `loading.captures_of`.
 
     What could not be read is listed in the second value, where anything could be read at all.
     """
-    read = _read(paths, options, progress)
-    return _captures(read, paths, rank), read.ignored
+    read = _read(paths, None, None)
+    return _captures(read, paths, None), read.ignored
 
 
 @dataclass(frozen=True)
