@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from trace_doctor.budget_table import FIGURES, MOST
+from trace_doctor.config.budget_table import FIGURES, MOST
 from trace_doctor.errors import UsageError, one_line
 from trace_doctor.files import open_regular
 from trace_doctor.gate.runs import MEASURES, cost, spread

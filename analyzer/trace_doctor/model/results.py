@@ -90,7 +90,7 @@ class Document(Struct, frozen=True, kw_only=True):
 
 
 in_notebooks: Callable[[Result], str] | None = None
-"""HTML of a result for a notebook; set by `trace_doctor.notebook`, for this module knows no reporters."""
+"""HTML of a result for a notebook; set by `trace_doctor.reporters.notebook`, for this module knows no reporters."""
 
 
 class Result(Document, frozen=True, kw_only=True):

@@ -78,9 +78,9 @@ def captures_of(built: Built) -> list[Capture]:
     return [replace(first, snapshot=snapshot), *captures[1:]]
 
 
-def claims_of(rule: Rule, built: Built, options: Mapping[str, Any] | None = None) -> list[Claim]:
+def claims_of(rule: Rule, built: Built) -> list[Claim]:
     """What the rule says of the captures built. Raises NotCaptured when it abstains."""
-    return claims_on(rule, [Facts(capture, Options(**(options or {}))) for capture in captures_of(built)])
+    return claims_on(rule, [Facts(capture) for capture in captures_of(built)])
 
 
 def claims_on(rule: Rule, ranks: Sequence[Facts]) -> list[Claim]:

@@ -52,13 +52,13 @@ class Ranks(JobEvidence, frozen=True):
                 "the trace of one rank only",
                 "record the same steps on every rank and analyze the folder with all traces",
             )
-        found = [_parts(m) for m in members]
+        splits = [_parts(m) for m in members]
         loads = [m.get(Workload) for m in members]
         return cls(
             ranks=tuple(m.rank for m in members),
             step_ns=tuple(m[Steps].step_ns for m in members),
-            comm_ns=tuple(comm for comm, _ in found),
-            parts=tuple(parts for _, parts in found),
+            comm_ns=tuple(comm for comm, _ in splits),
+            parts=tuple(parts for _, parts in splits),
             compute_error_ns=tuple(_compute_error(m) for m in members),
             kernels=tuple(
                 (w.kernels if w.kernels is not None else w.operators) if w else None for w in loads
