@@ -81,8 +81,8 @@ def unchanged(job: Path) -> bool:
     ("fix", "parameter"),
     [
         (patch("allocator-setting", {"key": "expandable_segments", "value": CODE}), "value"),
-        (patch("allocator-setting", {"key": CODE, "value": True}), "key"),
-        (patch("set-config", {"name": "torch.load", "value": True}), "name"),
+        (patch("allocator-setting", {"key": CODE, "value": "True"}), "key"),
+        (patch("set-config", {"name": "torch.load", "value": "True"}), "name"),
         (patch("set-config", {"name": "torch.backends.cudnn.benchmark", "value": "exec(x)"}), "value"),
         (patch("set-call-args", {"callee": "torch.compile", "args": {"mode": "print()"}}), "args.mode"),
         (patch("set-call-args", {"callee": "os.system", "args": {}}), "callee"),

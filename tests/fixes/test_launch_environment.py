@@ -16,7 +16,7 @@ NEW = f"{OLD},expandable_segments:True"
 def planned(root: Path, name: str, text: str) -> Plan:
     (root / "train.py").write_text("import torch\n")
     (root / name).write_text(text)
-    params = {"key": "expandable_segments", "value": True}
+    params = {"key": "expandable_segments", "value": "True"}
     fix = Fix(title="t", kind="patch", codemod="allocator-setting", params=params)
     finding = Finding(
         id="TD401-1", code="TD401", name="a-rule", title="t", severity="info", confidence="high", message="m",

@@ -174,14 +174,14 @@ def test_there_is_an_example_for_each_codemod(examples: dict[str, list[tuple[Cas
 # ---------------------------------------------------------------------- whatever a result says
 
 CHOICES: dict[str, list[dict[str, Any]]] = {
-    "allocator-setting": [{"key": "expandable_segments", "value": v} for v in (True, False)],
+    "allocator-setting": [{"key": "expandable_segments", "value": v} for v in (True, False, "True", "False")],
     "autocast": [{"dtype": t, "device": d} for t in ("bfloat16", "float16") for d in ("cuda", "cpu", "xpu")],
     "batch-size": [{"size": n} for n in (1, 2, 1 << 30)],
     "chunked-loss": [{"chunks": n} for n in (2, 1 << 16)],
     "compile-model": [
         {"mode": "max-autotune"},
         {"backend": "cudagraphs"},
-        {"dynamic": False, "fullgraph": True},
+        {"dynamic": False, "fullgraph": "True"},
     ],
     "dataloader-args": [{"num_workers": 1024, "prefetch_factor": 1024}, {"pin_memory": True}, {}],
     "deepspeed-zero": [{"stage": n, "offload_optimizer": True, "offload_param": True} for n in range(4)],
@@ -208,7 +208,7 @@ CHOICES: dict[str, list[dict[str, Any]]] = {
     "set-config": [
         {"name": f"torch.{n}", "value": v}
         for n in ("backends.cudnn.benchmark", "backends.cuda.matmul.allow_tf32")
-        for v in (True, False)
+        for v in (True, "False")
     ],
     "zero-grad": [{"mode": m} for m in ("add", "move", "drop-set-to-none-false")],
 }

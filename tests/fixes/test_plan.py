@@ -61,7 +61,7 @@ def result(*findings: Finding) -> Result:
 WORKERS = fix("dataloader-args", num_workers=4, persistent_workers=True)
 PIN = fix("dataloader-args", pin_memory=True)
 ZERO = fix("zero-grad", mode="add")
-ALLOCATOR = fix("allocator-setting", "safe", key="expandable_segments", value=True)
+ALLOCATOR = fix("allocator-setting", "safe", key="expandable_segments", value="True")
 DETACH = fix("detach-accumulation")
 
 

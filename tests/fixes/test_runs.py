@@ -20,7 +20,7 @@ pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch", reason="needs the torch extra")
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
-ALLOCATOR = ("allocator-setting", {"key": "expandable_segments", "value": True})
+ALLOCATOR = ("allocator-setting", {"key": "expandable_segments", "value": "True"})
 PIN = ("dataloader-args", {"pin_memory": True})
 SAME = [
     ("memory_growth", "detach-accumulation", {}),

@@ -202,7 +202,7 @@ def test_a_claim_of_safety_only_restricts(
 
 @pytest.mark.parametrize(
     ("arguments", "read"),
-    [({"fullgraph": True}, "display"), ({"dynamic": True}, "unsafe")],
+    [({"fullgraph": True}, "display"), ({"fullgraph": "True"}, "display"), ({"dynamic": True}, "unsafe")],
 )
 def test_what_people_decide_on_is_never_made_because_a_result_says_so(
     tmp_path: Path, arguments: dict[str, Any], read: str

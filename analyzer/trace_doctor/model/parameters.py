@@ -15,6 +15,8 @@ from msgspec import Meta, Struct, field
 from trace_doctor.errors import one_line
 from trace_doctor.model.findings import Target
 
+Flag = bool | Literal["True", "False"]
+"""a truth value; results of before hold it as text"""
 Size = Annotated[int, Meta(ge=0, le=1024)]
 Share = Annotated[int, Meta(ge=2, le=1 << 16)]
 """into how many parts something is divided"""
@@ -22,6 +24,11 @@ Text = Annotated[str, Meta(max_length=4096)]
 """of a capture: it is compared with the source and never written"""
 Version = Annotated[str, Meta(pattern=r"\A[0-9A-Za-z.+_-]{0,64}\Z")]
 Dimension = Annotated[int, Meta(ge=0, le=63)]
+
+
+def is_true(flag: Flag) -> bool:
+    """Whether a flag is on, also as the text that earlier versions wrote."""
+    return flag in (True, "True")
 
 
 def _require_name(text: str) -> None:
@@ -39,9 +46,13 @@ class Parameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return False
 
     def set_values(self) -> dict[str, bool | int | str]:
-        """Those that are not None, in the order of their fields."""
+        """Those that are not None, in the order of their fields; truth values as such."""
         values = {name: getattr(self, name) for name in self.__struct_fields__}
-        return {name: value for name, value in values.items() if value is not None}
+        return {
+            n: v in (True, "True") if v in ("True", "False") else v
+            for n, v in values.items()
+            if v is not None
+        }
 
     @property
     def mentions(self) -> str:
@@ -56,7 +67,7 @@ class Parameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 class AllocatorSetting(Parameters, frozen=True, kw_only=True):
     key: Literal["expandable_segments"]
-    value: bool
+    value: Flag
 
 
 class Autocast(Parameters, frozen=True, kw_only=True):
@@ -76,8 +87,8 @@ class Compile(Parameters, frozen=True, kw_only=True):
     """Arguments of torch.compile; None: not given."""
 
     mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None = None
-    dynamic: bool | None = None
-    fullgraph: bool | None = None
+    dynamic: Flag | None = None
+    fullgraph: Flag | None = None
     backend: Literal["inductor", "eager", "aot_eager", "cudagraphs"] | None = None
 
 
@@ -197,7 +208,7 @@ class CompileCall(Parameters, frozen=True, kw_only=True, tag_field="callee", tag
 
     @property
     def shown_only(self) -> bool:
-        return self.args.fullgraph is True
+        return self.args.fullgraph in (True, "True")
 
     @property
     def callee(self) -> str:
@@ -215,7 +226,7 @@ class SetConfig(Parameters, frozen=True, kw_only=True):
         "torch.backends.cuda.matmul.allow_tf32",
         "torch._dynamo.config.capture_scalar_outputs",
     ]
-    value: bool
+    value: Flag
 
 
 class ShardIterable(Parameters, frozen=True, kw_only=True):

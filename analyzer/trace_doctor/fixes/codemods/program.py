@@ -11,7 +11,7 @@ from trace_doctor.fixes.codemods import codemod
 from trace_doctor.fixes.frameworks.launch_environment import assignments_of
 from trace_doctor.fixes.frameworks.launchers import say_what_is_not_checked
 from trace_doctor.fixes.literals import source_text
-from trace_doctor.model.parameters import AllocatorSetting, SetConfig
+from trace_doctor.model.parameters import AllocatorSetting, SetConfig, is_true
 from trace_doctor.program.edits import Candidate, Change, Edit, NoEdit, insert_after, insert_before
 from trace_doctor.program.place import Place, already, candidate, refusal, started_script
 from trace_doctor.program.queries.imports import below_imports, bindings, last_import
@@ -45,7 +45,7 @@ def allocator_setting(place: Place, params: AllocatorSetting) -> Change:
 
 
 def _set_allocator(place: Place, params: AllocatorSetting) -> Change:
-    setting = f"{params.key}:{params.value}"
+    setting = f"{params.key}:{is_true(params.value)}"
     script = started_script(place)
     change = _extend(script, params.key, setting) or _extend_outside(place, params.key, setting)
     if change is not None:
@@ -195,7 +195,7 @@ def _imports_os(script: Script, before: cst.CSTNode) -> bool:
 )
 def set_config(place: Place, params: SetConfig) -> Change:
     """Sets a configuration variable of torch after the imports."""
-    return configure(started_script(place), params.name, params.value)
+    return configure(started_script(place), params.name, is_true(params.value))
 
 
 def configure(script: Script, name: str, state: bool) -> Change:
