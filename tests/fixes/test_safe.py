@@ -13,7 +13,7 @@ from trace_doctor.model import Finding, Fix, Result
 
 
 def made(folder: Path, codemod: str, params: dict[str, Any], *, unsafe: bool) -> Plan:
-    fix = Fix(title="t", kind="patch", safety="safe", codemod=codemod, params=params)
+    fix = Fix(title="t", kind="patch", safety="unsafe", codemod=codemod, params=params)
     finding = Finding(
         id="TD401-1", code="TD401", name="n", title="t", severity="info", confidence="high", message="m",
         fingerprint="f", fixes=[fix],

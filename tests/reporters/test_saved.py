@@ -184,13 +184,12 @@ def saved(tmp_path: Path, fix: Fix) -> Fix:
 @pytest.mark.parametrize(
     ("codemod", "claimed", "read"),
     [
-        ("zero-grad", "safe", "unsafe"),
-        ("replace-optimizer", "safe", "display"),
+        ("zero-grad", "unsafe", "unsafe"),
+        ("replace-optimizer", "unsafe", "display"),
         ("gradient-accumulation", "unsafe", "display"),
         ("zero-grad", "display", "display"),
-        ("pinned-copies", "safe", "unsafe"),
-        ("not-yet", "safe", "display"),
-        (None, "safe", "display"),
+        ("not-yet", "unsafe", "display"),
+        (None, "unsafe", "display"),
     ],
 )
 def test_a_claim_of_safety_only_restricts(
@@ -210,7 +209,7 @@ def test_what_people_decide_on_is_never_made_because_a_result_says_so(
     fix = Fix(
         title="t",
         kind="patch",
-        safety="safe",
+        safety="unsafe",
         codemod="set-call-args",
         params={"callee": "torch.compile", "args": arguments},
     )

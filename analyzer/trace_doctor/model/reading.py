@@ -84,7 +84,7 @@ def check_rows(
 
 
 def checked(findings: Iterable[Finding]) -> list[Finding]:
-    """The findings without claims of safety that only they make. Raises UnusableResult for a fix whose parameters its
+    """The findings, whose fixes edit no more than their codemods do. Raises UnusableResult for a fix whose parameters its
     codemod does not take."""
     return [_checked(f) if f.fixes else f for f in findings]
 
@@ -98,12 +98,12 @@ def _checked(finding: Finding) -> Finding:
 
 
 def _doubted(fix: Fix) -> Fix:
-    """What edits a script is not believed to be safe; a patch without a codemod is only shown."""
+    """A patch without a codemod that makes it is only shown, and so is what people decide on."""
     if fix.kind != "patch" or fix.safety == "display":
         return fix
     if fix.codemod is None or fix.codemod not in PARAMETERS or parameters(fix.codemod, fix.params).shown_only:
         return replace(fix, safety="display")
-    return replace(fix, safety="unsafe")
+    return fix
 
 
 def _short(text: str) -> str:
