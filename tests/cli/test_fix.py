@@ -54,7 +54,7 @@ def job(tmp_path: Path) -> Path:
     fixes = {
         "TD101": Fix(title="Load in workers", kind="patch", codemod="dataloader-args", params={"num_workers": 4}),
         "TD401": Fix(
-            title="Expandable segments", kind="patch", safety="safe", codemod="allocator-setting",
+            title="Expandable segments", kind="patch", safety="unsafe", codemod="allocator-setting",
             params={"key": "expandable_segments", "value": "True"}, verify="look again", risk="Linux only",
         ),
         "TD404": Fix(title="Free gradients", kind="patch", codemod="zero-grad", params={"mode": "add"}),

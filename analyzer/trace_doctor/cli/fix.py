@@ -221,7 +221,6 @@ def _line(text: str, console: Console) -> None:
 _MOST_PLACES = 20
 _HOW = {"advice": "manual", "display": "manual", "unresolved": "no match", "already": "already done"}
 _RISKS = {
-    "safe": "none known: the losses stay bitwise identical",
     "unsafe": "may change numerics, randomness, memory or checkpoints",
     "display": "for you to judge",
 }

@@ -108,8 +108,7 @@ def _complete(journal: Journal) -> str:
     states = edit.states()
     _remove_asides(edit)
     if set(states.values()) == {"old"}:
-        journal.discard()
-        return ""
+        return journal.discard().removeprefix("; ")
     if strange := [name for name, state in states.items() if state not in ("old", "new")]:
         raise UsageError(
             f"{_status(edit)}; {', '.join(strange)} stays as it is: restore it, or delete {journal.file} to leave all "
@@ -127,8 +126,7 @@ def _complete(journal: Journal) -> str:
         _write_aside(edit, entry)
         _exchange(edit, entry)
     _sync_folders(edit)
-    leftovers = _remove_asides(edit)
-    journal.discard()
+    leftovers = _remove_asides(edit) + journal.discard()
     return f"an interrupted edit was completed: {', '.join(states)}{leftovers}"
 
 
@@ -165,17 +163,14 @@ def _replace_all(journal: Journal) -> None:
     except BaseException as error:  # Ctrl-C too
         stuck = [entry.name for entry in reversed(swaps) if not _put_back(edit, entry)]
         outcome = f"{', '.join(stuck)} cannot be put back" if stuck else "nothing was changed"
-        outcome += _remove_asides(edit)
-        journal.discard()
+        outcome += _remove_asides(edit) + journal.discard()
         if isinstance(error, OSError):
             raise UsageError(f"cannot write {entry.name}: {error.strerror}; {outcome}") from None
         if isinstance(error, UsageError):
             raise UsageError(f"{error}; {outcome}") from None
         raise
     _sync_folders(edit)
-    leftovers = _remove_asides(edit)
-    journal.discard()
-    if leftovers:
+    if leftovers := _remove_asides(edit) + journal.discard():
         raise UsageError(f"{', '.join(e.name for e in edit.entries)} edited{leftovers}")
 
 

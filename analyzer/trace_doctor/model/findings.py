@@ -18,7 +18,7 @@ Basis = Literal["measured", "replay", "bound", "model"]
 Known = Literal["up_to", "about"]
 """a bound, or an estimate with an interval that is to hold the real figure in 80 % of cases"""
 FixKind = Literal["patch", "env", "command", "config", "advice"]
-Safety = Literal["safe", "unsafe", "display"]
+Safety = Literal["unsafe", "display"]
 OutcomeKind = Literal["fired", "passed", "undecided", "skipped", "error"]
 """`undecided`: the rule found nothing, and much time of the kind that it is about has no owner"""
 LOOKED: frozenset[OutcomeKind] = frozenset({"fired", "passed", "undecided"})

@@ -199,9 +199,7 @@ def nothing_captured(result: Result) -> bool:
 
 def shortages(result: Result) -> list[str]:
     """What this diagnosis is not of: captures that were not read, ranks that are missing, captures with too little."""
-    few = dict.fromkeys(
-        f"{i.path} holds too little to be judged: {i.too_little}" for i in result.inputs if i.too_little
-    )
+    few = dict.fromkeys(f"{i.path} cannot be judged: {i.too_little}" for i in result.inputs if i.too_little)
     return list(dict.fromkeys([*result.incomplete, *few]))
 
 

@@ -110,7 +110,6 @@ BASIS_MEANING = {
     "model": "from a model, not from this capture",
 }
 SAFETY = {
-    "safe": "the losses stay bitwise identical",
     "unsafe": "may change numerics, randomness, memory or checkpoints: review it",
     "display": "shown for you to decide, never applied",
 }
@@ -383,7 +382,7 @@ def together(result: Result, between: str) -> str:
 
 
 def how_made(fix: Fix) -> str:
-    """By whom a fix is made: `safe` or `unsafe` where `fix` makes it, `manual` or `environment` where it does not."""
+    """By whom a fix is made: `unsafe` where `fix` makes it, `manual` or `environment` where it does not."""
     if fix.kind == "patch" and fix.safety != "display" and (fix.codemod or fix.diff):
         return fix.safety
     return _WHERE.get(fix.kind, "manual")

@@ -144,8 +144,7 @@ class AllocatorChurn(Rule):
     `torch.cuda.empty_cache()` from the loop.
 
     Fix safety
-    Safe where it is proven: where memory lies does not change results, and the program plainly does nothing that could
-    conflict with it (environment variables, other processes, an allocator of its own). Else unsafe, and the fix says why.
+    Unsafe: where memory lies does not change results, but what else sets or reads the variable does not show in a script.
     Without empty_cache() other processes may see more memory as used.
 
     When to ignore
