@@ -391,6 +391,19 @@ def how_made(fix: Fix) -> str:
 _WHERE = {"env": "environment", "config": "configuration file", "command": "command"}
 
 
+def fix_words(fix: Fix) -> str:
+    """In brackets behind a fix: `up to 810 MiB, not enough alone, unsafe`."""
+    return ", ".join(p for p in (bytes_of_fix(fix), how_made(fix)) if p)
+
+
+def bytes_of_fix(fix: Fix) -> str:
+    """What it gives by itself, and whether that is enough for an allocation that failed; empty where that is not known."""
+    if fix.saving is None or not fix.saving.bytes:
+        return ""
+    gives = f"{how_known(fix.saving)} {estimate_size(fix.saving.bytes)}"
+    return f"{gives}, not enough alone" if fix.short else gives
+
+
 def why_no_patch(fix: Fix) -> str:
     """What a look at the script found that keeps this fix from being a patch; empty where nothing does."""
     if fix.diff:
