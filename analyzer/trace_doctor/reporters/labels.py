@@ -79,6 +79,9 @@ MEMORY: dict[str, Kind] = {
         "allocated before recording", "allocated before the allocation history began"
     ),
     "unknown": Kind("unknown", "the allocation history does not say"),
+    "unsharded_parameters": Kind(
+        "unsharded parameters", "gathered from all ranks by FSDP or ZeRO-3, until they are sharded again"
+    ),
 }
 
 FAMILIES: dict[str, str] = {

@@ -116,6 +116,35 @@ def _evaluation(kept: tuple[int, ...], *, late: bool = False) -> SnapshotBuilder
     return b
 
 
+def _gathers() -> SnapshotBuilder:
+    """Each of twelve layers under FSDP gathers its parameters in forward and keeps them for backward."""
+    fsdp = "/venv/site-packages/torch/distributed/fsdp/"
+    gather = [
+        (fsdp + "_flat_param.py", 1405, "_alloc_padded_unsharded_flat_param"),
+        (fsdp + "_runtime_utils.py", 290, "_unshard"),
+    ]
+    model = [
+        ("/venv/site-packages/torch/nn/modules/module.py", 1790, "_call_impl"),
+        ("/home/me/train.py", 12, "main"),
+    ]
+    b = SnapshotBuilder()
+    b.held(LAYERS * 10 * MIB)
+    for _ in range(2):
+        kept = []
+        for _ in range(LAYERS):
+            for line in range(3):
+                kept.append(
+                    b.alloc(40 * MIB, frames=[*gather, ("/home/me/model.py", 30 + line, "forward"), *model])
+                )
+        with b.forward():
+            kept.append(b.alloc(MIB))
+        with b.backward():
+            b.free(*reversed(kept))
+        with b.optimizer_step():
+            b.temporary(MIB)
+    return b
+
+
 def _compiled(*, gradients: bool) -> SnapshotBuilder:
     """A compiled forward, the last thing recorded: every block has a line of its own in the generated code."""
     function = [("/venv/site-packages/torch/autograd/function.py", 575, "apply")] if gradients else []
@@ -202,6 +231,7 @@ class ActivationBound(Rule):
         Valid("more weights than activations", lambda: _layers(weights=200)),
         Valid("inference keeps nothing", lambda: _layers(train=False)),
         Valid("a cache of keys and values", _key_value_cache),
+        Valid("FSDP keeps the parameters that it gathered", _gathers),
         Valid("inference returns keys, values, attentions and hidden states", lambda: _evaluation((60, 60, 40, 20))),
         Valid("compiled inference whose results are kept", lambda: _compiled(gradients=False)),
         Valid("no frames", lambda: _layers(stacks=None), skipped="no Python frames"),
