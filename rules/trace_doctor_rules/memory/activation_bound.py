@@ -139,6 +139,7 @@ def _gathers() -> SnapshotBuilder:
         with b.forward():
             kept.append(b.alloc(MIB))
         with b.backward():
+            b.temporary(MIB)
             b.free(*reversed(kept))
         with b.optimizer_step():
             b.temporary(MIB)
