@@ -38,17 +38,18 @@ def step_times(before: Result, after: Result) -> StepChange:
 
 def _beside_the_machine(change: StepChange, before: Result, after: Result) -> StepChange:
     """A change no larger than that of the same work is of the machine: its clock, its neighbors."""
-    if change.before is None or change.change_us is None or change.noise_us is None:
+    moved, noise = change.change_us, change.noise_us
+    if change.before is None or moved is None or noise is None:
         return change
     machine = _of_the_same_work(before, after)
     if machine is None:
         return change
     machine_us = machine * change.before.median_us
     change = replace(change, machine_us=machine_us)
-    with_it = change.change_us * machine_us > 0
+    with_it = moved * machine_us > 0
     if change.verdict not in ("faster", "slower") or not with_it:
         return change
-    if abs(change.change_us) - abs(machine_us) > change.noise_us:
+    if abs(moved) - abs(machine_us) > noise:
         return change
     how = f"the same kernels and operators take {1 + machine:.2f} times as long; {change.how}"
     return _judged(change, "machine", how)
