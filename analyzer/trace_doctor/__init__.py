@@ -37,6 +37,7 @@ _HOMES = {
     "Cell": "trace_doctor.model",
     "Unit": "trace_doctor.model",
     "Target": "trace_doctor.model",
+    "enough_first": "trace_doctor.model",
     "Run": "trace_doctor.run",
     "Cat": "trace_doctor.run",
     "Snapshot": "trace_doctor.snapshot",
@@ -83,6 +84,7 @@ if TYPE_CHECKING:
     from trace_doctor.model import Table as Table
     from trace_doctor.model import Target as Target
     from trace_doctor.model import Unit as Unit
+    from trace_doctor.model import enough_first as enough_first
     from trace_doctor.model.difference import Difference as Difference
     from trace_doctor.model.verification import Verification as Verification
     from trace_doctor.recording.api import record as record

@@ -136,6 +136,8 @@ def test_apply_with_unsafe_fixes_and_again(job: Path) -> None:
         once = script(job)
         assert once.count("num_workers=4") == once.count("zero_grad") == once.count("setdefault") == 1
     assert done.stderr.splitlines()[-1] == "nothing to change"
+    assert "fixes already in the script" in done.stderr, "what was applied is no fix without a place"
+    assert "Next: record again" not in done.stderr
 
 
 def test_select(job: Path) -> None:

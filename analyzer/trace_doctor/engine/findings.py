@@ -27,6 +27,7 @@ from trace_doctor.model import (
     Saving,
     Severity,
     Table,
+    enough_first,
 )
 from trace_doctor.model.parameters import misfit
 from trace_doctor.recording.folder import BUSY
@@ -69,6 +70,7 @@ def file_claim(rule: Rule, claim: Claim, input: int, rank: int, path: str, setti
         evidence=[_cut(t) for t in claim.evidence],
         spans=list(claim.spans[:MAX_SPANS]),
         fixes=[_verifiable(_safe_fix(f), rule.code) for f in claim.fixes],
+        missing_bytes=claim.missing_bytes,
         thresholds=rule.thresholds(),
         why=rule.sections().get("Why is this bad", ""),
     )
@@ -279,7 +281,8 @@ def _with_causes(
     pairs: Sequence[tuple[Finding, Filing]],
     inputs: Mapping[int, set[int]],
 ) -> Finding:
-    """With the findings that explain it, on its capture and device, and their fixes behind its own."""
+    """With the findings that explain it, on its capture and device, and their fixes behind its own; of a failed allocation
+    those that are enough come first."""
     causes = [
         other
         for other, f in pairs
@@ -289,10 +292,16 @@ def _with_causes(
     ]
     if not causes:
         return finding
-    fixes = {(x.title, x.codemod): x for x in finding.fixes}
-    for fix in (x for cause in causes for x in cause.fixes):
-        fixes.setdefault((fix.title, fix.codemod), fix)
-    return replace(finding, refers_to=[cause.id for cause in causes], fixes=list(fixes.values()))
+    by_title = {(x.title, x.codemod): x for x in finding.fixes}
+    missing = finding.missing_bytes
+    for cause in causes:
+        for fix in cause.fixes:
+            saving = fix.saving if missing is None else fix.saving or cause.saving
+            by_title.setdefault((fix.title, fix.codemod), replace(fix, saving=saving))
+    fixes = list(by_title.values())
+    if missing is not None:
+        fixes = enough_first(fixes, missing)
+    return replace(finding, refers_to=[cause.id for cause in causes], fixes=fixes)
 
 
 def _confidence(text: str) -> Confidence:

@@ -173,6 +173,22 @@ class Fix(Struct, frozen=True, kw_only=True):
     verify: str = ""
     risk: str = ""
     """What could go wrong, in one sentence."""
+    saving: Saving | None = None
+    """what this fix alone may save; None where the finding's saving is of this fix, or nothing is known"""
+    short: Bytes | None = None
+    """of a failed allocation: what is still missing with this fix alone, 0 where it is enough"""
+
+
+def enough_first(fixes: Iterable[Fix], missing: int) -> list[Fix]:
+    """Fixes against what is missing: those that are enough alone first, then by what they give, then those of which that is not
+    known. Each says what would still be missing."""
+    measured = [
+        f
+        if f.saving is None or f.saving.bytes is None
+        else replace(f, short=max(missing - f.saving.bytes, 0))
+        for f in fixes
+    ]
+    return sorted(measured, key=lambda f: missing + 1 if f.short is None else f.short)
 
 
 class Mention(Struct, frozen=True, kw_only=True):
@@ -200,6 +216,8 @@ class Finding(Mention, frozen=True, kw_only=True):
     evidence: list[Table] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     fixes: list[Fix] = field(default_factory=list)
+    missing_bytes: Bytes | None = None
+    """of a failed allocation: what has to be freed for it, and for what follows as far as that is known"""
     thresholds: dict[str, Any] = field(default_factory=dict)
     refers_to: list[str] = field(default_factory=list)
     why: str = ""

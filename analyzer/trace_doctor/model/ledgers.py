@@ -167,6 +167,7 @@ class CategoryBytes(Struct, frozen=True, kw_only=True):
     workspaces: Bytes = 0
     held_before_recording: Bytes = 0
     unknown: Bytes = 0
+    unsharded_parameters: Bytes = 0
 
 
 MEMORY_CATEGORIES: tuple[str, ...] = CategoryBytes.__struct_fields__

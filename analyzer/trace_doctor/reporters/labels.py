@@ -80,6 +80,9 @@ MEMORY: dict[str, Kind] = {
         "allocated before recording", "allocated before the allocation history began"
     ),
     "unknown": Kind("unknown", "the allocation history does not say"),
+    "unsharded_parameters": Kind(
+        "unsharded parameters", "gathered from all ranks by FSDP or ZeRO-3, until they are sharded again"
+    ),
 }
 
 FAMILIES: dict[str, str] = {
@@ -389,6 +392,19 @@ def how_made(fix: Fix) -> str:
 
 
 _WHERE = {"env": "environment", "config": "configuration file", "command": "command"}
+
+
+def fix_words(fix: Fix) -> str:
+    """In brackets behind a fix: `up to 810 MiB, not enough alone, unsafe`."""
+    return ", ".join(p for p in (bytes_of_fix(fix), how_made(fix)) if p)
+
+
+def bytes_of_fix(fix: Fix) -> str:
+    """What it gives by itself, and whether that is enough for an allocation that failed; empty where that is not known."""
+    if fix.saving is None or not fix.saving.bytes:
+        return ""
+    gives = f"{how_known(fix.saving)} {estimate_size(fix.saving.bytes)}"
+    return f"{gives}, not enough alone" if fix.short else gives
 
 
 def why_no_patch(fix: Fix) -> str:
