@@ -117,7 +117,7 @@ class OwnershipRow(OnDevice, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         """Raises ValueError for a part that the ledger does not have."""
         if self.part not in PART_NAMES:
-            raise ValueError("no part of the time ledger")
+            raise ValueError("no part of the time breakdown")
 
 
 class Unowned(Struct, frozen=True, kw_only=True):
