@@ -125,10 +125,6 @@ def _severity(text: str) -> Severity:
     return next(s for s in LEVEL if s == text)
 
 
-OF_A_MODEL = (0.5, 2.0)
-"""the interval of a model that gives none itself, wide on purpose: it is assumed, not measured"""
-
-
 def _share(saving: Saving | None) -> float | None:
     if saving is None:
         return None
@@ -141,7 +137,7 @@ def _clean(saving: Saving | None) -> Saving | None:
     if saving is None:
         return None
     if saving.basis == "model" and saving.known == "up_to":
-        saving = saving.about(*OF_A_MODEL)
+        saving = saving.about()
     return replace(
         saving,
         time_us_per_step=None if saving.time_us_per_step is None else max(0.0, saving.time_us_per_step),

@@ -91,8 +91,9 @@ class Saving(HowKnown, frozen=True, kw_only=True):
     basis: Basis = "bound"
     how: str = ""
 
-    def about(self, low: float, high: float) -> Saving:
-        """The same as an estimate; `low` and `high` are multiples of its figures. Never more than the step, or the peak."""
+    def about(self, low: float = 0.5, high: float = 2.0) -> Saving:
+        """The same as an estimate; `low` and `high` are multiples of its figures, wide on purpose where a model gives none
+        itself: it is assumed, not measured. Never more than the step, or the peak."""
         most = 1.0 / max(self.share_of_step or 0.0, self.share_of_peak or 0.0, 1e-9)
         return replace(self, known="about", low=min(low, 1.0), high=max(min(high, most), 1.0))
 

@@ -178,7 +178,10 @@ def _without_owner(result: Result, *, bare: bool) -> str:
     if (worst := least_explained(result)) is None:
         return ""
     rest = sum(worst.by_part.values())
-    parts = [f"{PART_NAMES[part]} {share(of, 0)}" for part, of in worst.by_part.items() if of >= 0.02][:3]
+    named = [(part, of) for part, of in worst.by_part.items() if of >= 0.02][:3]
+    parts = [f"{PART_NAMES[part]} {share(of, 0)}" for part, of in named]
+    if rest - sum(of for _, of in named) >= 0.02:
+        parts.append("and others")
     name = Names(result).of(worst.input)
     where = f"{name}: " if name else ""
     if bare:

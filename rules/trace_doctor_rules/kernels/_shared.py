@@ -31,7 +31,8 @@ def by_model(
     outcome = replay.without(_left_out(kernels, mask))
     length = max(replay.step_ns * replay.count, 1)
     saved_ns = float(kernels.ns[mask].sum()) * count * part / length
-    share = min(saved_ns, outcome.share_of_step * count, 1.0)
+    most = min(outcome.share_of_step * count, 1.0)
+    share = min(saved_ns, most)
     us = kernels.us_per_step(mask) * count
     how = f"{part:.0%} of {three_figures(us)} {noun(kernels)} time per step: {assumed}"
     if share < saved_ns:
@@ -40,7 +41,8 @@ def by_model(
             if share
             else f"; nothing, because without these {noun(kernels)}s the GPU only waits longer for other work"
         )
-    return Saving(time_us_per_step=share * outcome.before_us, share_of_step=share, basis="model", how=how)
+    saving = Saving(time_us_per_step=share * outcome.before_us, share_of_step=share, basis="model", how=how)
+    return saving.about(high=min(2.0, most / share)) if share else saving
 
 
 def _left_out(kernels: Kernels, mask: Bool) -> Removal:

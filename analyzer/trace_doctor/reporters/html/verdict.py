@@ -163,7 +163,7 @@ def _saving(result: Result) -> Html:
             return tile(
                 name,
                 estimate_share(most.share_of_step or 0.0),
-                f"by a manual fix; by patches alone {gain}, {time}{more}",
+                f"by a manual fix{_of(result, most)}; by patches alone {gain}, {time}{more}",
                 class_="gain",
             )
         return tile(name, gain, time + more, class_="gain")
@@ -176,7 +176,7 @@ def _saving(result: Result) -> Html:
         return tile(
             name,
             estimate_share(most.share_of_step or 0.0),
-            f"of the step, manual fix{_whose(result)}",
+            f"of the step, manual fix{_of(result, most)}",
             class_="gain",
         )
     return (
@@ -191,6 +191,13 @@ def _saving(result: Result) -> Html:
             class_="missing",
         )
     )
+
+
+def _of(result: Result, saving: Saving) -> str:
+    """Of several captures the one whose step a saving is a share of."""
+    finding = next(f for f in result.findings if f.saving == saving)
+    whose = Names(result).of(finding.input)
+    return f" of {whose}" if whose else ""
 
 
 def _whose(result: Result) -> str:
