@@ -43,6 +43,7 @@ from trace_doctor.model.gates import Budget as Budget
 from trace_doctor.model.gates import Gate as Gate
 from trace_doctor.model.ledgers import IDLE_CAUSES as IDLE_CAUSES
 from trace_doctor.model.ledgers import MEMORY_CATEGORIES as MEMORY_CATEGORIES
+from trace_doctor.model.ledgers import MEMORY_NAMES as MEMORY_NAMES
 from trace_doctor.model.ledgers import PART_NAMES as PART_NAMES
 from trace_doctor.model.ledgers import CategoryBytes as CategoryBytes
 from trace_doctor.model.ledgers import IdleNs as IdleNs

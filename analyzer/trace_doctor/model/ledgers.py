@@ -171,6 +171,11 @@ class CategoryBytes(Struct, frozen=True, kw_only=True):
 
 
 MEMORY_CATEGORIES: tuple[str, ...] = CategoryBytes.__struct_fields__
+MEMORY_NAMES: dict[str, str] = {c: c.replace("_", " ") for c in MEMORY_CATEGORIES} | {
+    "workspaces": "library workspaces",
+    "held_before_recording": "allocated before recording",
+}
+"""categories as people read them"""
 
 
 class MemoryLedgerRow(OnDevice, frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from trace_doctor.model import (
+    MEMORY_NAMES,
     NOT_PATCHED,
     PART_NAMES,
     Budget,
@@ -69,19 +70,20 @@ IDLE: dict[str, Kind] = {
 KINDS: dict[str, Kind] = {**BUSY, **IDLE}
 
 MEMORY: dict[str, Kind] = {
-    "parameters": Kind("parameters", "the model's weights"),
-    "gradients": Kind("gradients", "what backward leaves for the optimizer"),
-    "optimizer_state": Kind("optimizer state", "what the optimizer keeps between steps"),
-    "activations": Kind("activations", "saved by forward for backward"),
-    "inputs": Kind("inputs", "the batch"),
-    "temporaries": Kind("temporaries", "allocated and freed within one phase"),
-    "workspaces": Kind("library workspaces", "scratch of cuBLAS, cuDNN and the like"),
+    "parameters": Kind(MEMORY_NAMES["parameters"], "the model's weights"),
+    "gradients": Kind(MEMORY_NAMES["gradients"], "what backward leaves for the optimizer"),
+    "optimizer_state": Kind(MEMORY_NAMES["optimizer_state"], "what the optimizer keeps between steps"),
+    "activations": Kind(MEMORY_NAMES["activations"], "saved by forward for backward"),
+    "inputs": Kind(MEMORY_NAMES["inputs"], "the batch"),
+    "temporaries": Kind(MEMORY_NAMES["temporaries"], "allocated and freed within one phase"),
+    "workspaces": Kind(MEMORY_NAMES["workspaces"], "scratch of cuBLAS, cuDNN and the like"),
     "held_before_recording": Kind(
-        "allocated before recording", "allocated before the allocation history began"
+        MEMORY_NAMES["held_before_recording"], "allocated before the allocation history began"
     ),
-    "unknown": Kind("unknown", "the allocation history does not say"),
+    "unknown": Kind(MEMORY_NAMES["unknown"], "the allocation history does not say"),
     "unsharded_parameters": Kind(
-        "unsharded parameters", "gathered from all ranks by FSDP or ZeRO-3, until they are sharded again"
+        MEMORY_NAMES["unsharded_parameters"],
+        "gathered from all ranks by FSDP or ZeRO-3, until they are sharded again",
     ),
 }
 

@@ -109,6 +109,8 @@ def fix_of(gap: HostGap) -> Fix:
             "",
             VERIFY,
         )
+    if "::" not in gap.name and not gap.works:  # an annotation around what was not recorded
+        return NAME_IT
     return advice(
         "Move the operator out of the step",
         "# an operator that computes on the host: make its inputs on the GPU, or run it in the loader's workers\n"

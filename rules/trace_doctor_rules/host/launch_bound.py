@@ -40,7 +40,10 @@ def _training(
             if n == 1 and stall:
                 b.stall(stall)
             for _ in range(count):
-                with b.op("aten::add", us=host_us):
+                with (
+                    b.op("## Call CompiledFxGraph fabc ##") if extra == "compiled" else nullcontext(),
+                    b.op("aten::add", us=host_us),
+                ):
                     b.launch(kernel_us)
             if extra == "item":
                 for _ in range(count):
@@ -219,6 +222,7 @@ class LaunchBound(TimeRule):
         Invalid("a queue that stands still for a while", lambda: _training(stall=250), confidence="medium", thresholds={"max_unattributed": 1e-3}),
         Invalid("a queue that stands still for long", lambda: _training(stall=2000), confidence="low"),
         Invalid("much of it in the optimizer", lambda: _training(optimizer=300), fixes=("torch.compile", "fused", "CUDA graph", "batch")),
+        Invalid("code that is compiled already", lambda: _training(extra="compiled"), fixes=("CUDA graph", "batch")),
         Invalid("a slow host", lambda: _training(kernel_us=25, host_us=60), confidence="high"),
         Invalid(
             "with stacks, which may be what makes it slow",
@@ -272,7 +276,8 @@ class LaunchBound(TimeRule):
             evidence=_tables(ctx, host_bound),
             spans=moments.longest(owned, "waiting for a launch", device=host_bound.device),
             fixes=_fixes(
-                fused=host_bound.by_cause.get("optimizer", 0) >= self.min_optimizer_share * host_bound.own
+                fused=host_bound.by_cause.get("optimizer", 0) >= self.min_optimizer_share * host_bound.own,
+                compiled=host_bound.compiled,
             ),
             removal=HALF,
             owned=owned,
@@ -363,9 +368,10 @@ def _tables(ctx: Context, host_bound: HostBound) -> list[Table]:
 _VERIFY = "Record the same steps again: TD202 is gone and the step is shorter"
 
 
-def _fixes(*, fused: bool) -> list[Fix]:
+def _fixes(*, fused: bool, compiled: bool) -> list[Fix]:
+    """`compiled`: whether compiled code runs already."""
     return [
-        techniques.compile_model(_VERIFY, "reduce-overhead"),
+        *([] if compiled else [techniques.compile_model(_VERIFY, "reduce-overhead")]),
         *([techniques.fused_optimizer(None, _VERIFY)] if fused else []),
         techniques.cuda_graphs(_VERIFY),
         techniques.fill_the_gpu(_VERIFY),

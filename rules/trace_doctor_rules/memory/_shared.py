@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from trace_doctor import Fix, Saving, Table
-from trace_doctor.evidence.memory.blocks import DeviceBlocks
+from trace_doctor.evidence.memory.blocks import DeviceBlocks, category_name
 from trace_doctor.evidence.memory.device_memory import DeviceMemory
 from trace_doctor_rules._shared import table
 
@@ -107,7 +107,7 @@ def breakdown(blocks: DeviceBlocks, moment: int, where: str = "at the peak") -> 
     return table(
         f"Memory breakdown {where}",
         {"category": "text", "allocated": "bytes", "share": "share"},
-        [[name.replace("_", " "), bytes_, bytes_ / total] for bytes_, name in rows],
+        [[category_name(name), bytes_, bytes_ / total] for bytes_, name in rows],
     )
 
 
@@ -116,6 +116,6 @@ def holders(rows: Iterable[tuple[str, str, int, int]], title: str, most: int = 1
     return table(
         title,
         {"category": "text", "allocated at": "location", "bytes": "bytes", "blocks": "count"},
-        [(c.replace("_", " "), place, held, count) for c, place, held, count in rows],
+        [(category_name(c), place, held, count) for c, place, held, count in rows],
         most,
     )

@@ -9,6 +9,7 @@ import numpy as np
 from trace_doctor.arrays import I64, Bool
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
+from trace_doctor.evidence.compile.compile_regions import CALLS
 from trace_doctor.evidence.idle.gaps import IdleCauses, IdleLedger
 from trace_doctor.evidence.idle.host_causes import PAUSE_NS
 from trace_doctor.evidence.intervals import NOTHING, holds, intersect, intervals, total, union
@@ -47,6 +48,8 @@ class HostBound(Evidence, frozen=True):
     """share of the step that halving saves once more: with Python stacks recorded the profiler makes host work two to
     three times as long, so that only this is the program's own; without stacks the same as `halved`"""
     stacks: bool
+    compiled: bool
+    """whether code that torch.compile has made runs"""
     held_launches: int
     """of the kernels whose launch call is known: those whose call returned only when they had ended"""
     launched: int
@@ -93,6 +96,7 @@ class HostBound(Evidence, frozen=True):
             halved=halved,
             lasting=replay.beside(Removal(host_share=0.25), HALF) if stacks else halved.share_of_step,
             stacks=stacks,
+            compiled=any(name.startswith(CALLS) for name in run.names),
             held_launches=int(held.sum()),
             launched=len(call),
             held_share=_held_share(held, run.dur[rows_known]),

@@ -15,7 +15,7 @@ from trace_doctor.evidence.memory.phases import Phases
 from trace_doctor.evidence.memory.stages import MemoryStacks, Stage
 from trace_doctor.evidence.memory.timeline import DeviceHistory, MemoryTimeline
 from trace_doctor.evidence.trace.call_sites import Site
-from trace_doctor.model import MEMORY_CATEGORIES
+from trace_doctor.model import MEMORY_CATEGORIES, MEMORY_NAMES
 
 
 class DeviceBlocks(Struct, frozen=True, dict=True):
@@ -101,3 +101,8 @@ class MemoryBlocks(Evidence, frozen=True):
             phases = Phases.build(history, stacks)
             devices.append(DeviceBlocks(history, phases, classify(history, stacks, phases), stacks))
         return cls(tuple(devices), facts.snapshot.frames_kind)
+
+
+def category_name(category: str) -> str:
+    """One of MEMORY_CATEGORIES as people read it."""
+    return MEMORY_NAMES[category]

@@ -9,7 +9,7 @@ import numpy as np
 
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
-from trace_doctor.evidence.memory.blocks import DeviceBlocks, MemoryBlocks
+from trace_doctor.evidence.memory.blocks import DeviceBlocks, MemoryBlocks, category_name
 from trace_doctor.evidence.memory.series import series_of, series_of_trace
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.model import CategoryBytes, MemoryLedgerRow, MemorySeries
@@ -47,7 +47,7 @@ def _row(blocks: DeviceBlocks, rank: int) -> MemoryLedgerRow:
     history = blocks.history
     frames: dict[str, int] = {}
     for category, place, holder, _ in blocks.holders(history.alive(history.peak)):
-        label = category.replace("_", " ") if place == "no frames recorded" else place
+        label = category_name(category) if place == "no frames recorded" else place
         frames[label] = frames.get(label, 0) + holder
     return MemoryLedgerRow(
         rank=rank,
