@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import threading
 import time
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +20,8 @@ from typing import Any, Literal, Self
 from trace_doctor.recording import whole_files
 from trace_doctor.recording.options import OPTIONS_FILE, PLAN_FILE, RECORDING_FILE, RecordOptions
 
+_begins = threading.Lock()
+"""two threads that begin at once share a recording, as two that begin one after the other do"""
 _FOLDER_SECONDS = 60.0
 """the other ranks of a machine wait so long for the first one to make the folder"""
 
@@ -62,13 +65,12 @@ class InsideRecording:
         from trace_doctor.recording.agent import session
 
         self._began = time.monotonic()
-        running = session.current()
-        if running is not None and not running.done and not running.passive:
-            running.finder.uninstall()
-            self._session = running
-        else:
-            options = self._with_folder()
-            if options is not None:
+        with _begins:
+            running = session.current()
+            if running is not None and not running.done and not running.passive:
+                running.finder.uninstall()
+                self._session = running
+            elif (options := self._with_folder()) is not None:
                 self._session, self._ours = session.begin(torch, options, find_steps=False), True
         if self._session is not None:
             self._session.first_step()
@@ -83,11 +85,8 @@ class InsideRecording:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Literal[False]:
         if self._ours:
-            if error is not None:
-                self._session.failed(error)
-            self._session.finish("script")
-            self._session.close()
-            with contextlib.suppress(OSError):
+            self._session.leave(error)
+            with contextlib.suppress(Exception):
                 _sum_up(self._session.folder, time.monotonic() - self._began)
         return False
 
