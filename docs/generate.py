@@ -35,12 +35,12 @@ FAMILIES = {
 
 def pages() -> Iterator[tuple[Path, str]]:
     """Every generated file with its text."""
+    from trace_doctor.cli.rule_page import page
     from trace_doctor.model import Result, json_schema
     from trace_doctor.model.difference import Difference
     from trace_doctor.model.treatment import Treatment
     from trace_doctor.model.verification import Verification
     from trace_doctor.registry import all_rules
-    from trace_doctor.rule_page import page
 
     for rule in all_rules():
         yield ROOT / "docs" / "rules" / f"{rule.code}.md", page(rule)

@@ -323,6 +323,7 @@ EXAMPLES: dict[str, Make] = {
     "no-launches.json": no_launches,
     "mask.json": made_on_the_host(),
     "mask-in-ns.json": made_on_the_host(unit=1000.0),
+    "mask-in-ms.json": made_on_the_host(unit=0.001),
     "mask-no-sizes.json": made_on_the_host("bytes"),
     "mask-no-steps.json": made_on_the_host("user_annotation"),
     "mask-no-launches.json": made_on_the_host("cuda_runtime"),
@@ -343,6 +344,9 @@ EXAMPLES: dict[str, Make] = {
     "rank1-renamed/": beside_rank_0("rank1.txt", starved),
     "rank1-tar/": beside_rank_0("rank1.tar", archived),
     "rank1-zlib/": beside_rank_0("rank1.json.zlib", zlib.compress(b"{}")),
+    "rank1-short/": beside_rank_0(
+        "rank1.pt.trace.json", lambda path: steps(9_000.0, numbers=range(3)).write(path)
+    ),
     "rank1-few/": beside_rank_0("rank1.pt.trace.json", few_events),
     "rank1-empty/": beside_rank_0("rank1.pt.trace.json", b""),
     "rank1-nuls/": beside_rank_0("rank1.pt.trace.json", bytes(4096)),

@@ -38,7 +38,7 @@ def test_every_cell_shows_something(run: tuple[dict[str, Any], list[Any]]) -> No
 def test_a_result_shows_itself_as_the_report(run: tuple[dict[str, Any], list[Any]]) -> None:
     page = run[0]["result"]._repr_html_()
     assert page.startswith("<iframe ")
-    assert "Training stalls on data loading" in page
+    assert "Steps stall on data loading" in page
 
 
 def test_tables_hold_what_was_found(run: tuple[dict[str, Any], list[Any]]) -> None:

@@ -15,6 +15,7 @@ from trace_doctor.config import Settings
 from trace_doctor.engine.findings import file_claim
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Facts, Options
+from trace_doctor.evidence.names.event_names import is_backward, is_optimizer
 from trace_doctor.fixes.plan import plan
 from trace_doctor.model import Result
 from trace_doctor.model.parameters import parameters
@@ -33,6 +34,13 @@ def test_case(rule: type[Rule], case: Valid | Invalid) -> None:
         assert claim.message.endswith("."), claim.message
         assert "\n" not in claim.message
         assert not faults(claim.message, MESSAGE_WORDS)
+        if "training" in f"{rule.title} {claim.message}".lower():
+            captures = captures_of(case.build())
+            names = [name for c in captures if c.run is not None for name in c.run.names]
+            trains = any(is_backward(name) or is_optimizer(name) for name in names)
+            assert trains or captures[0].snapshot is not None, (
+                f"inference may be called training: {claim.message}"
+            )
         for table in claim.evidence:
             assert all(len(row) == len(table.columns) for row in table.rows), table.title
         for fix in claim.fixes:

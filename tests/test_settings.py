@@ -11,15 +11,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from trace_doctor.budget_table import FIGURES, MOST, parse_budgets
 from trace_doctor.config import Settings, load_config
+from trace_doctor.config.budget_table import FIGURES, MOST, parse_budgets
+from trace_doctor.config.suppress_entry import SuppressEntry
 from trace_doctor.errors import UsageError
 from trace_doctor.gate.decision import terms_of
 from trace_doctor.gate.runs import MEASURES
 from trace_doctor.gate.suppressions import Suppressions
 from trace_doctor.model import Finding, Location
 from trace_doctor.registry import resolve
-from trace_doctor.suppress_entry import SuppressEntry
 
 KEYS = sorted(f.name.replace("_", "-") for f in dataclasses.fields(Settings))
 TEXTS = st.one_of(

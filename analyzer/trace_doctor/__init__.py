@@ -22,7 +22,7 @@ _HOMES = {
     "verify": "trace_doctor.api",
     "record": "trace_doctor.recording.api",
     "to_hta": "trace_doctor.hta",
-    "Result": "trace_doctor.notebook",
+    "Result": "trace_doctor.reporters.notebook",
     "Difference": "trace_doctor.model.difference",
     "Verification": "trace_doctor.model.verification",
     "Confidence": "trace_doctor.model",
@@ -37,6 +37,7 @@ _HOMES = {
     "Cell": "trace_doctor.model",
     "Unit": "trace_doctor.model",
     "Target": "trace_doctor.model",
+    "enough_first": "trace_doctor.model",
     "Run": "trace_doctor.run",
     "Cat": "trace_doctor.run",
     "Snapshot": "trace_doctor.snapshot",
@@ -83,10 +84,11 @@ if TYPE_CHECKING:
     from trace_doctor.model import Table as Table
     from trace_doctor.model import Target as Target
     from trace_doctor.model import Unit as Unit
+    from trace_doctor.model import enough_first as enough_first
     from trace_doctor.model.difference import Difference as Difference
     from trace_doctor.model.verification import Verification as Verification
-    from trace_doctor.notebook import Result as Result
     from trace_doctor.recording.api import record as record
+    from trace_doctor.reporters.notebook import Result as Result
     from trace_doctor.rule import NOTE_FROM as NOTE_FROM
     from trace_doctor.rule import Claim as Claim
     from trace_doctor.rule import Context as Context

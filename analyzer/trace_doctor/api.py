@@ -36,9 +36,9 @@ from trace_doctor.loading.doubtful_ranks import doubtful_ranks
 from trace_doctor.loading.load_files import available_cores
 from trace_doctor.memory_limit import memory_limit
 from trace_doctor.model import Finding, Ignored
-from trace_doctor.notebook import Result
 from trace_doctor.recording import folder as recordings
 from trace_doctor.reporters.diagnosis import verdict as verdict_of
+from trace_doctor.reporters.notebook import Result
 from trace_doctor.run import Run
 from trace_doctor.snapshot import Snapshot
 
@@ -84,7 +84,7 @@ def analyze(
     readable is found.
     """
     if critical_path:
-        from trace_doctor.critical_path import usable
+        from trace_doctor.hta.critical_path import usable
 
         usable()
     if config is None:
@@ -191,7 +191,7 @@ def _located(findings: Sequence[Finding], script: Path | None) -> Sequence[Findi
 
 def _with_critical_path(result: Result, runs: Sequence[tuple[int, Run]]) -> Result:
     """`runs`: (number of the input, its trace)."""
-    from trace_doctor.critical_path import critical_paths
+    from trace_doctor.hta.critical_path import critical_paths
 
     paths, limits = critical_paths(runs, result.steps)
     return msgspec.structs.replace(result, critical_path=paths, limits=[*result.limits, *limits])
@@ -387,19 +387,13 @@ def _saved(path: Path) -> Result | None:
         return None
 
 
-def read_captures(
-    paths: Sequence[str | Path],
-    *,
-    rank: int | None = None,
-    options: LoadOptions | None = None,
-    progress: Progress | None = None,
-) -> tuple[list[Capture], list[Ignored]]:
+def read_captures(paths: Sequence[str | Path]) -> tuple[list[Capture], list[Ignored]]:
     """Discovers and loads. What belongs to one run of one rank is one capture: see `loading.captures_of`.
 
     What could not be read is listed in the second value, where anything could be read at all.
     """
-    read = _read(paths, options, progress)
-    return _captures(read, paths, rank), read.ignored
+    read = _read(paths, None, None)
+    return _captures(read, paths, None), read.ignored
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ I32 = npt.NDArray[np.int32]
 I16 = npt.NDArray[np.int16]
 U8 = npt.NDArray[np.uint8]
 Bool = npt.NDArray[np.bool_]
-F64 = npt.NDArray[np.float64]
 
 
 def order_of(numbers: I32, count: int) -> I64:

@@ -135,20 +135,36 @@ def way_of_ours(folder: Path) -> Path | None:
                 return step
             left += reversed(Path(os.readlink(step)).parts)
             continue
-        if not (_is_safe_way(state) if left else ours_alone(state)):
+        if not (_is_safe_way(step, state) if left else ours_alone(state)):
             return step
         here = Path(os.path.normpath(step))
     return None
 
 
-def _is_safe_way(state: os.stat_result) -> bool:
+def _is_safe_way(folder: Path, state: os.stat_result) -> bool:
     """Whether what lies in a folder is there by its owner: the user, or the system. In a folder of all (`/tmp`) each may
-    move their own only; the group that has but the user counts as the user."""
+    move their own only; the group that has but the user counts as the user. Where there is an access list, the mode of the
+    group is the most that any entry of the list gives."""
     if not stat.S_ISDIR(state.st_mode) or not _is_of_us_or_system(state):
         return False
     if state.st_mode & stat.S_ISVTX:
         return True
-    return not state.st_mode & 0o002 and not (state.st_mode & 0o020 and not _is_private(state.st_gid))
+    by_group = state.st_mode & 0o020 and (not _is_private(state.st_gid) or has_access_list(folder))
+    return not state.st_mode & 0o002 and not by_group
+
+
+ACCESS_LIST = "system.posix_acl_access"
+
+
+def has_access_list(path: Path) -> bool:
+    """Whether more than owner, group and others are named in who may do what with a file. False where the system has no
+    such lists, or does not say."""
+    if not hasattr(os, "listxattr"):
+        return False
+    try:
+        return ACCESS_LIST in os.listxattr(path, follow_symlinks=False)
+    except OSError:
+        return False
 
 
 def _is_of_us_or_system(state: os.stat_result) -> bool:

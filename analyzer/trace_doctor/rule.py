@@ -66,6 +66,8 @@ class Claim:
     evidence: Sequence[Table] = ()
     spans: Sequence[Span] = ()
     fixes: Sequence[Fix] = ()
+    missing_bytes: int | None = None
+    """of a failed allocation: what has to be freed for it, and for what follows as far as that is known"""
     removal: Removal | None = None
     """what the fixes take out of the run, for the combined replay; None where no replay applies"""
     owned: Sequence[tuple[int, int]] = ()

@@ -12,6 +12,7 @@ import posixpath
 import re
 import sys
 from functools import lru_cache
+from itertools import takewhile
 from pathlib import Path, PurePosixPath
 
 from msgspec import Struct
@@ -135,6 +136,20 @@ def same_file(one: str, other: str) -> bool:
     a, b = (name.replace("\\", "/").removeprefix("./").split("/") for name in (one, other))
     short, long = sorted((a, b), key=len)
     return long[len(long) - len(short) :] == short
+
+
+def shared_parts(one: str, other: str) -> int:
+    """How many last parts the paths of a file share that was recorded twice; 0 where they are of two files. A project may lie
+    in another folder; a path that is not known may be any."""
+    one, other = (path.replace("\\", "/") for path in (one, other))
+    if not one or not other:
+        return 1
+    a, b = ([p for p in path.split("/") if p not in ("", ".")] for path in (one, other))
+    shared = len(
+        list(takewhile(lambda pair: pair[0] == pair[1], zip(reversed(a), reversed(b), strict=False)))
+    )
+    moved = shared > 1 and all(path.startswith("/") or path[1:3] == ":/" for path in (one, other))
+    return shared if moved or shared == min(len(a), len(b)) else 0
 
 
 def shown_path(filename: str, source: Path | None) -> str:

@@ -54,7 +54,7 @@ def job(tmp_path: Path) -> Path:
     fixes = {
         "TD101": Fix(title="Load in workers", kind="patch", codemod="dataloader-args", params={"num_workers": 4}),
         "TD401": Fix(
-            title="Expandable segments", kind="patch", safety="safe", codemod="allocator-setting",
+            title="Expandable segments", kind="patch", safety="unsafe", codemod="allocator-setting",
             params={"key": "expandable_segments", "value": "True"}, verify="look again", risk="Linux only",
         ),
         "TD404": Fix(title="Free gradients", kind="patch", codemod="zero-grad", params={"mode": "add"}),
@@ -136,6 +136,8 @@ def test_apply_with_unsafe_fixes_and_again(job: Path) -> None:
         once = script(job)
         assert once.count("num_workers=4") == once.count("zero_grad") == once.count("setdefault") == 1
     assert done.stderr.splitlines()[-1] == "nothing to change"
+    assert "fixes already in the script" in done.stderr, "what was applied is no fix without a place"
+    assert "Next: record again" not in done.stderr
 
 
 def test_select(job: Path) -> None:

@@ -59,7 +59,8 @@ def result(*fixes: Fix, location: Location = NOWHERE, **texts: str) -> Result:
 
 def patch(codemod: str | None, params: dict[str, Any] | None = None, **more: Any) -> Fix:
     return Fix(
-        **{"title": "t", "kind": "patch", "safety": "safe", "codemod": codemod, "params": params or {}} | more
+        **{"title": "t", "kind": "patch", "safety": "unsafe", "codemod": codemod, "params": params or {}}
+        | more
     )
 
 

@@ -76,6 +76,17 @@ def test_a_full_disk(trace: Path, command: str) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [("check -vv trace.json -o json >/dev/full", 2), ("record -vv -- true 2>/dev/full", 125)],
+)
+def test_a_traceback_that_is_wanted_does_not_change_the_code(trace: Path, command: str, code: int) -> None:
+    """Exit 1 would be the verdict of `check`, and the script's own of `record`."""
+    ended, said = shell(f"{MAIN} {command}", trace)
+    assert (ended, "Traceback" in said) == (code, code == 2)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 @pytest.mark.parametrize("where", ["2>/dev/full", "2> >(true)"])
 def test_an_error_that_nobody_can_be_told(trace: Path, where: str) -> None:
     """Exit 1 would be the verdict of `check`."""

@@ -11,7 +11,7 @@ import pytest
 from trace_doctor.capture import Capture
 from trace_doctor.config import Settings, defaults
 from trace_doctor.engine import diagnose
-from trace_doctor.engine.findings import on_a_busy_machine, severity
+from trace_doctor.engine.findings import file_claim, merge, on_a_busy_machine, severity
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.replay.what_if import Removal
@@ -174,6 +174,27 @@ def test_the_same_fault_on_several_ranks_is_one_finding() -> None:
     assert len(result.findings) == 1
     assert result.findings[0].message == "The GPU waits (also on ranks 1-2, 5)."
     assert len(result.findings[0].evidence[-1].rows) == 3
+
+
+@pytest.mark.parametrize(
+    ("files", "faults"),
+    [
+        (("/job/a/train.py", "/job/b/train.py"), 2),
+        (("a/train.py", "b/train.py"), 2),
+        (("C:\\job\\a\\train.py", "C:/job/a/train.py"), 1),
+        (("/here/job/train.py", "/there/job/train.py"), 1),
+        (("train.py", "/job/a/train.py"), 1),
+        (("train.py", "/job/a/train.py", "/job/b/train.py"), 2),
+    ],
+)
+def test_two_files_of_one_name_are_two_faults(files: tuple[str, ...], faults: int) -> None:
+    """A project may lie in another folder on another machine; folders within it are not the same."""
+    made = rule("TD901")()
+    filings = [
+        file_claim(made, claim(location=Location(file=file)), rank, rank, f"logs/rank{rank}.json", Settings())
+        for rank, file in enumerate(files)
+    ]
+    assert len(merge(filings, Settings()).findings) == faults
 
 
 def test_captures_of_different_folders_are_not_merged() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -185,3 +186,79 @@ def test_short_collectives_at_once_upon_another_do_not_undo_the_match() -> None:
     ranked = _ranks(everything)[0][RankedCollectives]
     assert [m.start.shape[1] for m in ranked.matches] == [18]
     assert ranked.caused_ns[2] > 0.9 * sum(ranked.caused_ns)
+
+
+def test_a_straggler_that_delays_ranks_through_others(make_job: Callable[..., list[RankOfJob]]) -> None:
+    """Ranks 0 and 1, 2 and 3 meet, then 0 and 2, 1 and 3: rank 0 is 500 us late, and rank 3 waits for rank 1, which waited for it."""
+    ranks = tuple(RunBuilder(rank=r, world_size=4) for r in range(4))
+    for _ in range(4):
+        with ExitStack() as steps:
+            for r, b in enumerate(ranks):
+                steps.enter_context(b.step())
+                b.launch(1500 if r == 0 else 1000)
+            for name, *groups in (("tp", (0, 1), (2, 3)), ("dp", (0, 2), (1, 3))):
+                for group in groups:
+                    meet = max(ranks[r].gpu_free for r in group)
+                    for r in group:
+                        said = {
+                            "Process Group Name": name,
+                            "Process Group Ranks": str(list(group)),
+                            "Group size": 2,
+                        }
+                        ranks[r].launch(meet - ranks[r].gpu_free + 100, "ncclDevKernel_AllReduce", **said)  # type: ignore[arg-type]
+            meet = max(b.gpu_free for b in ranks)
+            for b in ranks:
+                b.wait(meet - b.gpu_free)
+                b.sync()
+    ranked = make_job(*ranks)[0][RankedCollectives]
+    assert ranked.saved_without([0]) == pytest.approx(500_000, rel=0.01)
+    assert ranked.saved_without([1]) == ranked.saved_without([3]) == 0
+
+
+@pytest.mark.parametrize("read", [4, 3])
+def test_a_group_that_was_read_is_told_apart_whatever_else_is_missing(
+    read: int, make_job: Callable[..., list[RankOfJob]]
+) -> None:
+    """Of a job of eight, a group of four: where a rank of it is missing, nothing longer than its fastest exchange is told."""
+    ranks = tuple(RunBuilder(rank=r, world_size=8) for r in range(4))
+    for n in range(6):
+        for r, b in enumerate(ranks):
+            with b.step():
+                b.launch(1000 + (300 if r == 3 and n else 0))
+                b.launch(400 - (300 if r == 3 and n else 0), "ncclDevKernel_AllReduce", **{"Group size": 4})  # type: ignore[arg-type]
+                b.sync()
+    ranked = make_job(*ranks[:read])[0][RankedCollectives]
+    assert ranked.read == (read, 4)
+    assert ranked.wait_ns[0] == (250_000 if read == 4 else 0)
+    assert ranked.transfer_ns[0] + ranked.untold_ns[0] + ranked.wait_ns[0] == 400_000
+
+
+def test_what_takes_longer_than_the_fastest_exchange_is_not_told(
+    make_job: Callable[..., list[RankOfJob]],
+) -> None:
+    ranks = tuple(RunBuilder(rank=r, world_size=8) for r in range(2))
+    for us in (100, 400, 400, 400):
+        for b in ranks:
+            with b.step():
+                b.launch(1000)
+                b.launch(us, "ncclDevKernel_AllReduce")
+                b.sync()
+    ranked = make_job(*ranks)[0][RankedCollectives]
+    assert (ranked.transfer_ns[0], ranked.untold_ns[0]) == (100_000, 225_000)
+
+
+def test_what_a_straggler_costs_where_the_others_compute_meanwhile(
+    make_job: Callable[..., list[RankOfJob]],
+) -> None:
+    """Rank 1 comes 400 us late to an exchange of 40 us, beside which rank 0 computes for 150 us: of 540 us 290 are saved."""
+    ranks = tuple(RunBuilder(rank=r, world_size=2, launch_us=1, latency_us=1) for r in range(2))
+    for number in range(6):
+        for r, b in enumerate(ranks):
+            b.now = start = 1000.0 + 540 * number
+            with b.step():
+                b.launch(500 if r else 100)
+                b.now = start + (500 if r else 100)
+                b.launch(40 if r else 440, "ncclDevKernel_AllReduce", stream=20)
+                b.launch(40 if r else 150)
+                b.now = start + 538
+    assert make_job(*ranks)[0][RankedCollectives].saved_without([1]) == pytest.approx(290_000, rel=0.02)

@@ -31,6 +31,22 @@ LAYER = [
 ]
 MODULE = [(SITE + "nn/modules/module.py", 1790, "_call_impl"), MAIN]
 WRAPPER = [(SITE + "optim/optimizer.py", 533, "wrapper"), MAIN]
+FSDP = SITE + "distributed/fsdp/"
+FSDP1 = [
+    (FSDP + "_flat_param.py", 1405, "_alloc_padded_unsharded_flat_param"),
+    (FSDP + "_flat_param.py", 1370, "unshard"),
+    (FSDP + "_runtime_utils.py", 290, "_unshard"),
+    (FSDP + "fully_sharded_data_parallel.py", 850, "forward"),
+    MAIN,
+]
+FSDP2 = [
+    (FSDP + "_fully_shard/_fsdp_collectives.py", 340, "foreach_all_gather"),
+    (FSDP + "_fully_shard/_fsdp_param_group.py", 390, "unshard"),
+    (FSDP + "_fully_shard/_fsdp_state.py", 240, "_pre_forward"),
+]
+ZERO = [("/venv/site-packages/deepspeed/runtime/zero/partition_parameters.py", 1200, "all_gather_coalesced")]
+FSDP_GRADIENT = [(FSDP + "_fully_shard/_fsdp_param.py", 816, "accumulate_unsharded_grad_if_needed")]
+TENSOR_PARALLEL = [(SITE + "distributed/_functional_collectives.py", 200, "all_gather_tensor")]
 ENGINE = [("??", 0, "torch::autograd::Engine::thread_main(...)")]
 
 
@@ -177,6 +193,12 @@ CASES: list[tuple[str, Callable[[], SnapshotBuilder], str, Stage | None]] = [
     ("a cast is no transfer", lambda: _made("end", until="next", frames=CAST), "made_for_forward", None),
     ("made by the script, gone in the next forward", lambda: _made("end", until="next"), "made_for_forward", None),
     ("made by the script, gone in it", lambda: _made("end", until="at once"), "short_lived", None),
+    ("FSDP1 gathers parameters, until backward", lambda: _made("forward", until="backward", frames=FSDP1), "gathered", None),
+    ("FSDP2 gathers them, until the layer ends", lambda: _made("forward", until="at once", frames=[*FSDP2, *MODULE]), "gathered", None),
+    ("FSDP2 gathers them for backward", lambda: _made("backward", until="at once", frames=[*FSDP2, *ENGINE]), "gathered", None),
+    ("ZeRO-3 gathers them", lambda: _made("forward", until="backward", frames=[*ZERO, *MODULE]), "gathered", None),
+    ("FSDP2 keeps a gradient", lambda: _made("backward", until="step", frames=[*FSDP_GRADIENT, *ENGINE]), "outlives_backward", None),
+    ("tensor parallelism gathers activations", lambda: _made("forward", until="backward", frames=[*TENSOR_PARALLEL, *MODULE]), "saved_for_backward", None),
     ("needed in backward", lambda: _made("forward", until="backward"), "saved_for_backward", None),
     ("left by a forward that nothing follows", lambda: _made("next", until=""), "saved_for_backward", None),
     ("gone within its forward", lambda: _made("forward", until="at once"), "short_lived", None),

@@ -9,8 +9,8 @@ from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.memory.blocks import DeviceBlocks, MemoryBlocks
 from trace_doctor.evidence.memory.stale_graphs import stale_graphs
 from trace_doctor.testing import MIB, SnapshotBuilder
-from trace_doctor_rules.memory import _activation_bound_evidence as evidence
-from trace_doctor_rules.memory._activation_bound_evidence import peak_when_recomputed
+from trace_doctor_rules.memory import _repeated_layers as evidence
+from trace_doctor_rules.memory._repeated_layers import live_when_recomputed
 from trace_doctor_rules.memory.activation_bound import ActivationBound
 
 
@@ -83,7 +83,7 @@ def test_each_layer_keeps_its_last_block_and_one_layer_is_whole() -> None:
     device = blocks(model(10, [4, 8, 2]))
     found = repeats(device, device.history.peak)
     assert found is not None
-    assert peak_when_recomputed(device, found, stale_graphs(device)) == (50 + 9 * 2 + 14 + 1) * MIB
+    assert int(live_when_recomputed(device, found, stale_graphs(device)).max()) == (50 + 9 * 2 + 14 + 1) * MIB
 
 
 def test_recomputation_never_costs_memory() -> None:
@@ -91,7 +91,9 @@ def test_recomputation_never_costs_memory() -> None:
         device = blocks(model(layers, [1, 1, 30], head=200))
         found = repeats(device, device.history.peak)
         assert found is not None
-        assert peak_when_recomputed(device, found, stale_graphs(device)) <= device.history.peak_bytes
+        assert (
+            int(live_when_recomputed(device, found, stale_graphs(device)).max()) <= device.history.peak_bytes
+        )
 
 
 def test_different_code_does_not_repeat() -> None:

@@ -2,7 +2,7 @@
 
 ## heading
 params: {json}          at: text on the line that the capture names (optional)          torch: 2.12 (optional)
-notes: words of the edit's notes, or none (optional)          safety: safe (optional)
+notes: words of the edit's notes, or none (optional)
 ```python
 input
 ```
@@ -46,7 +46,6 @@ class Case:
     runs: str | None
     tolerance: float
     notes: str
-    safety: str | None
 
     def place(self, script: Script) -> Place:
         line = None
@@ -72,7 +71,7 @@ def read_cases(path: Path) -> list[Case]:
         ]
         fields = dict(
             re.findall(
-                r"^(params|at|torch|refuses|runs|tolerance|notes|safety): (.*)$",
+                r"^(params|at|torch|refuses|runs|tolerance|notes): (.*)$",
                 re.sub(r"(?s)```.*?```", "", body),
                 re.MULTILINE,
             )
@@ -83,7 +82,7 @@ def read_cases(path: Path) -> list[Case]:
             Case(
                 path.stem, title, json.loads(fields.get("params", "{}")), fields.get("at"), fields.get("torch"),
                 codes[0], codes[1] if len(codes) == 2 else None, (kind, words) if kind else None,
-                fields.get("runs"), float(fields.get("tolerance", 0)), fields.get("notes", ""), fields.get("safety"),
+                fields.get("runs"), float(fields.get("tolerance", 0)), fields.get("notes", ""),
             )
         )  # fmt: skip
     return found
@@ -104,7 +103,6 @@ def test_edit_gives_the_expected_script(case: Case) -> None:
     text = new_bytes(script, change.edits).decode()
     assert text == case.after
     assert not change.notes if case.notes == "none" else case.notes in " ".join(change.notes)
-    assert case.safety in (None, change.safety)
     compile(text, "train.py", "exec")
 
 

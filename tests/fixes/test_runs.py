@@ -50,7 +50,7 @@ def losses(script: Path) -> tuple[float, ...]:
 def patched(tmp_path: Path, scenario: str, codemod: str, params: dict[str, Any]) -> tuple[Path, Path]:
     """The script as it is and as patched."""
     original = SAMPLES / scenario / "fault.py"
-    fix = Fix(title="t", kind="patch", safety="safe", codemod=codemod, params=params)
+    fix = Fix(title="t", kind="patch", safety="unsafe", codemod=codemod, params=params)
     finding = Finding(
         id="TD101-1", code="TD101", name="n", title="t", severity="info", confidence="high", message="m",
         fingerprint="f", fixes=[fix],

@@ -13,7 +13,7 @@ from trace_doctor.model import Finding, Fix, Result
 
 
 def made(folder: Path, codemod: str, params: dict[str, Any], *, unsafe: bool) -> Plan:
-    fix = Fix(title="t", kind="patch", safety="safe", codemod=codemod, params=params)
+    fix = Fix(title="t", kind="patch", safety="unsafe", codemod=codemod, params=params)
     finding = Finding(
         id="TD401-1", code="TD401", name="n", title="t", severity="info", confidence="high", message="m",
         fingerprint="f", fixes=[fix],
@@ -168,6 +168,44 @@ def test_a_launch_script_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     write(tmp_path, {"train.py": "import torch\n", "run.sh": "#" * 1_000_001})
     [item] = made(tmp_path, "allocator-setting", ALLOCATOR, unsafe=True).items
     assert item.change is not None and item.change.elsewhere == "run.sh cannot be read"
+
+
+def test_beside_a_script_alone_no_file_is_searched_and_that_is_said(tmp_path: Path) -> None:
+    write(tmp_path, {"train.py": "import torch\n", ".env": f"{VARIABLE}=max_split_size_mb:64\n"})
+    [item] = made(tmp_path / "train.py", "allocator-setting", ALLOCATOR, unsafe=True).items
+    assert item.change is not None and item.change.elsewhere == "no other file was searched (--script)"
+
+
+LAUNCHED = {
+    "train.py": """from accelerate import Accelerator
+
+
+def main():
+    accelerator = Accelerator()
+    for x in accelerator.prepare(loader):
+        accelerator.backward(model(x))
+
+
+if __name__ == "__main__":
+    main()
+""",
+    "run.sh": "accelerate launch --config_file conf.yaml train.py\n",
+    "conf.yaml": "distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 1\n",
+    ".env": "ACCELERATE_DEEPSPEED_ZERO_STAGE=0\n",
+}  # fmt: skip
+
+
+def test_a_file_that_may_undo_a_setting_of_a_launcher_is_named(tmp_path: Path) -> None:
+    write(tmp_path, LAUNCHED)
+    [item] = made(tmp_path, "deepspeed-zero", {"stage": 2}, unsafe=True).items
+    assert item.change is not None and item.change.elsewhere == "also set in .env:1, not checked"
+    files = {
+        "conf.yaml": "distributed_type: FSDP\nmixed_precision: 'no'\n",
+        ".env": "ACCELERATE_MIXED_PRECISION=no\n",
+    }
+    write(tmp_path, files)
+    [item] = made(tmp_path, "autocast", {"dtype": "bfloat16"}, unsafe=True).items
+    assert item.change is not None and item.change.elsewhere == "also set in .env:1, not checked"
 
 
 def test_the_search_for_such_files_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from trace_doctor.budget_table import parse_budgets
+from trace_doctor.config.budget_table import parse_budgets
 from trace_doctor.errors import UsageError
 from trace_doctor.gate.baseline import Baseline
 from trace_doctor.gate.decision import Terms, decide

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from trace_doctor.budget_table import parse_budgets
+from trace_doctor.config.budget_table import parse_budgets
 from trace_doctor.gate.baseline import Baseline
 from trace_doctor.gate.decision import Terms, decide
 from trace_doctor.model import (

@@ -257,3 +257,53 @@ def test_the_verdict_speaks_of_peaks_that_both_sides_have(
 
     verdict = difference(side(before), side(after)).verdict
     assert (words in verdict) if words else ("peak" not in verdict)
+
+
+NAMES = ("gemm", "softmax", "norm", "gelu", "copy", "adam")
+
+
+@pytest.mark.parametrize(
+    ("pace", "one", "verdict"),
+    [(0.75, 1.0, "machine"), (1.3, 1.0, "machine"), (1.0, 0.4, "faster"), (0.4, 1.0, "faster")],
+    ids=["a faster clock", "a slower clock", "one kernel of six", "more than a clock does"],
+)
+def test_the_same_work_at_another_pace_is_the_machines(pace: float, one: float, verdict: str) -> None:
+    """Identical code twice: all kernels change by the factor of the step. A fix is about some of them."""
+    times = dict.fromkeys(NAMES, 10.0) | {"gemm": 50.0}
+    after = {name: ms * pace * (one if name == "gemm" else 1.0) for name, ms in times.items()}
+    sides = [capture(compute=sum(k.values()), idle=0.0, kernels=k) for k in (times, after)]
+    made = difference(*sides)
+    assert made.step_time.verdict == verdict
+    assert ("likely the machine" in made.verdict) == (verdict == "machine")
+    assert ("likely the machine" in render(made, "text")) == (verdict == "machine")
+
+
+def _paced(*milliseconds: float) -> m.Result:
+    base = capture(steps=len(milliseconds))
+    rows = [
+        m.StepRow(input=0, rank=0, index=i, start_us=0.0, dur_us=1.0, pace_us=ms * 1e3)
+        for i, ms in enumerate(milliseconds)
+    ]
+    return msgspec.structs.replace(base, steps=rows)
+
+
+def test_steps_that_drift_are_no_independent_samples() -> None:
+    """The same steps by turns, and first the long and then the short ones: the second recording knows its median less surely."""
+    mixed, drifting = _paced(*[100.0, 104.0] * 6), _paced(*[104.0] * 6, *[100.0] * 6)
+    after = _paced(*[94.0] * 12)
+    assert difference(mixed, after).step_time.verdict == "faster"
+    made = difference(drifting, after)
+    assert made.step_time.verdict == "within_noise"
+    assert "differences between runs (clock, neighbors) are not covered" in " ".join(
+        render(made, "text").split()
+    )
+
+
+def test_parts_say_which_steps_they_are_of() -> None:
+    """A step of 62.5 ms without the profiler is no step with 70.4 ms of compute."""
+    plain = m.Pace(steps=8, median_us=62_500.0, mad_us=100.0)
+    sides = [
+        msgspec.structs.replace(r, inputs=[msgspec.structs.replace(r.inputs[0], plain=plain)])
+        for r in (capture(compute=70.4, idle=2.0), capture(compute=70.4, idle=2.0))
+    ]
+    assert "by part: 72.4 ms → 72.4 ms, with the profiler" in render(difference(*sides), "text")

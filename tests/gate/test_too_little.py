@@ -94,8 +94,8 @@ def test_a_trace_with_too_little_to_be_judged(logs: Path, run: Run, what: str) -
     (logs / "rank1.json").write_text(HEAD + TOO_LITTLE[what] + "]}")
     done = run("check", "logs", "-o", "json")
     assert done.code == 3, done.result.gate.verdict
-    assert "rank1.json holds too little to be judged" in done.result.gate.verdict
-    assert "rank1.json holds too little to be judged" in run("analyze", "logs").out
+    assert "rank1.json cannot be judged" in done.result.gate.verdict
+    assert "rank1.json cannot be judged" in run("analyze", "logs").out
     assert run("check", "logs", "--select", "TD201").code == 3, "whatever rules are asked"
     assert run("check", "logs", "--allow-partial").code == 0, "the other one was judged"
     (logs / "rank0.pt.trace.json").unlink()
@@ -117,12 +117,99 @@ def test_a_rank_of_which_little_is_left_beside_the_others(logs: Path, run: Run) 
     (logs / "rank1.json").write_text(json.dumps(trace))
     done = run("check", "logs", "-o", "json")
     assert done.code == 3, done.result.gate.verdict
-    assert "rank1.json holds too little to be judged" in done.result.gate.verdict
+    assert "rank1.json cannot be judged" in done.result.gate.verdict
     assert "where other ranks have" in done.result.gate.verdict
     assert run("check", "logs", "--allow-partial").code == 0
     for rank in (0, 2):
         (logs / f"rank{rank}.json").unlink()
     assert run("check", "logs").code == 0, "alone nothing says that it is little"
+
+
+def test_a_rank_of_which_a_few_steps_are_left_beside_the_others(logs: Path, run: Run) -> None:
+    """As where the list of its events ends early and is closed: ranks make their steps together."""
+    (logs / "rank0.pt.trace.json").unlink()
+    for rank, steps in enumerate((40, 30, 5)):
+        healthy(rank, 3, steps=steps).write(logs / f"rank{rank}.json")
+    done = run("check", "logs", "-o", "json")
+    assert (done.code, done.result.gate.undecided) == (
+        3,
+        ["rank2.json cannot be judged: 5 steps, where other ranks have 35"],
+    )
+    assert run("check", "logs", "--allow-partial").code == 0
+    healthy(2, 3, steps=20).write(logs / "rank2.json")
+    assert run("check", "logs").code == 0
+
+
+def without(trace: Path, *cats: str) -> None:
+    """Takes all events of these categories out of it."""
+    content = json.loads(trace.read_text())
+    content["traceEvents"] = [e for e in content["traceEvents"] if e.get("cat") not in cats]
+    trace.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("cat", "why"),
+    [
+        ("cuda_runtime", "the launches of 24 of its 24 kernels are missing"),
+        ("kernel", "the kernels of 24 of its 24 launches are missing"),
+    ],
+)
+@pytest.mark.parametrize("graphs", [False, True])
+def test_one_side_of_a_gpu_trace_is_not_judged(
+    logs: Path, run: Run, cat: str, why: str, graphs: bool
+) -> None:
+    """The profiler records a kernel with its launch: without one of them what the GPU waited for is not known."""
+    b = RunBuilder()
+    for _ in range(6):
+        with b.step():
+            b.copy(20)
+            for _ in range(4):
+                with b.op("aten::mm"):
+                    b.launch(300, "bf16_gemm", call="cudaGraphLaunch" if graphs else "cudaLaunchKernel")
+            b.idle_until_done()
+    trace = b.write(logs / "rank0.pt.trace.json")
+    assert run("check", "logs").code == 0
+    without(trace, cat)
+    done = run("check", "logs", "--fail-on", "never", "-o", "json")
+    assert done.code == 3
+    assert why in done.result.gate.verdict
+    assert run("check", "logs", "--select", "TD301").code == 3, "whatever rules are asked"
+
+
+def test_what_is_launched_into_a_graph_has_no_kernels(logs: Path, run: Run) -> None:
+    b = RunBuilder()
+    for _ in range(3):
+        with b.step():
+            b.runtime("cudaStreamBeginCapture", 5)
+            for _ in range(20):
+                b.runtime("cudaLaunchKernel", 2)
+            b.runtime("cudaStreamEndCapture", 5)
+            for _ in range(10):
+                b.launch(300, "bf16_gemm")
+            b.idle_until_done()
+    b.write(logs / "rank0.pt.trace.json")
+    assert run("check", "logs").code == 0
+
+
+@pytest.mark.parametrize("gpu", [None, "NVIDIA H100 80GB HBM3"])
+def test_times_that_no_machine_can_reach_are_in_another_unit(logs: Path, run: Run, gpu: str | None) -> None:
+    b = RunBuilder(gpu=gpu)
+    for _ in range(6):
+        with b.step():
+            for _ in range(4):
+                with b.op("aten::mm", us=30):
+                    if gpu:
+                        b.launch(150, "bf16_gemm")
+            b.wait(1000)
+    trace = b.write(logs / "rank0.pt.trace.json")
+    assert run("check", "logs").code == 0
+    content = json.loads(trace.read_text())
+    for event in content["traceEvents"]:
+        event |= {field: event[field] / 1000 for field in ("ts", "dur") if field in event}
+    trace.write_text(json.dumps(content))
+    done = run("check", "logs", "-o", "json")
+    assert done.code == 3, done.result.gate.verdict
+    assert "its times are in another unit: the median operator takes" in done.result.gate.verdict
 
 
 def test_a_step_that_outweighs_all_others_is_named(logs: Path, run: Run) -> None:

@@ -153,6 +153,16 @@ def test_what_after_was_recorded_without_may_have_taken_the_finding_along(lost: 
     assert verify(result(fault(), inputs=lesser), result(inputs=lesser)).code == 0
 
 
+@pytest.mark.parametrize(("code", "fails"), [("TD001", 0), ("TD003", 0), ("TD006", 1), ("TD101", 1)])
+def test_a_note_about_the_recording_is_no_change_of_the_program(code: str, fails: int) -> None:
+    known = [outcome(c) for c in ("TD001", "TD003", "TD006", "TD101")]
+    made = verify(
+        result(fault("TD103"), outcomes=[*known, outcome("TD103", "fired")]),
+        result(fault(code), outcomes=[*known, outcome("TD103")]),
+    )
+    assert (made.code, len(made.new)) == (fails, fails)
+
+
 def test_how_to_record_what_is_missing_is_told() -> None:
     made = verify(result(fault()), UNKNOWN["no snapshot"])
     assert made.findings[0].capture == "dump one"

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -385,10 +386,18 @@ def test_an_environment_has_no_secret_no_host_and_no_user(monkeypatch: pytest.Mo
         "KMP_AFFINITY": "granularity=fine,compact,1,0",
         "TORCH_LOGS": "+dynamo,graph_breaks",
     }
-    monkeypatch.setattr(
-        "sys.modules", {k: v for k, v in sys.modules.items() if k.partition(".")[0] != "torch"}
-    )
+    versions = {
+        "numpy": "2.6.0a0", "triton": "3.2.0+cu121", "accelerate": "1.0.0rc1", "deepspeed": "0.16.4+b0d4a6c0s3cr3t",
+        "peft": "somebody:s3cr3t@host", "trl": "4111.1111.1111", "transformers": "4.50.0.dev20251101",
+    }  # fmt: skip
+    modules = {
+        k: v for k, v in sys.modules.items() if k.partition(".")[0] not in ("torch", *machine.PACKAGES)
+    }
+    own = {name: types.SimpleNamespace(__version__=version) for name, version in versions.items()}
+    monkeypatch.setattr("sys.modules", modules | own)
     said = machine.describe(secrets | settings)
+    masked = {"deepspeed": "0.16.4+***", "peft": "***", "trl": "***"}
+    assert said["packages"] == versions | masked
     assert said["settings"] == {"OMP_NUM_THREADS": "3", "NCCL_ALGO": "***"} | settings
     text = json.dumps(said)
     assert not [word for word in ("s3cr3t", "somebody", os.uname().nodename) if word in text]

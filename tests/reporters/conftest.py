@@ -143,7 +143,7 @@ def other_findings(text: str = "") -> list[m.Finding]:
             fixes=[m.Fix(title="Move zero_grad to right after step", kind="patch", safety="unsafe", codemod="zero-grad", text="optimizer.step()\noptimizer.zero_grad(set_to_none=True)")]),
         finding("TD401", "allocator-churn", severity="info", text=text or "Reserved memory is given back and taken again in 39 episodes.",
             saving=m.Saving(time_us_per_step=2_310.0, share_of_step=0.013, bytes=40 * 2**20, basis="bound"),
-            fixes=[m.Fix(title="Let segments grow", kind="env", safety="safe", text="export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"),
+            fixes=[m.Fix(title="Let segments grow", kind="env", safety="unsafe", text="export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"),
                    m.Fix(title="Pad to a few shapes", kind="advice", safety="display", text="Bucket the sequence lengths.")]),
     ]  # fmt: skip
 

@@ -151,7 +151,7 @@ def treatment(t: Callable[[], str], compared: Difference) -> Treatment:
     attempt = Attempt(
         id="TD101-1", code="TD101", name=t(), title=t(), severity="warning", confidence="high",
         location=Location(file=t(), function=t()), label=t(), fix=t(), kind="patch",
-        safety="safe", fate="rejected", reason=t(), diff=t(), environment={t(): t()}, arguments=[t()],
+        safety="unsafe", fate="rejected", reason=t(), diff=t(), environment={t(): t()}, arguments=[t()],
     )  # fmt: skip
     return Treatment(
         code=1, verdict=t(), method=METHOD, attempts=[attempt], patch=t(), environment={t(): t()}, notes=[t()],

@@ -41,9 +41,7 @@ def test_the_outputs_keep_their_promises(diagnosed: dict[str, Result], name: str
 
 
 def test_the_first_things_a_reader_sees(diagnosed: dict[str, Result]) -> None:
-    assert "Training stalls on data loading: up to 33% of step time</h1>" in render(
-        diagnosed["resnet"], "html"
-    )
+    assert "Steps stall on data loading: up to 33% of step time</h1>" in render(diagnosed["resnet"], "html")
     assert "out of memory" in render(diagnosed["oom"], "html").split("<h1")[1][:200]
     ranks = render(diagnosed["ranks"], "html")
     assert all(f"rank {n} · GPU {n}" in ranks for n in range(8))

@@ -184,13 +184,12 @@ def saved(tmp_path: Path, fix: Fix) -> Fix:
 @pytest.mark.parametrize(
     ("codemod", "claimed", "read"),
     [
-        ("zero-grad", "safe", "unsafe"),
-        ("replace-optimizer", "safe", "display"),
+        ("zero-grad", "unsafe", "unsafe"),
+        ("replace-optimizer", "unsafe", "display"),
         ("gradient-accumulation", "unsafe", "display"),
         ("zero-grad", "display", "display"),
-        ("pinned-copies", "safe", "unsafe"),
-        ("not-yet", "safe", "display"),
-        (None, "safe", "display"),
+        ("not-yet", "unsafe", "display"),
+        (None, "unsafe", "display"),
     ],
 )
 def test_a_claim_of_safety_only_restricts(
@@ -210,7 +209,7 @@ def test_what_people_decide_on_is_never_made_because_a_result_says_so(
     fix = Fix(
         title="t",
         kind="patch",
-        safety="safe",
+        safety="unsafe",
         codemod="set-call-args",
         params={"callee": "torch.compile", "args": arguments},
     )
@@ -225,13 +224,22 @@ def test_a_schema_that_never_was_is_refused(tmp_path: Path, rich_result: Result,
         read_saved(path)
 
 
-@pytest.mark.parametrize("says", ["lists the rule TD[0-9]+ twice", "of a capture that it does not list"])
+@pytest.mark.parametrize(
+    "says",
+    [
+        "lists the rule TD[0-9]+ twice",
+        "of a capture that it does not list",
+        "of a device that its capture does not show",
+    ],
+)
 def test_a_result_that_contradicts_itself_is_refused(tmp_path: Path, rich_result: Result, says: str) -> None:
     made = json.loads(rich_result.to_json())
     if "twice" in says:
         made["outcomes"].append({**made["outcomes"][0], "outcome": "skipped"})
-    else:
+    elif "capture that" in says:
         made["findings"][0]["input"] = 99
+    else:
+        made["findings"][0]["location"]["device"] = 99
     path = tmp_path / "r.json"
     path.write_text(json.dumps(made))
     with pytest.raises(UnusableResult, match=says):

@@ -1,10 +1,28 @@
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
+import trace_doctor
+from trace_doctor.reporters import render
+from trace_doctor.reporters.diagnosis import headline
 from trace_doctor.testing import run_case
-from trace_doctor_rules.comms.straggler import Straggler
+from trace_doctor_rules.comms.straggler import Straggler, _late_in
 
 
 def test_the_table_begins_with_the_ranks_that_are_late() -> None:
     two_of_eight = next(case for case in Straggler.INVALID if case.name == "two of eight")
     [claim] = run_case(Straggler, two_of_eight)
     assert [row[0] for row in claim.evidence[0].rows[:2]] == [6, 0]
+
+
+@pytest.mark.parametrize(
+    ("late", "named"), [(1, "rank 0"), (2, "ranks 0 and 1"), (4, "ranks 0, 1, 2 and 1 more")]
+)
+def test_the_headline_names_all_that_are_late(late: int, named: str, tmp_path: Path) -> None:
+    for r, b in enumerate(_late_in(*[(400.0,)] * late)):
+        b.write(tmp_path / f"rank{r}.json")
+    result = trace_doctor.analyze(tmp_path, select=["TD602"])
+    assert headline(result) == f"Straggler delays all ranks: up to 25% of step time ({named})"
+    assert named in render(result, "html")

@@ -63,10 +63,10 @@ def make_fix(codemod: str | None, safety: Safety = "unsafe", **params: Any) -> F
 
 WORKERS = make_fix("dataloader-args", num_workers=2)
 PIN = make_fix("dataloader-args", pin_memory=True)
-ALLOCATOR = make_fix("allocator-setting", "safe", key="expandable_segments", value=True)
+ALLOCATOR = make_fix("allocator-setting", key="expandable_segments", value=True)
 FOREACH = make_fix("optimizer-args", foreach=True)
 ZERO = make_fix("set-call-args", callee="zero_grad", args={}, remove=["set_to_none"])
-ENV = Fix(title="set it", kind="env", safety="safe", text="SETTING=on:1 python train.py")
+ENV = Fix(title="set it", kind="env", safety="unsafe", text="SETTING=on:1 python train.py")
 
 
 def make_finding(code: str, share: float, *fixes: Fix) -> Finding:

@@ -6,8 +6,9 @@ import contextlib
 import logging
 import os
 import sys
+import traceback
 
-from trace_doctor.cli.process import interrupted, leave_stdout, prepare, tell
+from trace_doctor.cli.process import interrupted, leave_stdout, prepare, say, tell
 
 _COMPLETION = "_TRACE_DOCTOR_COMPLETE"
 """variable by which a shell asks for words, in typer"""
@@ -51,8 +52,7 @@ def run() -> None:
     except (
         OSError
     ) as error:  # each place that reads or writes a file says so; what is left is the output, mostly
-        if _wants_traceback():
-            raise
+        _trace_back()
         code = _code_of(error)
         leave_stdout()
         where = f"{error.filename}: " if error.filename else "cannot go on: "
@@ -62,8 +62,7 @@ def run() -> None:
         if ran_out(error):
             tell("out of memory (--max-memory sets how much to use)")
             sys.exit(_code_of(error))
-        if _wants_traceback():
-            raise
+        _trace_back()
         if os.environ.get(_COMPLETION) and isinstance(error, KeyError | ValueError):
             tell(f"{_COMPLETION} is for the shell, which sets more with it that is not there: unset it")
             sys.exit(2)
@@ -87,5 +86,8 @@ def _if_told_to_end(error: BaseException) -> None:
         raise cause
 
 
-def _wants_traceback() -> bool:
-    return logging.getLogger().isEnabledFor(logging.DEBUG)
+def _trace_back() -> None:
+    """Shows it where -vv asks for it. The interpreter would end with 1 behind it, a verdict of `check`."""
+    if logging.getLogger().isEnabledFor(logging.DEBUG):
+        with contextlib.suppress(OSError):
+            say(traceback.format_exc().rstrip())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -160,14 +161,14 @@ def _analyzed(paths: list[str], source: Path, config: Config, loading: o.Loading
 def _explain(plan: Plan, console: Console) -> None:
     """Each fix in a line on stderr: what it does, or why the script is not edited. --verbose adds what may go wrong, how to
     verify it, and the fixes for which the script has no place."""
-    left_out = 0
+    left_out: Counter[str] = Counter()
     shown: set[tuple[str, str, str]] = set()
     for item in plan.items:
         finding, fix_ = item.finding, item.fix
         if item.status == "advice" and fix_.framework not in ("torch", "", *plan.frameworks):
             continue  # advice for a framework that the scripts do not use
         if item.status in ("unresolved", "already") and not console.verbose:
-            left_out += 1
+            left_out[item.status] += 1
             continue
         same = (fix_.title, item.status, item.why)  # what two findings advise, as for out of memory
         if not console.verbose and (item.status == "covered" or (item.change is None and same in shown)):
@@ -188,7 +189,10 @@ def _explain(plan: Plan, console: Console) -> None:
     if not plan.items:
         console.hint("no fixes available")
     elif left_out:
-        console.hint(f"{plural(left_out, 'fix', 'fixes')} without a match in the script  (--verbose)")
+        counts = [
+            f"{plural(n, 'fix', 'fixes')} {_LEFT_OUT[status]}" for status, n in sorted(left_out.items())
+        ]
+        console.hint(f"{', '.join(counts)}  (--verbose)")
 
 
 def _in_full(item: PlannedFix, console: Console) -> None:
@@ -220,8 +224,8 @@ def _line(text: str, console: Console) -> None:
 
 _MOST_PLACES = 20
 _HOW = {"advice": "manual", "display": "manual", "unresolved": "no match", "already": "already done"}
+_LEFT_OUT = {"already": "already in the script", "unresolved": "without a match in the script"}
 _RISKS = {
-    "safe": "none known: the losses stay bitwise identical",
     "unsafe": "may change numerics, randomness, memory or checkpoints",
     "display": "for you to judge",
 }
@@ -256,6 +260,8 @@ def _write_patch(plan: Plan, path: Path, console: Console) -> None:
 
 def _report_edits(plan: Plan, changed: list[str], console: Console) -> None:
     console.hint(f"{_count(plan)} applied to {', '.join(changed)}" if changed else "nothing to change")
+    if changed:
+        console.hint(f"Next: {_VERIFY}")
     unsafe = len([i for i in plan.of("held") if i.safety == "unsafe" and i.why != "not chosen"])
     if unsafe:
         console.hint(

@@ -34,10 +34,10 @@ def rule(
     config: ConfigFile = None,
 ) -> None:
     """Explain a rule: what it checks, why that matters, its thresholds in force, its fixes."""
+    from trace_doctor.cli.rule_page import page
     from trace_doctor.config import load_config
     from trace_doctor.errors import UsageError
     from trace_doctor.registry import all_rules, resolve
-    from trace_doctor.rule_page import page
 
     _check_output(output)
     if code is None and not all_:
@@ -58,7 +58,7 @@ def _check_output(output: str) -> None:
 
 
 def _facts(code: str) -> dict[str, object]:
+    from trace_doctor.cli.rule_page import facts
     from trace_doctor.registry import resolve
-    from trace_doctor.rule_page import facts
 
     return facts(resolve(code)[0])

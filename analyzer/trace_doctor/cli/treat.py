@@ -63,10 +63,10 @@ def treat(
         str, typer.Option(help="A fix is kept if it gains more than this share of the step or the peak.")
     ] = "1%",
     loss_tolerance: Annotated[
-        str, typer.Option(help="Mean relative difference of losses that an unsafe fix may have.")
+        str, typer.Option(help="Mean relative difference of losses that a fix may have.")
     ] = "2%",
     without_losses: Annotated[
-        bool, typer.Option("--without-losses", help="Keep unsafe fixes even if no loss was recorded.")
+        bool, typer.Option("--without-losses", help="Keep fixes even if no loss was recorded.")
     ] = False,
     step_every: Annotated[
         int | None, typer.Option(min=1, help="Module calls per step, for scripts without an optimizer.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Hashable, Iterable, Sequence, Set
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from statistics import median
@@ -14,10 +14,14 @@ from trace_doctor.arrays import I64
 from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.idle.time_ledger import TimeLedger
 from trace_doctor.evidence.memory.ledger import MemoryLedger
+from trace_doctor.evidence.names.event_names import is_launch
 from trace_doctor.evidence.rank_summary import RankSummary
+from trace_doctor.evidence.trace.graph_captures import GraphCaptures
+from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.steps import Steps, before_the_cut
 from trace_doctor.model import Ignored, Ranks
-from trace_doctor.run import GPU_CATS, Cat
+from trace_doctor.model.captures import LEAST_LAUNCHES
+from trace_doctor.run import GPU_CATS, Cat, Run
 
 LEAST_EVENTS = 10
 """operators, runtime calls and GPU events in the window: fewer are the rest of a file, not a piece of training, however many
@@ -25,6 +29,11 @@ steps are marked over them"""
 LEAST_SHARE = 0.1
 """of what the other ranks of the job have in their windows, as their median: ranks make the same steps, and where they share the
 work of a step unevenly, none has so little of it"""
+LEAST_STEPS = 0.5
+"""of those of the other ranks, as their median: ranks make their steps together, so what has fewer was cut"""
+LEAST_MEDIAN_NS = {"operator": 100, "launch": 100, "kernel": 200}
+"""No machine does half of them faster: the profiler alone takes longer to note an operator, and a GPU to start a kernel. In 120 public
+captures the least medians are 0.9, 1.0 and 1.0 us, and durations in whole us are 0 or more than that."""
 _MOST_NAMED, _MOST_RANKS = 8, 10**6
 _WORK = (Cat.CPU_OP, Cat.RUNTIME, Cat.DRIVER, *GPU_CATS)
 
@@ -91,8 +100,8 @@ def incomplete(shortages: Sequence[tuple[RankSummary, str]], scope: Scope) -> li
     empty = [(summary.path, why) for summary, why in shortages if why]
     if len(empty) == len(shortages):  # nothing at all can be judged: more than a part that is missing
         return reasons
-    few = [f"{path} holds too little to be judged: {why}" for path, why in empty]
-    return reasons + _first_and_count(few, "hold too little to be judged")
+    few = [f"{path} cannot be judged: {why}" for path, why in empty]
+    return reasons + _first_and_count(few, "cannot be judged")
 
 
 def _first_and_count(reasons: list[str], what: str) -> list[str]:
@@ -178,19 +187,42 @@ def work_events(files: Sequence[Facts]) -> int:
 
 def fewer_than_others(summaries: Sequence[RankSummary], events: Sequence[int]) -> list[str]:
     """For each capture why it tells nothing beside the other ranks of its job, of which each has so many events in its window:
-    as where one was cut to its first events. "" where it does, or another capture of its rank, and where there is no trace."""
-    jobs: dict[tuple[str, int | str], dict[int, int]] = {}
-    keys = [_job(s) for s in summaries]
-    for key, summary, count in zip(keys, summaries, events, strict=True):
-        most = jobs.setdefault(key, {})
-        most[summary.rank] = max(count, most.get(summary.rank, 0))
-    reasons = []
-    for key, summary, count in zip(keys, summaries, events, strict=True):
-        others = [n for rank, n in jobs[key].items() if rank != summary.rank and n]
-        usual = int(median(others)) if others and count else 0
-        few = jobs[key][summary.rank] < LEAST_SHARE * usual
-        reasons.append(f"{count:,} operators and GPU events, where other ranks have {usual:,}" if few else "")
-    return reasons
+    as where one was cut to its first events or steps. "" where it does, or another capture of its rank, and where there is no
+    trace."""
+    jobs = [_job(s) for s in summaries]
+    few_events = _usual_of_others(summaries, jobs, events, LEAST_SHARE)
+    marked = [_marked(summary) for summary in summaries]
+    by_mark = [(job, source) for job, (source, _) in zip(jobs, marked, strict=True)]
+    few_steps = _usual_of_others(summaries, by_mark, [count for _, count in marked], LEAST_STEPS)
+    return [
+        f"{count:,} operators and GPU events, where other ranks have {usual:,}" if usual
+        else f"{steps:,} step{'s' if steps > 1 else ''}, where other ranks have {usual_steps:,}" if usual_steps
+        else ""
+        for count, usual, (_, steps), usual_steps in zip(events, few_events, marked, few_steps, strict=True)
+    ]  # fmt: skip
+
+
+def _usual_of_others(
+    summaries: Sequence[RankSummary], jobs: Sequence[Hashable], counts: Sequence[int], least: float
+) -> list[int]:
+    """For each capture what the other ranks of its job have, as their median, where the most of its own rank is less than this
+    share of it; else 0. A count of 0 says nothing."""
+    most: dict[Hashable, dict[int, int]] = {}
+    for job, summary, count in zip(jobs, summaries, counts, strict=True):
+        ranks = most.setdefault(job, {})
+        ranks[summary.rank] = max(count, ranks.get(summary.rank, 0))
+    usual = []
+    for job, summary, count in zip(jobs, summaries, counts, strict=True):
+        others = [n for rank, n in most[job].items() if rank != summary.rank and n]
+        middle = int(median(others)) if others and count else 0
+        usual.append(middle if most[job][summary.rank] < least * middle else 0)
+    return usual
+
+
+def _marked(summary: RankSummary) -> tuple[str, int]:
+    """What marks its steps, and how many there are; 0 without marks."""
+    steps = summary.get(Steps)
+    return (steps.source, len(steps.steps)) if steps is not None else ("none", 0)
 
 
 def _job(summary: RankSummary) -> tuple[str, int | str]:
@@ -213,6 +245,10 @@ def _shortage(facts: Facts) -> str:
     steps, run = facts.get(Steps), capture.run
     if steps is not None and steps.doubt:
         return f"its steps cannot be told apart: {steps.doubt}"
+    if why := _too_fast(run):
+        return f"its times are in another unit: {why}"
+    if steps is not None and (why := _one_sided(facts, steps)):
+        return why
     if capture.snapshot is not None and facts.get(MemoryLedger) is not None:
         return ""
     ledger = facts.get(TimeLedger)
@@ -230,4 +266,33 @@ def _shortage(facts: Facts) -> str:
         return "all operators and GPU work begin at the same moment"
     if run.damage.truncated and steps.steps and not before_the_cut(run, steps.steps):
         return "the file ends before its first step does"
+    return ""
+
+
+def _too_fast(run: Run) -> str:
+    """What no machine can be so fast at, if anything: events that take no time at all say nothing."""
+    rows = {
+        "operator": run.is_cat(Cat.CPU_OP),
+        "launch": run.is_named(is_launch) & run.is_cat(Cat.RUNTIME, Cat.DRIVER),
+        "kernel": run.is_cat(Cat.KERNEL),
+    }
+    for what, least in LEAST_MEDIAN_NS.items():
+        times = run.dur[rows[what] & run.own & (run.dur > 0)]
+        if len(times) >= LEAST_EVENTS and (middle := int(np.median(times))) < least:
+            return f"the median {what} takes {middle} ns"
+    return ""
+
+
+def _one_sided(facts: Facts, steps: Steps) -> str:
+    """Why what the host launched and what the GPU did are not both there, though a profiler records each with the other. What
+    is launched into a CUDA graph runs later, by the launch of the graph."""
+    run, launches, (start, end) = facts.run, facts[Launches], steps.window
+    linked, kernels = launches.with_launch(start, end, Cat.KERNEL)
+    if linked < LEAST_LAUNCHES * kernels:
+        return f"the launches of {kernels - linked:,} of its {kernels:,} kernels are missing"
+    calls = run.named(is_launch, Cat.RUNTIME, Cat.DRIVER)
+    calls = calls[(run.ts[calls] >= start) & (run.ts[calls] < end) & ~facts[GraphCaptures].holds(calls, run)]
+    lost = int((launches.first_work(calls) < 0).sum())
+    if len(calls) - lost < LEAST_LAUNCHES * len(calls):
+        return f"the kernels of {lost:,} of its {len(calls):,} launches are missing"
     return ""

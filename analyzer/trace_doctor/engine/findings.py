@@ -27,10 +27,12 @@ from trace_doctor.model import (
     Saving,
     Severity,
     Table,
+    enough_first,
 )
 from trace_doctor.model.parameters import misfit
 from trace_doctor.recording.folder import BUSY
 from trace_doctor.rule import Claim, Rule
+from trace_doctor.user_frames import shared_parts
 
 LEVEL: dict[Severity, int] = {"info": 0, "warning": 1, "critical": 2}
 WEIGHT: dict[Confidence, float] = {"high": 1.0, "medium": 0.7, "low": 0.4}
@@ -68,6 +70,7 @@ def file_claim(rule: Rule, claim: Claim, input: int, rank: int, path: str, setti
         evidence=[_cut(t) for t in claim.evidence],
         spans=list(claim.spans[:MAX_SPANS]),
         fixes=[_verifiable(_safe_fix(f), rule.code) for f in claim.fixes],
+        missing_bytes=claim.missing_bytes,
         thresholds=rule.thresholds(),
         why=rule.sections().get("Why is this bad", ""),
     )
@@ -81,7 +84,7 @@ def on_a_busy_machine(rule: Rule, claim: Claim, wait_share: float | None) -> Cla
     if not rule.costs_host_time or wait_share is None or wait_share < max(BUSY, cost / 2):
         return claim
     less: dict[Confidence, Confidence] = {"high": "medium", "medium": "low", "low": "low"}
-    doubt = f"Training waited {wait_share:.0%} of the time for a CPU: CPU contention is likely."
+    doubt = f"The main thread waited {wait_share:.0%} of the time for a CPU: CPU contention is likely."
     return replace_claim(claim, confidence=less[claim.confidence], message=f"{claim.message} {doubt}")
 
 
@@ -222,20 +225,27 @@ class Merged:
         )
 
 
-Fault = tuple[str, str, int]
-"""fingerprint, folder and job: what makes findings of several captures one"""
+Fault = tuple[str, str, int, str]
+"""fingerprint, folder, job and file: what makes findings of several captures one"""
 
 
 def merge(filings: Sequence[Filing], settings: Settings, jobs: Mapping[int, int] | None = None) -> Merged:
     """One finding per fault: the same fault on other ranks or files of one folder becomes a table in the worst one. `jobs`:
     the job of each input; without it all are of one."""
 
+    files: dict[str, list[str]] = {}
+
     def fault(filing: Filing) -> Fault:
         folder = str(PurePosixPath(filing.path).parent)
-        return filing.finding.fingerprint, folder, (jobs or {}).get(filing.input, 0)
+        known_as, file = filing.finding.fingerprint, filing.finding.location.file or ""
+        known = files.setdefault(known_as, [])
+        same = next((name for name in known if shared_parts(name, file)), None)
+        if same is None:
+            known.append(file)
+        return known_as, folder, (jobs or {}).get(filing.input, 0), file if same is None else same
 
     groups: dict[Fault, list[Filing]] = {}
-    for f in filings:
+    for f in sorted(filings, key=lambda f: -len(f.finding.location.file or "")):  # a tail names less
         groups.setdefault(fault(f), []).append(f)
     pairs = []
     elsewhere: dict[int, list[Filing]] = {}
@@ -271,7 +281,8 @@ def _with_causes(
     pairs: Sequence[tuple[Finding, Filing]],
     inputs: Mapping[int, set[int]],
 ) -> Finding:
-    """With the findings that explain it, on its capture and device, and their fixes behind its own."""
+    """With the findings that explain it, on its capture and device, and their fixes behind its own; of a failed allocation
+    those that are enough come first."""
     causes = [
         other
         for other, f in pairs
@@ -281,10 +292,16 @@ def _with_causes(
     ]
     if not causes:
         return finding
-    fixes = {(x.title, x.codemod): x for x in finding.fixes}
-    for fix in (x for cause in causes for x in cause.fixes):
-        fixes.setdefault((fix.title, fix.codemod), fix)
-    return replace(finding, refers_to=[cause.id for cause in causes], fixes=list(fixes.values()))
+    by_title = {(x.title, x.codemod): x for x in finding.fixes}
+    missing = finding.missing_bytes
+    for cause in causes:
+        for fix in cause.fixes:
+            saving = fix.saving if missing is None else fix.saving or cause.saving
+            by_title.setdefault((fix.title, fix.codemod), replace(fix, saving=saving))
+    fixes = list(by_title.values())
+    if missing is not None:
+        fixes = enough_first(fixes, missing)
+    return replace(finding, refers_to=[cause.id for cause in causes], fixes=fixes)
 
 
 def _confidence(text: str) -> Confidence:

@@ -34,7 +34,7 @@ class Options(Struct, frozen=True):
 class Evidence(Struct, frozen=True, dict=True):
     """Base of derived facts: fields that stay as they are, and a `build` that makes them."""
 
-    kept: ClassVar[tuple[str, ...]] = ()
+    derived_columns: ClassVar[tuple[str, ...]] = ()
     """Its columns, where they and `run` are all it has and follow from the trace alone: `Run.derived` keeps them."""
 
     @classmethod
@@ -81,7 +81,7 @@ class Facts:
         built = self._made.get(kind)
         if built is None:
             try:
-                built = self._remembered(kind) if kind.kept else kind.build(self)
+                built = self._remembered(kind) if kind.derived_columns else kind.build(self)
             except NotCaptured as missing:
                 built = missing
             self._made[kind] = built
@@ -92,7 +92,7 @@ class Facts:
 
     def _remembered(self, kind: type[E]) -> E:
         known = self.run.derived
-        names = {f"{kind.__name__}.{column}": column for column in kind.kept}
+        names = {f"{kind.__name__}.{column}": column for column in kind.derived_columns}
         if names.keys() <= known.keys():
             restored: Callable[..., E] = kind
             return restored(run=self.run, **{column: known[name] for name, column in names.items()})

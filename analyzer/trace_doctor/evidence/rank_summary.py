@@ -49,7 +49,7 @@ class RankSummary(Struct, frozen=True):
             begin=int(timed.ts[0]) if timed is not None else None,
             end=int(timed.end.max()) if timed is not None else None,
             waited_for_cpu=record.waited_for_cpu if record is not None else None,
-            evidence={kind.__name__: _taken(facts, kind) for kind in kinds},
+            evidence={kind.__name__: _built(facts, kind) for kind in kinds},
         )
 
     def __getitem__(self, kind: type[E]) -> E:
@@ -65,7 +65,7 @@ class RankSummary(Struct, frozen=True):
         return evidence if isinstance(evidence, kind) else None
 
 
-def _taken(facts: Facts, kind: type[Evidence]) -> Evidence | Refusal:
+def _built(facts: Facts, kind: type[Evidence]) -> Evidence | Refusal:
     try:
         return facts[kind]
     except NotCaptured as missing:

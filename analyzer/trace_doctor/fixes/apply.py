@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from trace_doctor.errors import UsageError
-from trace_doctor.files import read_regular
+from trace_doctor.files import ACCESS_LIST, has_access_list, read_regular
 from trace_doctor.fixes.exchange import exchange, moved_away, rename_exclusively
 from trace_doctor.fixes.journal import (
     Edit,
@@ -108,8 +108,7 @@ def _complete(journal: Journal) -> str:
     states = edit.states()
     _remove_asides(edit)
     if set(states.values()) == {"old"}:
-        journal.discard()
-        return ""
+        return journal.discard().removeprefix("; ")
     if strange := [name for name, state in states.items() if state not in ("old", "new")]:
         raise UsageError(
             f"{_status(edit)}; {', '.join(strange)} stays as it is: restore it, or delete {journal.file} to leave all "
@@ -127,8 +126,7 @@ def _complete(journal: Journal) -> str:
         _write_aside(edit, entry)
         _exchange(edit, entry)
     _sync_folders(edit)
-    leftovers = _remove_asides(edit)
-    journal.discard()
+    leftovers = _remove_asides(edit) + journal.discard()
     return f"an interrupted edit was completed: {', '.join(states)}{leftovers}"
 
 
@@ -165,17 +163,14 @@ def _replace_all(journal: Journal) -> None:
     except BaseException as error:  # Ctrl-C too
         stuck = [entry.name for entry in reversed(swaps) if not _put_back(edit, entry)]
         outcome = f"{', '.join(stuck)} cannot be put back" if stuck else "nothing was changed"
-        outcome += _remove_asides(edit)
-        journal.discard()
+        outcome += _remove_asides(edit) + journal.discard()
         if isinstance(error, OSError):
             raise UsageError(f"cannot write {entry.name}: {error.strerror}; {outcome}") from None
         if isinstance(error, UsageError):
             raise UsageError(f"{error}; {outcome}") from None
         raise
     _sync_folders(edit)
-    leftovers = _remove_asides(edit)
-    journal.discard()
-    if leftovers:
+    if leftovers := _remove_asides(edit) + journal.discard():
         raise UsageError(f"{', '.join(e.name for e in edit.entries)} edited{leftovers}")
 
 
@@ -219,9 +214,12 @@ def _write_aside(edit: Edit, entry: Entry) -> None:
 
 
 def _copy_attributes(path: Path, aside: Path) -> None:
-    """Access lists and labels, where the system has them."""
+    """Access lists and labels, where the system has them. A list that the folder gives to every new file does not stay:
+    it may let others read and write what they could not. Raises OSError where it cannot be taken away."""
     if not hasattr(os, "listxattr"):
         return
+    if has_access_list(aside) and not has_access_list(path):
+        os.removexattr(aside, ACCESS_LIST, follow_symlinks=False)
     with contextlib.suppress(OSError):
         for name in os.listxattr(path, follow_symlinks=False):
             with contextlib.suppress(OSError):

@@ -13,7 +13,7 @@ import libcst as cst
 from trace_doctor.fixes.codemods import codemods
 from trace_doctor.fixes.frameworks.accelerate import in_accelerator
 from trace_doctor.fixes.frameworks.deepspeed import in_agreement, in_config
-from trace_doctor.fixes.frameworks.launchers import pass_options
+from trace_doctor.fixes.frameworks.launchers import pass_options, say_what_is_not_checked
 from trace_doctor.fixes.frameworks.lightning import in_lightning
 from trace_doctor.fixes.frameworks.settings import Call, is_available, needs, set_arguments, together
 from trace_doctor.fixes.frameworks.trainers import MANAGED, TRAINING_ARGUMENTS, wishes_of
@@ -285,4 +285,8 @@ def _on_command_line(place: Place, parser: Call, wishes: Mapping[str, str]) -> C
         why = "; ".join(late) or "the Trainer does this by default"
         raise NoEdit("display", why, framework="transformers")
     settings = [TRAINING_ARGUMENTS[wish] for wish in wishes]
-    return pass_options(place, parser[0].name, options, late, {s.name: s for s in settings})
+    return say_what_is_not_checked(
+        place,
+        [f"--{name}" for name in options],
+        lambda: pass_options(place, parser[0].name, options, late, {s.name: s for s in settings}),
+    )

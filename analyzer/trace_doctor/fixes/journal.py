@@ -85,10 +85,14 @@ class Journal:
     file: Path
     edit: Edit
 
-    def discard(self) -> None:
-        """All is as it is to be: the journal goes."""
-        self.file.unlink(missing_ok=True)
-        sync_folder(self.file.parent)
+    def discard(self) -> str:
+        """All is as it is to be: the journal goes. Returns that it cannot, as the end of a line; else empty."""
+        try:
+            self.file.unlink(missing_ok=True)
+            sync_folder(self.file.parent)
+        except OSError as error:
+            return f"; {self.file} cannot be removed: {error.strerror}"
+        return ""
 
 
 def state_folder() -> Path:

@@ -21,7 +21,6 @@ Status = Literal[
     "ready", "held", "conflict", "covered", "already", "ambiguous", "unresolved", "display", "advice"
 ]
 _VERSION = "Python " + ".".join(platform.python_version_tuple()[:2])
-_SAFETY_ORDER: tuple[Safety, ...] = ("safe", "unsafe", "display")
 
 
 @dataclass(frozen=True)
@@ -45,9 +44,8 @@ class PlannedFix:
 
     @property
     def safety(self) -> Safety:
-        """The less safe of what the rule and the codemod say."""
-        levels = [self.fix.safety, self.change.safety if self.change else "safe"]
-        return max(levels, key=_SAFETY_ORDER.index)
+        """What the rule says of it; only shown where the codemod says so."""
+        return self.change.safety if self.change and self.fix.safety == "unsafe" else self.fix.safety
 
 
 def new_bytes(script: TextFile, changes: Iterable[editing.Edit]) -> bytes:

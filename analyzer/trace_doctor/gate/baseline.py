@@ -9,17 +9,17 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Sequence
-from itertools import takewhile
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
-from trace_doctor.budget_table import FIGURES, MOST
+from trace_doctor.config.budget_table import FIGURES, MOST
 from trace_doctor.errors import UsageError, one_line
 from trace_doctor.files import open_regular
 from trace_doctor.gate.runs import MEASURES, cost, spread
 from trace_doctor.model import LOOKED, Finding, Result, Severity, Tool, Unit
+from trace_doctor.user_frames import shared_parts
 
 VERSION = 1
 MAX_BYTES = 64 << 20
@@ -136,18 +136,7 @@ def alike(known: Known, finding: Finding, result: Result) -> int:
     path, in_project = path_of(finding, result)
     if in_project and known.in_project:
         return len(path) + 1 if path == known.path else 0
-    if not path or not known.path:
-        return 1
-    a, b = ([p for p in text.split("/") if p not in ("", ".")] for text in (path, known.path))
-    shared = len(
-        list(takewhile(lambda pair: pair[0] == pair[1], zip(reversed(a), reversed(b), strict=False)))
-    )
-    moved = shared > 1 and all(map(_is_absolute, (path, known.path)))
-    return shared if moved or shared == min(len(a), len(b)) else 0
-
-
-def _is_absolute(path: str) -> bool:
-    return path.startswith("/") or path[1:3] == ":/"
+    return shared_parts(path, known.path)
 
 
 def place(finding: Finding) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from trace_doctor.budget_table import Aggregate, Budgets, Limit
+from trace_doctor.config.budget_table import Aggregate, Budgets, Limit
 from trace_doctor.gate.baseline import Baseline, devices
 from trace_doctor.gate.runs import MEASURES, cost, largest, most_noise, spread, waited_for_cpu
 from trace_doctor.model import Budget, Result

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from statistics import median
+from typing import Literal
 
 from trace_doctor.model import Input, Result
 from trace_doctor.model.comparison import Side
@@ -78,6 +79,23 @@ def _typical_us(result: Result) -> dict[tuple[str, str], float]:
     """(kind, name) -> us of one of them."""
     on_gpu = {("kernel", k.name): k.mean_us for k in result.kernels}
     return on_gpu | {(o.kind, o.name): o.self_us / o.count for o in result.operators if o.count}
+
+
+def same_work(before: Result, after: Result, kind: Literal["kernel", "host"]) -> float | None:
+    """How many times as long the same kernels, or operators and calls of the host, take in AFTER, called as often as in BEFORE.
+    Without the name that moves the figure most from 1: a fix may be about it. None for too few names."""
+    a, b = (
+        {name: us for name, us in _typical_us(r).items() if (name[0] == "kernel") == (kind == "kernel")}
+        for r in (before, after)
+    )
+    counts = {("kernel", k.name): k.count for k in before.kernels}
+    counts |= {(o.kind, o.name): o.count for o in before.operators}
+    pairs = [(counts[name] * a[name], counts[name] * b[name]) for name in a.keys() & b.keys() if a[name] > 0]
+    if len(pairs) < _LEAST_NAMES:
+        return None
+    was, now = (sum(side) for side in zip(*pairs, strict=True))
+    ratios = [(now - y) / (was - x) for x, y in pairs if was > x]
+    return min(ratios, key=lambda r: abs(r - 1)) if (min(ratios) - 1) * (max(ratios) - 1) > 0 else 1.0
 
 
 def _identical(before: Result, after: Result) -> Iterator[str]:

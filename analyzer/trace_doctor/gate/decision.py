@@ -10,8 +10,8 @@ from typing import Literal
 
 import msgspec
 
-from trace_doctor.budget_table import Budgets, parse_budgets
 from trace_doctor.config import Settings
+from trace_doctor.config.budget_table import Budgets, parse_budgets
 from trace_doctor.errors import UsageError
 from trace_doctor.gate.baseline import Baseline, Known, alike, read_baseline
 from trace_doctor.gate.budgets import DEFAULT_REGRESSION, defaults_against, judge

@@ -190,6 +190,7 @@ _PACE_WORDS = {
     "faster": "faster",
     "slower": "slower",
     "within_noise": "within noise",
+    "machine": "the same work changed pace: likely the machine, not the code",
     "too_few_steps": "too few steps to tell",
     "not_captured": "step time not captured",
 }

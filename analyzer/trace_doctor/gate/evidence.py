@@ -55,7 +55,7 @@ def nothing_judged(result: Result) -> list[str]:
     found = _empty_folders(result)
     if result.inputs and all(i.too_little for i in result.inputs):
         few = result.inputs[0]
-        found.append(f"the captures hold too little to be judged ({few.path}: {few.too_little})")
+        found.append(f"the captures cannot be judged ({few.path}: {few.too_little})")
     blind = [o for o in result.outcomes if o.outcome in ("skipped", "error")]
     if result.inputs and result.outcomes and len(blind) == len(result.outcomes):
         reasons = {o.reason for o in blind if o.reason}

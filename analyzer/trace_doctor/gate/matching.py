@@ -13,6 +13,8 @@ SMALLER = 0.8
 """a fault found again is `smaller` when removing it would save at most this part of what it would have saved before"""
 ON_THE_CAPTURE = "TD0"
 """how the codes of rules begin that look at how a capture was recorded, and not at what the program does"""
+_NO_CHANGE = ("TD001", "TD003")
+"""notes about how a capture was recorded, without any doubt about what it shows: a program is no worse for them"""
 _EVERYTHING = "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
 _KINDS: dict[str, tuple[Callable[[Input], bool], str]] = {
     "kernels": (lambda i: i.work.kernels is not None, _EVERYTHING),
@@ -39,7 +41,7 @@ def follow(before: Result, after: Result, chosen: Sequence[Finding]) -> tuple[li
             **f.mention(), message=f.message, saving=f.saving, checked_before=_decided(checked.get(f.code))
         )
         for f in after.findings
-        if f.id not in known
+        if f.id not in known and f.code not in _NO_CHANGE
     ]
     return followed, new
 

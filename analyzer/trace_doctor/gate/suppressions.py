@@ -6,7 +6,7 @@
     TD404 = "the smoke test skips the optimizer"            # a rule
     "TD201 train.py:evaluate" = "the metric is needed"      # of one file, or of one function in it
 
-An entry of the configuration is `trace_doctor.suppress_entry`. A comment speaks of the statement that it stands in, or that follows it where it stands alone. Several codes are parted by
+An entry of the configuration is `trace_doctor.config.suppress_entry`. A comment speaks of the statement that it stands in, or that follows it where it stands alone. Several codes are parted by
 commas; a prefix (TD4) or a name is as good as a code.
 """
 
@@ -21,10 +21,10 @@ from pathlib import Path
 
 import msgspec
 
+from trace_doctor.config.suppress_entry import SuppressEntry, check_selector, dotted, means
 from trace_doctor.errors import UsageError
 from trace_doctor.model import LOOKED, Finding, Location, Result, Suppressed
 from trace_doctor.program.source_tree import SourceTree
-from trace_doctor.suppress_entry import SuppressEntry, check_selector, dotted, means
 
 _MARK = b"trace-doctor:"
 _COMMENT = re.compile(r"#\s*trace-doctor:\s*ignore\[([^\]]*)\]\s*(.*)")

@@ -68,7 +68,9 @@ _OTHER_FORMATS = (
 
 
 _PACKING = r"gz|gzip|zst|zstd|xz|lzma|bz2|lz4|br|zip|7z|tar|tgz|txz|tbz2?|zlib|z|lz|lzo|sz|rar"
-_COMPRESSED = rf"(?:\.(?:{_PACKING}|tmp|part|partial))*$"
+_PIECE = rf"\.(?:part|[a-z])?\d{{1,3}}|\.(?:{_PACKING})\.[a-z]{{2}}"
+"""what `split` and archivers put behind the name of a file that they cut: `.01`, `.gz.ab`, `.part2`, `.z01`"""
+_COMPRESSED = rf"(?:\.(?:{_PACKING}|tmp|part|partial))*(?:{_PIECE})?$"
 _NAMED_BY_A_PROFILER = re.compile(
     rf"\.pt\.trace(?:\.json)?{_COMPRESSED}"
     rf"|^rank\d{{1,6}}\.(?:(?:light|detailed)\.json|(?:peak|boundary|oom|exception)\.pickle){_COMPRESSED}",
@@ -79,7 +81,7 @@ _NAMED_BY_RANK = re.compile(
     rf"|(?:^|[^a-z])traces?[\W_\d]*\.json{_COMPRESSED}",
     re.I,
 )
-_NAMED_AS_PACKED_JSON = re.compile(rf"\.json\.(?:{_PACKING}){_COMPRESSED}", re.I)
+_NAMED_AS_PACKED_JSON = re.compile(rf"\.json(?=\.(?:{_PACKING})){_COMPRESSED}", re.I)
 _NAMED_AS_PICKLE = re.compile(rf"\.(?:pickle|pkl){_COMPRESSED}", re.I)
 _NAMED_BY_WORD = re.compile(
     rf"(?:^|[^a-z])(?:rank|worker|trace|snapshot)s?[_\-=]?\d*(?:\.(?:{_PACKING}))*$", re.I

@@ -36,7 +36,9 @@ from trace_doctor.model.findings import Suppressed as Suppressed
 from trace_doctor.model.findings import Table as Table
 from trace_doctor.model.findings import Target as Target
 from trace_doctor.model.findings import Unit as Unit
+from trace_doctor.model.findings import enough_first as enough_first
 from trace_doctor.model.findings import known_together as known_together
+from trace_doctor.model.findings import ranks_text as ranks_text
 from trace_doctor.model.gates import Budget as Budget
 from trace_doctor.model.gates import Gate as Gate
 from trace_doctor.model.ledgers import IDLE_CAUSES as IDLE_CAUSES

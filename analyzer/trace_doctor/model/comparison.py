@@ -13,7 +13,8 @@ from trace_doctor.model import Location, Mention, Saving, Severity
 from trace_doctor.model.results import Document
 
 Fate = Literal["gone", "within_noise", "smaller", "still_there", "not_captured"]
-StepVerdict = Literal["faster", "slower", "within_noise", "too_few_steps", "not_captured"]
+StepVerdict = Literal["faster", "slower", "within_noise", "machine", "too_few_steps", "not_captured"]
+"""`machine`: the same kernels and operators became faster or slower by about as much as the step"""
 
 
 class Followed(Mention, frozen=True, kw_only=True):
@@ -78,6 +79,8 @@ class StepChange(Struct, frozen=True, kw_only=True):
     """after − before, of the means: what savings are of. None where a side does not say"""
     noise_us: float | None = None
     """smaller changes are noise: three standard errors of the difference, at least 2 % of the step"""
+    machine_us: float | None = None
+    """by how much the step would have changed had only the same kernels and operators become faster or slower, as they did"""
     verdict: StepVerdict = "not_captured"
     how: str = ""
 

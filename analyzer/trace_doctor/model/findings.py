@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from msgspec import Struct, field
@@ -18,7 +18,7 @@ Basis = Literal["measured", "replay", "bound", "model"]
 Known = Literal["up_to", "about"]
 """a bound, or an estimate with an interval that is to hold the real figure in 80 % of cases"""
 FixKind = Literal["patch", "env", "command", "config", "advice"]
-Safety = Literal["safe", "unsafe", "display"]
+Safety = Literal["unsafe", "display"]
 OutcomeKind = Literal["fired", "passed", "undecided", "skipped", "error"]
 """`undecided`: the rule found nothing, and much time of the kind that it is about has no owner"""
 LOOKED: frozenset[OutcomeKind] = frozenset({"fired", "passed", "undecided"})
@@ -34,10 +34,30 @@ class Location(Struct, frozen=True, kw_only=True):
     line: int | None = None
     function: str | None = None
     rank: int | None = None
+    ranks: list[Count] = field(default_factory=list)
+    """the ranks it is about, where they are not `rank` alone"""
     device: int | None = None
     stream: int | None = None
     step: int | None = None
     ts_us: float | None = None
+
+    @property
+    def about_ranks(self) -> list[int]:
+        """`ranks`, else `rank` alone where it is known."""
+        return self.ranks or ([] if self.rank is None else [self.rank])
+
+
+MAX_RANKS = 3
+"""ranks to name: of more their number tells more"""
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """`rank 3`, `ranks 0 and 6`, `ranks 1, 2, 5 and 4 more`."""
+    named = list(map(str, ranks))
+    if len(named) > MAX_RANKS:
+        named[MAX_RANKS:] = [f"{len(named) - MAX_RANKS} more"]
+    listed = " and ".join(filter(None, [", ".join(named[:-1]), *named[-1:]]))
+    return f"rank{'s' if len(ranks) > 1 else ''} {listed}"
 
 
 class HowKnown(Struct, frozen=True, kw_only=True):
@@ -153,6 +173,22 @@ class Fix(Struct, frozen=True, kw_only=True):
     verify: str = ""
     risk: str = ""
     """What could go wrong, in one sentence."""
+    saving: Saving | None = None
+    """what this fix alone may save; None where the finding's saving is of this fix, or nothing is known"""
+    short: Bytes | None = None
+    """of a failed allocation: what is still missing with this fix alone, 0 where it is enough"""
+
+
+def enough_first(fixes: Iterable[Fix], missing: int) -> list[Fix]:
+    """Fixes against what is missing: those that are enough alone first, then by what they give, then those of which that is not
+    known. Each says what would still be missing."""
+    measured = [
+        f
+        if f.saving is None or f.saving.bytes is None
+        else replace(f, short=max(missing - f.saving.bytes, 0))
+        for f in fixes
+    ]
+    return sorted(measured, key=lambda f: missing + 1 if f.short is None else f.short)
 
 
 class Mention(Struct, frozen=True, kw_only=True):
@@ -180,6 +216,8 @@ class Finding(Mention, frozen=True, kw_only=True):
     evidence: list[Table] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     fixes: list[Fix] = field(default_factory=list)
+    missing_bytes: Bytes | None = None
+    """of a failed allocation: what has to be freed for it, and for what follows as far as that is known"""
     thresholds: dict[str, Any] = field(default_factory=dict)
     refers_to: list[str] = field(default_factory=list)
     why: str = ""

@@ -114,6 +114,11 @@ class OwnershipRow(OnDevice, frozen=True, kw_only=True):
     blocks: list[UnownedBlock] = field(default_factory=list)
     """the largest of what no finding owns and is no start-up"""
 
+    def __post_init__(self) -> None:
+        """Raises ValueError for a part that the ledger does not have."""
+        if self.part not in PART_NAMES:
+            raise ValueError("no part of the time breakdown")
+
 
 class Unowned(Struct, frozen=True, kw_only=True):
     """Time of the steady steps of one device that no finding owns, as shares of these steps."""
@@ -162,6 +167,7 @@ class CategoryBytes(Struct, frozen=True, kw_only=True):
     workspaces: Bytes = 0
     held_before_recording: Bytes = 0
     unknown: Bytes = 0
+    unsharded_parameters: Bytes = 0
 
 
 MEMORY_CATEGORIES: tuple[str, ...] = CategoryBytes.__struct_fields__

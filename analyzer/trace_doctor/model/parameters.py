@@ -201,6 +201,11 @@ class CompileCall(Parameters, frozen=True, kw_only=True, tag_field="callee", tag
     args: Compile = Compile()
     remove: Annotated[tuple[Literal["mode", "dynamic", "fullgraph", "backend"], ...], Meta(max_length=4)] = ()
 
+    def __post_init__(self) -> None:
+        """Raises ValueError where one argument is to be set and removed."""
+        if self.args.set_values().keys() & set(self.remove) or len(set(self.remove)) < len(self.remove):
+            raise ValueError("an argument is named twice")
+
     @property
     def shown_only(self) -> bool:
         return self.args.fullgraph in (True, "True")

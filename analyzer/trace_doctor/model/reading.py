@@ -4,7 +4,7 @@ for is checked; what they claim is not believed."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Any
 
 from msgspec.structs import replace
@@ -67,17 +67,24 @@ def check_pictures(lanes: Iterable[Lane], series: Iterable[MemorySeries]) -> Non
             raise UnusableResult("the points of a memory series do not fit each other")
 
 
-def check_rows(rules: Sequence[str], findings: Iterable[Finding], inputs: int) -> None:
-    """Raises UnusableResult where a rule has two outcomes, or a finding is of a capture that is not there. `inputs`: how many
-    there are; none where nobody kept them."""
+def check_rows(
+    rules: Sequence[str], findings: Sequence[Finding], inputs: int, devices: Set[tuple[int, int]]
+) -> None:
+    """Raises UnusableResult where a rule has two outcomes, or a finding is of a capture or a device that is not there. `inputs`:
+    how many captures there are; none where nobody kept them. `devices`: (input, device) of all rows."""
     if twice := [code for code, count in Counter(rules).items() if count > 1]:
         raise UnusableResult(f"it lists the rule {_short(twice[0])} twice")
     if lost := [f.id for f in findings if inputs and f.input >= inputs]:
         raise UnusableResult(f"{_short(lost[0])} is of a capture that it does not list")
+    with_rows = {number for number, _ in devices}
+    for finding in findings:
+        device = finding.location.device
+        if device is not None and finding.input in with_rows and (finding.input, device) not in devices:
+            raise UnusableResult(f"{_short(finding.id)} is of a device that its capture does not show")
 
 
 def checked(findings: Iterable[Finding]) -> list[Finding]:
-    """The findings without claims of safety that only they make. Raises UnusableResult for a fix whose parameters its
+    """The findings, whose fixes edit no more than their codemods do. Raises UnusableResult for a fix whose parameters its
     codemod does not take."""
     return [_checked(f) if f.fixes else f for f in findings]
 
@@ -91,12 +98,12 @@ def _checked(finding: Finding) -> Finding:
 
 
 def _doubted(fix: Fix) -> Fix:
-    """What edits a script is not believed to be safe; a patch without a codemod is only shown."""
+    """A patch without a codemod that makes it is only shown, and so is what people decide on."""
     if fix.kind != "patch" or fix.safety == "display":
         return fix
     if fix.codemod is None or fix.codemod not in PARAMETERS or parameters(fix.codemod, fix.params).shown_only:
         return replace(fix, safety="display")
-    return replace(fix, safety="unsafe")
+    return fix
 
 
 def _short(text: str) -> str:

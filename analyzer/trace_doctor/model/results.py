@@ -90,7 +90,7 @@ class Document(Struct, frozen=True, kw_only=True):
 
 
 in_notebooks: Callable[[Result], str] | None = None
-"""HTML of a result for a notebook; set by `trace_doctor.notebook`, for this module knows no reporters."""
+"""HTML of a result for a notebook; set by `trace_doctor.reporters.notebook`, for this module knows no reporters."""
 
 
 class Result(Document, frozen=True, kw_only=True):
@@ -164,7 +164,9 @@ class Result(Document, frozen=True, kw_only=True):
         ]
         check_figures(decoded)
         check_pictures(result.timeline, result.memory_timeline)
-        check_rows([o.code for o in result.outcomes], findings, len(result.inputs))
+        rows = (result.time_ledger, result.memory_ledger, result.memory_held, result.kernels)
+        devices = {(row.input, row.device) for of_kind in rows for row in of_kind}
+        check_rows([o.code for o in result.outcomes], findings, len(result.inputs), devices)
         return msgspec.structs.replace(result, findings=findings, suppressed=suppressed)
 
     def __repr__(self) -> str:

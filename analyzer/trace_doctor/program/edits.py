@@ -15,6 +15,8 @@ from trace_doctor.program.text_file import TextFile
 Refusal = Literal["already", "ambiguous", "unresolved", "display"]
 
 
+_WIDTH = 100
+"""of a line of arguments that is made longer"""
 _LONGEST = 120
 """characters of a line that gets longer behind a call as well"""
 _LINE = "line:"
@@ -300,7 +302,7 @@ def set_argument(script: Script, call: cst.Call, arg: cst.Arg, value: str) -> Ed
     return Edit(outer[0], outer[1], value, key, value)
 
 
-def add_arguments(script: Script, call: cst.Call, values: Mapping[str, str], limit: int = 100) -> list[Edit]:
+def add_arguments(script: Script, call: cst.Call, values: Mapping[str, str]) -> list[Edit]:
     """Appends keyword arguments to a call in the style it is written in, one edit each."""
     start, close = script.span(call)[0], script.span(call)[1] - 1
     pairs = [(f"arg:{start}:{name}", f"{name}={value}", value) for name, value in values.items()]
@@ -324,7 +326,7 @@ def add_arguments(script: Script, call: cst.Call, values: Mapping[str, str], lim
     line = len(script.line_text(script.line_of(at)))
     behind, longest = line - width, max(line, _LONGEST)
     for key, text, value in pairs:
-        fits = width + len(text) + 3 <= limit and width + len(text) + 2 + behind <= longest
+        fits = width + len(text) + 3 <= _WIDTH and width + len(text) + 2 + behind <= longest
         gap = " " if fits else aligned_gap
         width = (width + 2 if fits else len(gap)) + len(text)
         edits.append(Edit(at, at, f",{gap}{text}", key, value))

@@ -16,7 +16,6 @@ from libcst.helpers import get_full_name_for_node
 from trace_doctor.program.syntax_tree import SyntaxTree
 
 _COMPREHENSIONS = (cst.ListComp, cst.SetComp, cst.DictComp, cst.GeneratorExp)
-_SCOPES = (cst.Module, cst.FunctionDef, cst.Lambda, cst.ClassDef, *_COMPREHENSIONS)
 _ANY_TIME = -1
 """bound before anything of the scope runs"""
 

@@ -90,9 +90,9 @@ class SourceTree:
 
     def not_checked(self, words: Sequence[str]) -> str:
         """Which other files hold one of these words (environment files, units, workflows, scripts of other shells), in words, and
-        which of them cannot be read."""
+        which of them cannot be read; of a script alone that none was searched."""
         if self.single is not None:
-            return ""
+            return "no other file was searched (--script)"
         checked = {name for name in self.others if self.text(name) is not None}
         names = {*islice(self._walk(("",), hidden=True), MAX_FILES)} - checked
         ordered = sorted((n for n in names if not n.endswith(_NO_SETTINGS)), key=lambda n: (n.count("/"), n))

@@ -37,6 +37,10 @@ SETTINGS = (
 )  # fmt: skip
 """environment variables that are settings of the run and neither a name, a path nor a secret"""
 
+_RELEASE = re.compile(r"(\d{1,4}(?:\.\d{1,4}){0,2})(?:[.-]?(?:a|b|rc|alpha|beta|post|dev)\d{0,8}){0,3}")
+_MOST_DIGITS = 8
+"""of a release; more are a card or a key with points in it"""
+
 
 def describe(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """Versions, device, threads and settings of this process. What cannot be told is None or absent; never raises.
@@ -55,7 +59,7 @@ def describe(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
     if torch is None:
         return description
     questions: dict[str, Callable[[], Any]] = {
-        "torch": lambda: str(torch.__version__),
+        "torch": lambda: _version(torch.__version__),
         "cuda": lambda: torch.version.cuda,
         "hip": lambda: torch.version.hip,
         "torch_threads": torch.get_num_threads,
@@ -113,7 +117,16 @@ def _cores() -> int | None:
 
 def _packages() -> dict[str, str]:
     versions = {name: getattr(sys.modules.get(name), "__version__", None) for name in PACKAGES}
-    return {name: str(version) for name, version in versions.items() if version is not None}
+    return {name: _version(version) for name, version in versions.items() if version is not None}
+
+
+def _version(said: object) -> str:
+    """What a module, which may be the script's own, gives as its version. Behind the `+` builds name themselves."""
+    public, plus, build = str(said).partition("+")
+    release = _RELEASE.fullmatch(public)
+    if release is None or sum(c.isdigit() for c in release[1]) > _MOST_DIGITS:
+        return MASK
+    return public + (plus + (build if is_word(build) else MASK) if plus else "")
 
 
 def _driver() -> str | None:

@@ -18,10 +18,12 @@ FATES: dict[Fate, tuple[str, str, str]] = {
     "not_captured": ("?", "not captured", "dim"),
 }
 INDENT = 16
+ONE_RUN = "one run each: differences between runs (clock, neighbors) are not covered"
 VERDICTS = {
     "faster": "faster",
     "slower": "SLOWER",
     "within_noise": "within noise",
+    "machine": "likely the machine, not the code",
     "too_few_steps": "too few steps to tell",
 }
 
@@ -111,6 +113,11 @@ def step_time(terminal: Terminal, change: StepChange) -> None:
     )
     noise = f"; noise threshold {duration(change.noise_us or 0.0)}"
     terminal.put(f"median of {_spread(a)} before, of {_spread(b)} after{noise}", "dim", indent=INDENT)
+    if change.verdict == "machine" and change.machine_us is not None and a.median_us:
+        factor = 1 + change.machine_us / a.median_us
+        terminal.put(f"the same kernels and operators take {factor:.2f} times as long", "dim", indent=INDENT)
+    if a.captures == b.captures == 1:
+        terminal.put(ONE_RUN, "dim", indent=INDENT)
 
 
 def _spread(time: StepTime) -> str:

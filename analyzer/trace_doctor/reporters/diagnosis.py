@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from trace_doctor.model import LOOKED, PART_NAMES, Finding, Result, Unowned, UnownedBlock, unowned
+from trace_doctor.model import LOOKED, PART_NAMES, Finding, Result, Unowned, UnownedBlock, ranks_text, unowned
 from trace_doctor.reporters.labels import Names, figure_words, how_known, peak_words, short_kernel
 from trace_doctor.reporters.units import estimate_share, estimate_size, plural, share
 
@@ -91,7 +91,8 @@ def _fault(first: Finding, result: Result) -> str:
     saving = first.saving
     if saving and saving.share_of_step and saving.share_of_step >= (saving.share_of_peak or 0.0):
         several = len({i.rank for i in result.inputs if i.kind == "trace"}) > 1
-        of_whom = f" (rank {first.rank})" if several and first.rank is not None else ""
+        ranks = first.location.about_ranks
+        of_whom = f" ({ranks_text(ranks)})" if several and ranks else ""
         return f"{title}: {how_known(saving)} {figure_words(saving, saving.share_of_step, estimate_share)} of step time{of_whom}"
     if saving and saving.bytes:
         return f"{title}: {how_known(saving)} {figure_words(saving, saving.bytes, estimate_size)} of {peak_words(saving)}"
@@ -133,7 +134,7 @@ def _start_up(result: Result) -> str:
     about = (
         f"findings are about the {plural(steady, 'step')} after it"
         if steady > 1
-        else "record steps after it to judge training"
+        else "record steps after it to judge them"
     )
     queued = most.queued_share or 0.0
     if 2 * queued >= (most.start_up_share or 0.0):
@@ -198,9 +199,7 @@ def nothing_captured(result: Result) -> bool:
 
 def shortages(result: Result) -> list[str]:
     """What this diagnosis is not of: captures that were not read, ranks that are missing, captures with too little."""
-    few = dict.fromkeys(
-        f"{i.path} holds too little to be judged: {i.too_little}" for i in result.inputs if i.too_little
-    )
+    few = dict.fromkeys(f"{i.path} cannot be judged: {i.too_little}" for i in result.inputs if i.too_little)
     return list(dict.fromkeys([*result.incomplete, *few]))
 
 

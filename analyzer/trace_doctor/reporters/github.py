@@ -50,7 +50,7 @@ def _finding(result: Result, finding: Finding) -> str:
         properties["file"] = place[0]
         if place[1] is not None:
             properties["line"] = str(place[1])
-    patch = next((f for f in finding.fixes if f.safety != "display"), None)
+    patch = next((f for f in finding.fixes if f.safety != "display" and not f.short), None)
     parts = [
         finding.message,
         saving_words(finding.saving),

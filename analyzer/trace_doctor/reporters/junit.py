@@ -12,7 +12,7 @@ from xml.etree import ElementTree as ET
 from trace_doctor.errors import no_command_at_start
 from trace_doctor.model import Budget, Finding, Gate, Outcome, Result
 from trace_doctor.reporters import Options
-from trace_doctor.reporters.labels import budget_words, how_made, saving_words, where, where_in_capture
+from trace_doctor.reporters.labels import budget_words, fix_words, saving_words, where, where_in_capture
 from trace_doctor.reporters.source_locations import failing
 from trace_doctor.reporters.units import plural, visible
 
@@ -83,7 +83,7 @@ def _text(finding: Finding) -> str:
         place,
         finding.message,
         saving_words(finding.saving),
-        *(f"fix: {fix.title} [{how_made(fix)}]" for fix in finding.fixes),
+        *(f"fix: {fix.title} [{fix_words(fix)}]" for fix in finding.fixes),
     ]
     return "\n".join(line for line in lines if line)
 

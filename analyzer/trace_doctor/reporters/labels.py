@@ -22,6 +22,7 @@ from trace_doctor.model import (
     Severity,
     TimeLedgerRow,
     Unit,
+    ranks_text,
 )
 from trace_doctor.reporters.units import (
     duration,
@@ -79,6 +80,9 @@ MEMORY: dict[str, Kind] = {
         "allocated before recording", "allocated before the allocation history began"
     ),
     "unknown": Kind("unknown", "the allocation history does not say"),
+    "unsharded_parameters": Kind(
+        "unsharded parameters", "gathered from all ranks by FSDP or ZeRO-3, until they are sharded again"
+    ),
 }
 
 FAMILIES: dict[str, str] = {
@@ -109,7 +113,6 @@ BASIS_MEANING = {
     "model": "from a model, not from this capture",
 }
 SAFETY = {
-    "safe": "the losses stay bitwise identical",
     "unsafe": "may change numerics, randomness, memory or checkpoints: review it",
     "display": "shown for you to decide, never applied",
 }
@@ -281,7 +284,7 @@ def in_which_capture(finding: Finding, names: Names) -> str:
 def where_in_capture(location: Location) -> str:
     """`rank 0, GPU 0, stream 7, step 3`: what is known of it."""
     parts = [
-        f"rank {location.rank}" if location.rank is not None else "",
+        ranks_text(location.about_ranks) if location.about_ranks else "",
         device_name(location.device) if location.device is not None else "",
         f"stream {location.stream}" if location.stream is not None else "",
         f"step {location.step}" if location.step is not None else "",
@@ -382,13 +385,26 @@ def together(result: Result, between: str) -> str:
 
 
 def how_made(fix: Fix) -> str:
-    """By whom a fix is made: `safe` or `unsafe` where `fix` makes it, `manual` or `environment` where it does not."""
+    """By whom a fix is made: `unsafe` where `fix` makes it, `manual` or `environment` where it does not."""
     if fix.kind == "patch" and fix.safety != "display" and (fix.codemod or fix.diff):
         return fix.safety
     return _WHERE.get(fix.kind, "manual")
 
 
 _WHERE = {"env": "environment", "config": "configuration file", "command": "command"}
+
+
+def fix_words(fix: Fix) -> str:
+    """In brackets behind a fix: `up to 810 MiB, not enough alone, unsafe`."""
+    return ", ".join(p for p in (bytes_of_fix(fix), how_made(fix)) if p)
+
+
+def bytes_of_fix(fix: Fix) -> str:
+    """What it gives by itself, and whether that is enough for an allocation that failed; empty where that is not known."""
+    if fix.saving is None or not fix.saving.bytes:
+        return ""
+    gives = f"{how_known(fix.saving)} {estimate_size(fix.saving.bytes)}"
+    return f"{gives}, not enough alone" if fix.short else gives
 
 
 def why_no_patch(fix: Fix) -> str:

@@ -20,7 +20,7 @@ from trace_doctor.reporters.labels import (
     amount,
     budget_outcome,
     facts,
-    how_made,
+    fix_words,
     in_which_capture,
     is_patch,
     saving_words,
@@ -165,9 +165,9 @@ def _evidence(evidence: Table) -> str:
 
 def _fix(fix: Fix) -> str:
     if is_patch(fix):
-        return f"Fix: {md(fix.title)} [{how_made(fix)}]\n\n{fenced(fix.diff or '', 'diff')}"
+        return f"Fix: {md(fix.title)} [{fix_words(fix)}]\n\n{fenced(fix.diff or '', 'diff')}"
     text = f"\n\n{fenced(fix.text)}" if fix.text else ""
-    return f"Fix: {md(fix.title)} [{how_made(fix)}]{text}"
+    return f"Fix: {md(fix.title)} [{fix_words(fix)}]{text}"
 
 
 def _not_checked(result: Result, options: Options) -> Iterator[str]:

@@ -109,7 +109,7 @@ def _result(result: Result, finding: Finding, place: tuple[str, int]) -> Object:
 
 def _message(finding: Finding) -> str:
     """The sentence and what to do: alerts are listed by it, without the rest."""
-    patch = next((f for f in finding.fixes if f.safety != "display"), None)
+    patch = next((f for f in finding.fixes if f.safety != "display" and not f.short), None)
     parts = [finding.message, f"Fix: {patch.title}." if patch else "", saving_words(finding.saving)]
     return " ".join(s for s in parts if s)
 

@@ -14,7 +14,7 @@ from trace_doctor.model.detail import Detail
 from trace_doctor.model.treatment import Treatment
 from trace_doctor.reporters.embedded_json import LARGEST, extract, extract_detail
 
-_PATCHES = (b"# safe: ", b"# unsafe: ")
+_PATCH = b"# unsafe: "
 
 
 class _Head(msgspec.Struct):
@@ -108,7 +108,7 @@ def is_json_of_ours(data: bytes) -> bool:
 def is_patch_of_ours(path: Path) -> bool:
     """Whether a file begins as the patches that `fix` and `treat` write do. Raises OSError."""
     with open_regular(path) as file:
-        return file.read(256).startswith(_PATCHES)
+        return file.read(256).startswith(_PATCH)
 
 
 def is_of_treat(path: Path) -> bool:

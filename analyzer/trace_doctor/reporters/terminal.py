@@ -75,9 +75,9 @@ class Terminal:
             line += " " + (room + text if width < 0 else text + room)
         self.lines.append(self.style(line.rstrip(), style))
 
-    def flow(self, pieces: Sequence[Piece], *, indent: int = 0, gap: str = "  ") -> None:
-        """Pieces side by side with `gap` between; one that does not fit begins the next line, indented."""
-        gap = self.clean(gap)
+    def flow(self, pieces: Sequence[Piece], *, indent: int = 0) -> None:
+        """Pieces side by side; one that does not fit begins the next line, indented."""
+        gap = "  "
         line, position, empty = "", 0, True
         for text, style in pieces:
             for number, part in enumerate(self._wrap(self.clean(text), self.width - indent)):

@@ -31,6 +31,7 @@ from trace_doctor.reporters.labels import (
     against_baseline,
     budget_words,
     facts,
+    fix_words,
     held_words,
     how_made,
     in_which_capture,
@@ -296,7 +297,7 @@ def _finding(terminal: Terminal, finding: Finding, names: Names, more: str, stat
     terminal.put(finding.message, indent=2)
     if finding.evidence:
         _evidence(terminal, finding.evidence[0])
-    fixes = [fix for fix in finding.fixes if is_patch(fix)][:1] or finding.fixes[:1]
+    fixes = [fix for fix in finding.fixes if is_patch(fix) and not fix.short][:1] or finding.fixes[:1]
     for fix in fixes:
         _fix(terminal, fix)
     hidden = len(finding.fixes) - len(fixes)
@@ -344,7 +345,7 @@ def _evidence(terminal: Terminal, table: Table) -> None:
 
 def _fix(terminal: Terminal, fix: Fix) -> None:
     needs = ", needs --source" if needs_source(fix) else ""
-    terminal.put(f"{fix.title} [{how_made(fix)}{needs}]", indent=7, first="  fix:")
+    terminal.put(f"{fix.title} [{fix_words(fix)}{needs}]", indent=7, first="  fix:")
     if reason := why_no_patch(fix):
         terminal.put(f"no patch: {reason}", "dim", indent=7)
 

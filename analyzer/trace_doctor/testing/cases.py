@@ -48,6 +48,8 @@ class Invalid(_Case):
     saving_us: float | None = None
     """per step, within `tolerance`"""
     saving_bytes: int | None = None
+    missing: int | None = None
+    """bytes that have to be freed for a failed allocation, and for what follows"""
     tolerance: float = 0.05
     message: str | None = None
     """part of the message"""
@@ -63,6 +65,8 @@ class Invalid(_Case):
     """of the first fix"""
     fixes: tuple[str, ...] | None = None
     """part of the title or the text of each, in order"""
+    fix_bytes: tuple[int | None, ...] | None = None
+    """what each fix saves by itself"""
     before: str | None = None
     after: str | None = None
     """a script, and what the first fix with a codemod makes of it"""
@@ -78,9 +82,9 @@ def captures_of(built: Built) -> list[Capture]:
     return [replace(first, snapshot=snapshot), *captures[1:]]
 
 
-def claims_of(rule: Rule, built: Built, options: Mapping[str, Any] | None = None) -> list[Claim]:
+def claims_of(rule: Rule, built: Built) -> list[Claim]:
     """What the rule says of the captures built. Raises NotCaptured when it abstains."""
-    return claims_on(rule, [Facts(capture, Options(**(options or {}))) for capture in captures_of(built)])
+    return claims_on(rule, [Facts(capture) for capture in captures_of(built)])
 
 
 def claims_on(rule: Rule, ranks: Sequence[Facts]) -> list[Claim]:
@@ -120,6 +124,7 @@ def run_case(rule: type[Rule], case: Valid | Invalid) -> list[Claim]:
         "severity": (case.severity, first.severity),
         "file": (case.file, first.location.file),
         "line": (case.line, first.location.line),
+        "missing": (case.missing, first.missing_bytes),
         "codemod": (case.codemod, first.fixes[0].codemod if first.fixes else None),
     }
     for what, (want, got) in expected.items():
@@ -132,6 +137,9 @@ def run_case(rule: type[Rule], case: Valid | Invalid) -> list[Claim]:
         texts = [f"{fix.title}\n{fix.text}" for fix in first.fixes]
         assert len(texts) == len(case.fixes), texts
         assert all(part in text for part, text in zip(case.fixes, texts, strict=True)), texts
+    if case.fix_bytes is not None:
+        figures = tuple(fix.saving and fix.saving.bytes for fix in first.fixes)
+        assert case.fix_bytes == figures, figures
     for claim in claims:
         for fix in claim.fixes:
             why = misfit(fix.codemod, fix.params) if fix.codemod else ""

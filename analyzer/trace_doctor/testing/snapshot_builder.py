@@ -70,7 +70,7 @@ _RETRY: list[Frame] = [
 
 
 class SnapshotBuilder:
-    """Builds one snapshot of one device. Sizes are bytes, times microseconds.
+    """Builds one snapshot of one device, or of several (`beside()`). Sizes are bytes, times microseconds.
 
     `stacks`: which frames are recorded ("all", "python", "cpp" or None for none). `clock=False` leaves out `time_us`
     as torch 2.1 did. `annotate=False` leaves out `Optimizer.step` annotations, as torch before 2.6 did.
@@ -105,6 +105,7 @@ class SnapshotBuilder:
             ("segment_map", "segment_unmap") if expandable_segments else ("segment_alloc", "segment_free")
         )
         self._recording = False
+        self._others: list[SnapshotBuilder] = []
         self._here: list[Frame] = [(script, 10, function), (script, 99, "<module>")]
         self._frames: dict[Frame, dict[str, Any]] = {}
 
@@ -152,6 +153,10 @@ class SnapshotBuilder:
         """An allocation of `size` that fails. The retries before it are `release_cached()`."""
         stack = self._stack([*_MALLOC, *self._here])
         self._entry("oom", None, size, stack, device_free=device_free)
+
+    def beside(self, other: SnapshotBuilder) -> None:
+        """Another device of the same process, in the same file."""
+        self._others.append(other)
 
     # -- where the program is -------------------------------------------------------------------------------------
 
@@ -265,13 +270,15 @@ class SnapshotBuilder:
 
     def data(self) -> dict[str, Any]:
         """What `torch.cuda.memory._snapshot()` would return."""
+        builders = [self, *self._others]
+        entries = {b.device: b.entries for b in builders}
         made: dict[str, Any] = {
-            "segments": [self._segment(s) for s in self._allocator.segments],
-            "device_traces": [[] for _ in range(self.device)] + [self.entries],
+            "segments": [b._segment(s) for b in builders for s in b._allocator.segments],
+            "device_traces": [entries.get(device, []) for device in range(max(entries) + 1)],
             "allocator_settings": self.settings,
         }
         if self._annotate and self._clock:
-            made["external_annotations"] = self.annotations
+            made["external_annotations"] = [a for b in builders for a in b.annotations]
         return made
 
     def write(self, path: Path, *, protocol: int = 4) -> Path:

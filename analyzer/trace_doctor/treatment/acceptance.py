@@ -36,7 +36,7 @@ def _losses(effects: Effects, trial: Trial) -> str:
         return ""
     if losses.verdict == "differ":
         return f"the losses {losses.how}"
-    if trial.safety == "safe" or trial.rules.without_losses:
+    if trial.rules.without_losses:
         return ""
     return "no loss was seen, so nothing tells whether the numbers stay right (--without-losses keeps it all the same)"
 

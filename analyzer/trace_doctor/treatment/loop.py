@@ -63,7 +63,7 @@ class Loop:
 
     def _try(self, candidate: Candidate, at: str) -> None:
         self.say(f"[{at}] {candidate.label} {candidate.item.finding.name}: {candidate.item.fix.title}")
-        trial, began = Trial(self.rules, candidate.item.safety), self.clock.spent()
+        trial, began = Trial(self.rules), self.clock.spent()
         try:
             trial.run(self.runner, self.setup, self.setup.with_(candidate), self.clock)
         except RunFailed as failure:
@@ -92,8 +92,7 @@ class Loop:
         if not fixes:
             return
         self.say(f"all {len(fixes)} that helped, together, against the script as it was")
-        safe = all(c.item.safety == "safe" for c in fixes)
-        trial = Trial(self.rules, "safe" if safe else "unsafe")
+        trial = Trial(self.rules)
         try:
             trial.run(self.runner, start, self.setup, self.clock)
         except (OutOfTime, RunFailed):

@@ -5,24 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import isfinite
 
-from trace_doctor.model import Safety
 from trace_doctor.model.treatment import LossCheck
 
 TOLERANCE = 0.02
-"""mean difference of the losses of an unsafe fix, as a share of the mean loss. Autocast to bf16 moves the losses of the
+"""mean difference of the losses of a fix, as a share of the mean loss. Autocast to bf16 moves the losses of the
 first hundred steps by less than 1 %, a wrong gradient or batch by far more"""
 
 Losses = Mapping[tuple[int, int], float]
 """(rank, step) -> loss, of one run"""
 
 
-def agreement(
-    before: Sequence[Losses], after: Sequence[Losses], safety: Safety, tolerance: float = TOLERANCE
-) -> LossCheck:
-    """Compares the losses of all steps that every run has shown; bit by bit for a `safe` fix, else within `tolerance`.
-
-    A script that does not repeat its own losses cannot be compared bit by bit: what its runs differ by among themselves
-    is allowed on top.
+def agreement(before: Sequence[Losses], after: Sequence[Losses], tolerance: float = TOLERANCE) -> LossCheck:
+    """Compares the losses of all steps that every run has shown; within `tolerance`. What the runs of the script as it was
+    differ by among themselves is allowed on top.
     """
     runs = [*before, *after]
     steps = sorted(set.intersection(*(set(r) for r in runs))) if before and after else []
@@ -38,19 +33,15 @@ def agreement(
         default=0.0,
     )
     distance = max(min(_distance(a, b) for a in old) for b in new)
-    limit = own * 2 + (tolerance if safety != "safe" else 0.0)
+    limit = own * 2 + tolerance
     repeats = "" if own == 0 else f"; runs of the script as it was differ by {own:.2g} among themselves"
     if distance <= limit:
         how = f"differ by {distance:.2g} on average, at most {limit:.2g} is allowed{repeats}"
         return LossCheck(verdict="close", steps=len(steps), distance=distance, own=own, how=how)
     first = next(s for s, a, b in zip(steps, old[0], new[0], strict=True) if not _same([a], [b]))
     at = f"from step {first[1]} on"
-    demand = (
-        "must be bitwise identical"
-        if safety == "safe" and own == 0
-        else f"at most {limit:.2g} is allowed{' (--loss-tolerance)' if safety != 'safe' else ''}"
-    )
-    how = f"differ by {distance:.2g} on average, {at}; {demand}{repeats}"
+    allowed = f"at most {limit:.2g} is allowed (--loss-tolerance)"
+    how = f"differ by {distance:.2g} on average, {at}; {allowed}{repeats}"
     return LossCheck(verdict="differ", steps=len(steps), distance=distance, own=own, how=how)
 
 

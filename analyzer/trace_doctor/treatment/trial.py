@@ -10,7 +10,6 @@ from pathlib import Path
 from statistics import median
 from typing import Protocol
 
-from trace_doctor.model import Safety
 from trace_doctor.model.treatment import Effect, Effects, LossCheck
 from trace_doctor.treatment.candidates import Setup
 from trace_doctor.treatment.losses import agreement
@@ -37,7 +36,7 @@ class Rules:
     least_gain: float
     loss_tolerance: float
     without_losses: bool
-    """keep unsafe fixes of scripts whose losses cannot be seen"""
+    """keep fixes of scripts whose losses cannot be seen"""
 
     def alpha(self, pairs: int) -> float:
         """What a look after so many pairs of runs may spend; none where there is no look."""
@@ -88,7 +87,6 @@ class Trial:
     """The runs so far. What they show can be asked at any time, also after an interruption."""
 
     rules: Rules
-    safety: Safety
     before: list[Measured] = field(default_factory=list)
     after: list[Measured] = field(default_factory=list)
     failure: str = ""
@@ -140,7 +138,7 @@ class Trial:
     def losses(self) -> LossCheck:
         """Whether the losses of both sides agree."""
         sides = [[run.losses for run in side] for side in (self.before, self.after)]
-        return agreement(sides[0], sides[1], self.safety, self.rules.loss_tolerance)
+        return agreement(sides[0], sides[1], self.rules.loss_tolerance)
 
     def effects(self) -> Effects:
         """What the pairs of runs so far show."""

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from typing import Self
 
 import numpy as np
 
 from trace_doctor import NotCaptured, Saving, Span
+from trace_doctor.arrays import I64, Bool
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.distributed.collectives import Collectives, kind_of
 from trace_doctor.evidence.distributed.parallelism import Parallelism
 from trace_doctor.evidence.intervals import covered, holds, intervals, pairs, total
+from trace_doctor.evidence.names.event_names import is_backward
+from trace_doctor.evidence.names.kernel_names import kernel_class
 from trace_doctor.evidence.replay.what_if import Removal, Replay
 from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.evidence.trace.threads import Threads
+from trace_doctor.run import Cat
 
 
 class CollectiveExposure(Evidence, frozen=True):
@@ -50,6 +55,12 @@ class CollectiveExposure(Evidence, frozen=True):
     ddp: bool
     fsdp: bool
     deepspeed: bool
+    tensor_parallel: bool
+    """whether the kind that has most of it belongs to layers that are split over ranks"""
+    trains: bool
+    """whether the capture has a backward pass"""
+    group_size: int | None
+    """ranks of the process group of that kind, where the file names it"""
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
@@ -86,7 +97,59 @@ class CollectiveExposure(Evidence, frozen=True):
             ddp=wrappers.ddp,
             fsdp=wrappers.fsdp,
             deepspeed=wrappers.deepspeed,
+            tensor_parallel=_of_split_layers(facts, own, np.array(asked) == kinds[0][0], kinds[0][0]),
+            trains=bool(run.is_named(is_backward).any()),
+            group_size=int(size)
+            if (size := own.group_size[np.array(asked) == kinds[0][0]].max()) > 0
+            else None,
         )
+
+
+_SPLIT = ("all-reduce", "all-gather", "reduce-scatter")
+_NAMED = re.compile(r"(?:^|[^a-z])tp(?:$|[^a-z])|tensor", re.IGNORECASE)
+_PER_STEP = 2
+"""a split layer has one in its forward at least, a model more than one such layer; a loss or a norm is averaged once"""
+
+
+def _of_split_layers(facts: Facts, own: Collectives, of_kind: Bool, kind: str) -> bool:
+    """Whether most of the exposed time is of groups that say so; else of collectives that alternate with matrix products in forward
+    (and are as many in backward). Those of gradients come in backward or behind it."""
+    run, steps, rows = facts.run, facts[Steps], own.rows[of_kind]
+    if kind not in _SPLIT or run.device[rows[0]] < 0:
+        return False
+    exposed = covered(pairs(run.ts[rows], run.end[rows]), own.lasting)
+    groups = [str(args.get("Process Group Description", "")) for args in run.args(rows)]
+    if any(groups):
+        named = np.array([_NAMED.search(group) is not None for group in groups])
+        return bool(2 * exposed[named].sum() > exposed.sum())
+    trains, forward = _in_forward(facts, rows)
+    products = np.sort(run.ts[run.named(lambda name: kernel_class(name).kind == "gemm", Cat.KERNEL)])
+    alternating = np.diff(np.searchsorted(products, np.append(run.ts[rows[forward]], steps.window[1]))) > 0
+    ns = exposed[forward][alternating].sum() * (2 if trains else 1)
+    return bool(alternating.sum() >= _PER_STEP * steps.count and 2 * ns > exposed.sum())
+
+
+def _in_forward(facts: Facts, rows: I64) -> tuple[bool, Bool]:
+    """Whether the capture has a backward pass, and which of these GPU rows were launched outside and before the last of their
+    step; without one, all of the steady steps."""
+    run, steps = facts.run, facts[Steps]
+    backward = run.is_named(is_backward)
+    if not backward.any():
+        return False, steps.is_steady(run.ts[rows])
+    launches, nesting = facts[Launches], facts[Nesting]
+    calls = [launches.launch_of(row) for row in rows.tolist()]
+    last = np.full(steps.count, -1)
+    begins = run.ts[backward]
+    of_step = steps.steady_at(begins)
+    np.maximum.at(last, of_step[of_step >= 0], begins[of_step >= 0])
+    at = run.ts[np.maximum(calls, 0)]
+    own = steps.steady_at(at)
+    apart = [
+        call >= 0
+        and not any(backward[row] or "BatchNorm" in run.text(row) for row in nesting.ancestors(call))
+        for call in calls
+    ]
+    return True, np.array(apart) & (own >= 0) & (at < last[own])
 
 
 def _removal(facts: Facts, own: Collectives) -> Removal:

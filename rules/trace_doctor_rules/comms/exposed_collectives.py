@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from typing import Any
 
 import numpy as np
 from msgspec import Struct
@@ -38,10 +39,11 @@ def _rank(
     small_us: float = 5.0,
     mark: str = "DistributedDataParallel.forward",
     asked: str = "",
+    world_size: int = 2,
 ) -> RunBuilder:
     """Steps of 2 ms compute and a collective: behind it on the same stream, or hidden on another one. The GPU may
     stand still between two kernels."""
-    b = RunBuilder(rank=rank, world_size=2)
+    b = RunBuilder(rank=rank, world_size=world_size)
     for n in range(steps):
         with b.step():
             b.loader(5)
@@ -58,6 +60,40 @@ def _rank(
                     b.launch(takes, name)
             for _ in range(small):
                 b.launch(small_us, name)
+            b.sync("cudaDeviceSynchronize")
+    return b
+
+
+def _split_layers(*, trains: bool = True, fused: float = 0.0, group: str = "") -> RunBuilder:
+    """Four layers of a product and an all-reduce each, forward and backward; `fused`: us of one of all gradients behind it."""
+    b = RunBuilder(rank=0, world_size=8)
+    said: dict[str, Any] = {"Process Group Description": group, "Group size": 8} if group else {}
+    for _ in range(5):
+        with b.step():
+            b.loader(5)
+            for backward in (False, True)[: 1 + trains]:
+                for _ in range(4):
+                    with b.op("autograd::engine::evaluate_function: MmBackward0" if backward else "aten::mm"):
+                        b.launch(200, "ampere_bf16_s16816gemm_bf16_128x128")
+                        b.launch(100, _ALL_REDUCE, **said)
+            if fused:
+                b.launch(fused, _ALL_REDUCE)
+            b.sync("cudaDeviceSynchronize")
+    return b
+
+
+def _gradients_by_hand() -> RunBuilder:
+    """Each gradient is reduced when backward is over."""
+    b = RunBuilder(world_size=2)
+    for _ in range(5):
+        with b.step():
+            b.loader(5)
+            for name in ("aten::mm", "autograd::engine::evaluate_function: MmBackward0"):
+                for _ in range(4):
+                    with b.op(name):
+                        b.launch(200, "ampere_bf16_s16816gemm_bf16_128x128")
+            for _ in range(4):
+                b.launch(200, _ALL_REDUCE)
             b.sync("cudaDeviceSynchronize")
     return b
 
@@ -170,7 +206,9 @@ class ExposedCollectives(Rule):
     Collectives of NCCL, RCCL (or gloo) in the steady steps, or the kernels that exchange experts and activations instead
     (DeepEP, symmetric memory, all-reduces of vLLM, SGLang and TensorRT-LLM), with the time in which no compute ran
     alongside. With traces of several ranks that overlap in time only the transfer counts: the duration on the rank that
-    arrives last.
+    arrives last. If ranks of a process group were not read, the last may be one of them: what takes longer than the fastest of
+    that size on the ranks that were read is then waiting or transfer. Collectives are of tensor-parallel layers if their process group
+    says so, or if they alternate with matrix products in forward.
 
     How the saving is estimated
     The captured steps are simulated without the collectives. With several ranks it is at most their exposed transfer, and at
@@ -182,7 +220,8 @@ class ExposedCollectives(Rule):
     Fix
     Data parallel: buckets that are reduced earlier, half the bytes, accumulated gradients reduced once (`no_sync`).
     Sharded (FSDP or DeepSpeed in the capture): prefetch the next block's parameters, wrap blocks that are large enough to
-    overlap the next all-gather. Otherwise: start the collective earlier and wait for it where its result is needed.
+    overlap the next all-gather. Tensor parallel: fewer ranks per layer, sequence parallelism, async tensor parallelism; their result is
+    needed at once. Otherwise: start the collective earlier and wait for it where its result is needed.
 
     Fix safety
     Unsafe: buckets and order change sums, so that they are not bitwise identical.
@@ -268,6 +307,19 @@ class ExposedCollectives(Rule):
             claims=2,
             message="Rank 1 limits the gain to 0.200 ms.",
         ),
+        Invalid(
+            "of ranks most of which were not read",
+            lambda: tuple(_rank(600 - 50 * r, rank=r, world_size=8, first_us=-500) for r in range(2)),
+            message="Of it 0.0500 ms is waiting for other ranks, 0.0500 ms transfer and 0.400 ms waiting or transfer: 2 of 8",
+            confidence="medium",
+            claims=2,
+        ),
+        Invalid("of tensor-parallel layers", _split_layers, message="(all-reduce of tensor-parallel layers)", fixes=("_micro_pipeline_tp",)),
+        Invalid("of such layers in inference", lambda: _split_layers(trains=False), message="of tensor-parallel layers", fixes=("disable_custom_all_reduce",)),
+        Invalid("of such layers, as their group says", lambda: _split_layers(group="mesh_tp"), fixes=("<smaller> (now 8)",)),
+        Invalid("of replicas, as their group says", lambda: _split_layers(group="mesh_dp"), fixes=("DistributedDataParallel reduces them",)),
+        Invalid("of such layers, and more of gradients", lambda: _split_layers(fused=1000), fixes=("DistributedDataParallel reduces them",)),
+        Invalid("of gradients, one by one", _gradients_by_hand, fixes=("DistributedDataParallel reduces them",)),
         Invalid("of two kinds", _of_two_kinds, message="(all-reduce and all-gather) is exposed"),
         Invalid("gathering, and nothing is sharded", lambda: _rank(600, name=_ALL_GATHER), message="all-gather", fixes=("dist.all_gather_into_tensor",)),
         Invalid("all-to-all by sends and receives", lambda: _rank(600, name=_SEND, asked="nccl:all_to_all"), message="Communication (all-to-all)", fixes=("dist.all_to_all_single",)),
@@ -299,8 +351,10 @@ class ExposedCollectives(Rule):
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         own, ranks = ctx[CollectiveExposure], _among_ranks(ctx)
-        guess = ranks is None and own.has_gpu and not own.usable
-        exposed = own.exposed_ns if ranks is None else min(own.exposed_ns, ranks.transfer_ns, ranks.least_ns)
+        guess = (ranks is None or ranks.untold_ns > ranks.transfer_ns) and own.has_gpu and not own.usable
+        exposed = own.exposed_ns
+        if ranks is not None:
+            exposed = min(exposed, ranks.transfer_ns + ranks.untold_ns, ranks.least_ns)
         least = self.min_share_unexplained if guess else self.min_share
         if exposed < least * own.steady_ns:
             return
@@ -315,13 +369,14 @@ class ExposedCollectives(Rule):
             return
         parts = _of_this_rank(ctx, own)
         once = _in_one_step(own, parts)
-        confidence: Confidence = "high" if ranks is not None and own.usable else "medium"
+        told = ranks is not None and ranks.untold_ns < _WORTH_SAYING * own.exposed_ns
+        confidence: Confidence = "high" if told and own.usable else "medium"
         if not gains or guess or own.steps == 1 or (ranks is None and not own.has_gpu):
             confidence = "low"
         kinds = [kind for kind, *_, exposed_ns in own.kinds if exposed_ns]
         named = ["other collectives" if kind == "collectives" else kind for kind in kinds[1:2]]
         sentences = [
-            f"Communication ({' and '.join([*kinds[:1], *named])}) is exposed for {milliseconds(own.exposed_ns / 1e3)} per step "
+            f"Communication ({' and '.join([*kinds[:1], *named])}{' of tensor-parallel layers' if own.tensor_parallel else ''}) is exposed for {milliseconds(own.exposed_ns / 1e3)} per step "
             f"({own.exposed_ns / own.steady_ns:.0%}).",
             *_of_it(own, ranks),
         ]
@@ -351,6 +406,10 @@ class _Ranks(Struct, frozen=True):
 
     transfer_ns: float
     wait_ns: float
+    untold_ns: float
+    """waiting for a rank that was not read, or transfer"""
+    read: tuple[int, int]
+    """how many ranks were read, of how many"""
     least_ns: float
     """in collectives on the rank that has least of it: what it does besides sets the pace of all"""
     least_rank: int
@@ -362,9 +421,16 @@ def _among_ranks(ctx: Context) -> _Ranks | None:
     if ranked is None or ctx.rank not in ranked.ranks:
         return None
     own = ranked.ranks.index(ctx.rank)
-    in_them = [sum(both) for both in zip(ranked.wait_ns, ranked.transfer_ns, strict=True)]
+    in_them = [sum(parts) for parts in zip(ranked.wait_ns, ranked.transfer_ns, ranked.untold_ns, strict=True)]
     least = min(in_them)
-    return _Ranks(ranked.transfer_ns[own], ranked.wait_ns[own], least, ranked.ranks[in_them.index(least)])
+    return _Ranks(
+        ranked.transfer_ns[own],
+        ranked.wait_ns[own],
+        ranked.untold_ns[own],
+        ranked.read,
+        least,
+        ranked.ranks[in_them.index(least)],
+    )
 
 
 def _of_it(own: CollectiveExposure, ranks: _Ranks | None) -> Iterator[str]:
@@ -373,10 +439,16 @@ def _of_it(own: CollectiveExposure, ranks: _Ranks | None) -> Iterator[str]:
         yield "One rank's trace does not tell how much of it is waiting for other ranks."
         return
     transfer = min(own.exposed_ns, ranks.transfer_ns)
-    if ranks.wait_ns >= _WORTH_SAYING * own.exposed_ns:
-        waiting = milliseconds(ranks.wait_ns / 1e3)
-        yield f"Of it {waiting} is waiting for other ranks and {milliseconds(transfer / 1e3)} transfer."
-    if ranks.least_ns < (1 - _WORTH_SAYING) * transfer:
+    waiting, moving = milliseconds(ranks.wait_ns / 1e3), milliseconds(transfer / 1e3)
+    if ranks.untold_ns >= _WORTH_SAYING * own.exposed_ns:
+        read, size = ranks.read
+        yield (
+            f"Of it {waiting} is waiting for other ranks, {moving} transfer and {milliseconds(ranks.untold_ns / 1e3)} "
+            f"waiting or transfer: {read} of {size} ranks were read."
+        )
+    elif ranks.wait_ns >= _WORTH_SAYING * own.exposed_ns:
+        yield f"Of it {waiting} is waiting for other ranks and {moving} transfer."
+    if ranks.least_ns < (1 - _WORTH_SAYING) * (transfer + ranks.untold_ns):
         yield f"Rank {ranks.least_rank} limits the gain to {milliseconds(ranks.least_ns / 1e3)}."
 
 
@@ -421,6 +493,8 @@ _VERIFY = "record the same steps again: TD601 is gone, or its time is shorter"
 
 def _fixes(kinds: list[str], own: CollectiveExposure) -> list[Fix]:
     """By what the capture shows: the wrapper, and that it is the one that asks for such collectives."""
+    if own.tensor_parallel:
+        return [techniques.split_layers(_VERIFY, kinds[0], own.group_size, trains=own.trains)]
     if own.deepspeed:
         return [techniques.overlap_in_deepspeed(_VERIFY)]
     if own.fsdp and {"all-gather", "reduce-scatter", "collectives"} & set(kinds[:2]):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
-from statistics import median
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
+from statistics import mean
 
 import numpy as np
 import numpy.typing as npt
 
-from trace_doctor import NOTE_FROM, Claim, Confidence, Context, Fix, Rule, Saving, Table, threshold
+from trace_doctor import NOTE_FROM, Claim, Confidence, Context, Fix, Location, Rule, Saving, Table, threshold
 from trace_doctor.evidence.distributed.collectives import RankedCollectives
 from trace_doctor.evidence.distributed.ranks import Ranks, listed, named
 from trace_doctor.evidence.durations import milliseconds
@@ -48,6 +48,46 @@ def _job(
     return ranks
 
 
+def _late_in(*late_us: Sequence[float], size: int = 8) -> tuple[RunBuilder, ...]:
+    """Eight steps of a job of `size` ranks, as above; the first ranks are late by so much, one step after another."""
+    ranks = tuple(RunBuilder(rank=r, world_size=size) for r in range(size))
+    for n in range(8):
+        with ExitStack() as step:
+            for r, b in enumerate(ranks):
+                step.enter_context(b.step())
+                b.loader(10)
+                with b.annotation("preprocess") if r < len(late_us) else nullcontext():
+                    b.wait(late_us[r][n % len(late_us[r])] if r < len(late_us) else 0)
+                with b.op("aten::mm"):
+                    b.launch(1000)
+            _all_reduce(ranks)
+            for b in ranks:
+                b.sync()
+    return ranks
+
+
+def _truth(*late_us: Sequence[float], on_time: Sequence[int] | None = None) -> float:
+    """us of a step by which that job is faster if these ranks (all that are late, unless told) are as fast as the others."""
+    on_time = range(len(late_us)) if on_time is None else on_time
+    by_step = [[of[n % len(of)] for of in late_us] for n in range(8)]
+    left = [max([0.0, *(us for r, us in enumerate(step) if r not in on_time)]) for step in by_step]
+    return sum(max(step) - rest for step, rest in zip(by_step, left, strict=True)) / len(by_step)
+
+
+_SEVERAL: list[tuple[str, list[tuple[float, ...]], str]] = [
+    ("one of eight, for what it does on its host", [(400.0,)], "for it"),
+    ("two as late", [(400.0,), (400.0,)], "for them (25%), of it nothing for one of them alone."),
+    ("two, one later", [(400.0,), (300.0,)], "of it 0.100 ms for rank 0 alone"),
+    ("two in turn", [(400.0, 0.0), (0.0, 400.0)], "of it 0.200 ms for rank 0 alone"),
+    ("three", [(400.0,), (300.0,), (450.0,)], "of it 0.0500 ms for rank 2 alone"),
+    (
+        "three in turn",
+        [(400.0, 0.0, 0.0, 0.0), (0.0, 600.0, 0.0, 0.0), (0.0, 0.0, 400.0, 400.0)],
+        "Ranks 0, 1 and 2 cause 100%",
+    ),
+]
+
+
 def _all_reduce(ranks: Sequence[RunBuilder]) -> None:
     meet = max(b.gpu_free for b in ranks)
     for b in ranks:
@@ -78,10 +118,12 @@ class Straggler(Rule):
     What they do longer than the others is named as the cause where it covers 80% of the delay.
 
     How the saving is estimated
-    The median wait of the other ranks per steady step, minus what the stragglers wait themselves: the step would be shorter
-    by that if nothing else was late. An upper bound. Where the stragglers compute longer, it is an estimate: balanced over the
+    The collectives of all ranks are replayed with the stragglers never last: each then begins when the last of the other ranks
+    comes. An upper bound of what all stragglers cost together: the other ranks do not get faster. What the others wait for one
+    of them alone, while the rest stay late, is in the table. Where they compute longer, it is an estimate: balanced over the
     ranks their work remains, and of two ranks, one of them late, half the wait is saved. Its interval runs from that minus
     1.28 standard errors of the wait over the steps to all of the wait, which applies if the device is slow and not its work larger.
+    Of a job that was read in part it is an info finding: ranks that were not read may be later.
 
     Fix
     What makes those ranks slow: their data, their host, their share of the work, or their GPU. The finding names it
@@ -108,7 +150,7 @@ class Straggler(Rule):
 
     min_share: float = threshold(
         0.03,
-        "wait of the other ranks minus that of the stragglers, as a share of the step",
+        "what all ranks save if the stragglers are never last, as a share of the step",
         unit="share",
         source="the severity `warning` begins there",
         note_from=NOTE_FROM,
@@ -149,10 +191,10 @@ class Straggler(Rule):
             "one rank of four computes longer",
             lambda: _job(0, 500, 0, 0),
             saving_us=375,
-            message="The others wait 0.500 ms longer per step (29%). Excess time: compute.",
+            message="Each of the others waits at least 0.500 ms per step for it (29%). Excess time: compute.",
             confidence="medium",
             fixes=("They compute longer",),
-            shown="1 | 0.0 | 200.0 | 1.0 | yes",
+            shown="1 | 0.0 | 200.0 | 1.0 | yes | 500.0",
         ),
         Invalid("one rank loads longer", lambda: _job(0, 0, 400, 0, loading=(2,)), message="data loading", fixes=("Their loader is slow",)),
         Invalid(
@@ -169,6 +211,16 @@ class Straggler(Rule):
             message="Excess time: rank 1 compute; rank 2 data loading.",
             fixes=("Rank 1: They compute longer", ),
         ),
+        *(
+            Invalid(name, lambda late=late: _late_in(*late), saving_us=_truth(*late), tolerance=0.02, message=message)  # type: ignore[misc]
+            for name, late, message in _SEVERAL
+        ),
+        Invalid(
+            "two of eight, and half of the ranks were read",
+            lambda: _late_in((300,), (200,))[:4],
+            confidence="low",
+            message="Low confidence: only 4 of 8 ranks were read.",
+        ),
         Invalid("one of two", lambda: _job(0, 500), message="The other waits"),
         Invalid(
             "in one step, at many places",
@@ -182,7 +234,7 @@ class Straggler(Rule):
             thresholds={"many": 6, "min_errors": 0.0},
             confidence="low",
         ),
-        Invalid("more causes than are named", lambda: _job(0, 500, 0, 0), thresholds={"max_causes": 0}, message="wait 0.500 ms longer per step (29%).", fixes=("",)),
+        Invalid("more causes than are named", lambda: _job(0, 500, 0, 0), thresholds={"max_causes": 0}, message="0.500 ms per step for it (29%).", fixes=("",)),
     ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
@@ -191,7 +243,7 @@ class Straggler(Rule):
         if not late or ctx.rank != collectives.ranks[late[0]]:
             return
         others = [i for i in range(len(collectives.ranks)) if i not in late]
-        waited = median(collectives.wait_ns[i] for i in others) - median(collectives.wait_ns[i] for i in late)
+        waited = collectives.saved_without(late)
         share = waited / steps.step_ns if steps.step_ns else 0.0
         caused = sum(collectives.caused_ns[i] for i in late) / sum(collectives.caused_ns)
         matched = sum(m.start.shape[1] for m in collectives.matches)
@@ -203,15 +255,18 @@ class Straggler(Rule):
         ranks = ctx[Ranks]
         numbers = [collectives.ranks[i] for i in late]
         who = named(numbers)
-        on_time = [collectives.ranks[i] for i in others]
-        causes = self._causes(ranks, numbers, on_time, waited)
+        causes = self._causes(collectives, ranks, late)
         because = f" Excess time: {_by_ranks(causes)}." if any(cause for cause, _ in causes) else ""
         confidence: Confidence = "medium" if steps.count > 1 or matched >= self.many else "low"
+        read, size = collectives.read
+        if read < size:
+            confidence, because = "low", f" Low confidence: only {read} of {size} ranks were read."
+        alone = {i: collectives.saved_without([i]) for i in late}
         yield Claim(
             message=(
                 f"{who} {'cause' if len(late) > 1 else 'causes'} {caused:.0%} of the wait in collectives. "
-                f"{'The others wait' if len(others) > 1 else 'The other waits'} "
-                f"{milliseconds(waited / 1e3)} longer per step ({share:.0%}).{because}"
+                f"{_the_others(len(others))} {milliseconds(waited / 1e3)} per step for "
+                f"{'it' if len(late) == 1 else 'them'} ({share:.0%}){_best_alone(collectives, alone)}.{because}"
             ),
             confidence=confidence,
             saving=_saving(
@@ -221,24 +276,44 @@ class Straggler(Rule):
                 len(late) / len(collectives.ranks),
                 errors,
             ),
-            evidence=[_waits(collectives, late), ranks.table()],
+            location=Location(ranks=numbers),
+            evidence=[_waits(collectives, alone), ranks.table()],
             fixes=[_advice(who, causes)],
             owned_on={rank: spans_of(waits) for rank, waits in collectives.waits_for(late).items()},
             key="straggler",
         )
 
     def _causes(
-        self, ranks: Ranks, late: Sequence[int], on_time: Sequence[int], lost_ns: float
+        self, collectives: RankedCollectives, ranks: Ranks, late: Sequence[int]
     ) -> list[tuple[list[str], list[int]]]:
-        """What the stragglers do longer than the others, and which of them: apart where their main causes differ."""
+        """What the stragglers do longer than the others, and which of them: apart where their main causes differ. A cause has to
+        cover what they wait less than the others."""
+        on_time = [i for i in range(len(collectives.ranks)) if i not in late]
+        waits = collectives.wait_ns
 
         def excess(of: Sequence[int]) -> list[str]:
-            return ranks.excess(of, on_time, self.min_explained * lost_ns, self.max_causes)
+            lost = mean(waits[i] for i in on_time) - mean(waits[i] for i in of)
+            own, others = ([collectives.ranks[i] for i in places] for places in (of, on_time))
+            return ranks.excess(own, others, self.min_explained * lost, self.max_causes)
 
         by_main_cause: dict[str, list[int]] = {}
-        for rank in late:
-            by_main_cause.setdefault(next(iter(excess([rank])), ""), []).append(rank)
-        return [(excess(members), members) for members in by_main_cause.values()]
+        for i in late:
+            by_main_cause.setdefault(next(iter(excess([i])), ""), []).append(i)
+        return [(excess(of), [collectives.ranks[i] for i in of]) for of in by_main_cause.values()]
+
+
+def _the_others(count: int) -> str:
+    return "The other waits" if count == 1 else "Each of the others waits at least"
+
+
+def _best_alone(collectives: RankedCollectives, alone: Mapping[int, float]) -> str:
+    """What the straggler saves that saves most alone, where others stay late."""
+    if len(alone) < 2:
+        return ""
+    best = max(alone, key=lambda i: alone[i])
+    if milliseconds(alone[best] / 1e3) == milliseconds(0):
+        return ", of it nothing for one of them alone"
+    return f", of it {milliseconds(alone[best] / 1e3)} for rank {collectives.ranks[best]} alone"
 
 
 def _by_ranks(causes: Sequence[tuple[Sequence[str], Sequence[int]]]) -> str:
@@ -251,7 +326,7 @@ def _by_ranks(causes: Sequence[tuple[Sequence[str], Sequence[int]]]) -> str:
 
 def _saving(waited: float, step_ns: int, compute: bool, late: float, errors: float) -> Saving:
     """`late`: share of the ranks that are. Work is shared out, and stays; anything else may go."""
-    how = "the median exposed wait of the other ranks in collectives, minus that of the stragglers"
+    how = "the collectives of all ranks replayed with the stragglers never last"
     left = 1.0 - late if compute else 1.0
     saving = Saving(
         time_us_per_step=waited * left / 1e3,
@@ -276,14 +351,14 @@ def _late(ranked_collectives: RankedCollectives, min_caused: float) -> list[int]
 
 
 def _standard_errors(ranked_collectives: RankedCollectives, late: list[int], others: list[int]) -> float:
-    """How far the others' excess wait is from nothing: its mean over its standard error. With two steps either they
+    """How far the wait of the others is above that of the stragglers: its mean over its standard error. With two steps either they
     or the collectives may show it: where ranks meet often, they may be late to the same one of each step."""
     excess, when = [], []
     for match in ranked_collectives.matches:
         early = np.isin(match.members, others)
         if early.all() or not early.any():
             continue
-        excess.append(np.median(match.wait[early], axis=0) - np.median(match.wait[~early], axis=0))
+        excess.append(match.wait[early].mean(axis=0) - match.wait[~early].mean(axis=0))
         when.append(match.end.max(axis=0))
     if not excess:
         return 0.0
@@ -303,26 +378,31 @@ def _errors(values: npt.NDArray[np.number]) -> float:
     return float(values.mean()) / error if error else float("inf")
 
 
-def _waits(ranked_collectives: RankedCollectives, late: list[int]) -> Table:
-    caused = ranked_collectives.caused_ns
+def _waits(ranked: RankedCollectives, alone: Mapping[int, float]) -> Table:
+    """`alone`: the stragglers (positions), and the wait that ends with each of them alone."""
+    caused, untold = ranked.caused_ns, any(ranked.untold_ns)
     everything = max(sum(caused), 1)
-    worst_first = sorted(range(len(caused)), key=lambda i: (i not in late, -caused[i]))
+    worst_first = sorted(range(len(caused)), key=lambda i: (i not in alone, -caused[i]))
     return table(
         "Exposed collectives per steady step and rank",
         {
             "rank": "count",
             "wait": "us",
             "transfer": "us",
+            **({"wait or transfer": "us"} if untold else {}),
             "share of wait caused": "share",
             "straggler": "text",
+            "waited for it alone": "us",
         },
         [
             [
-                ranked_collectives.ranks[i],
-                ranked_collectives.wait_ns[i] / 1e3,
-                ranked_collectives.transfer_ns[i] / 1e3,
+                ranked.ranks[i],
+                ranked.wait_ns[i] / 1e3,
+                ranked.transfer_ns[i] / 1e3,
+                *([ranked.untold_ns[i] / 1e3] if untold else []),
                 caused[i] / everything,
-                "yes" if i in late else "",
+                "yes" if i in alone else "",
+                alone[i] / 1e3 if i in alone else None,
             ]
             for i in worst_first
         ],

@@ -73,11 +73,11 @@ class EagerLoss(Evidence, frozen=True):
         named = eager & (nesting.inside(at, loss) | loss[at])
         by_hand = eager & ~named & _follows(facts, work, at, compiled)
         mine = named | by_hand if work.on_gpu else by_hand
-        found: dict[str, tuple[int, int]] = {}
+        by_operator: dict[str, tuple[int, int]] = {}
         for row, ns in zip(at[mine].tolist(), work.ns[mine].tolist(), strict=True):
-            count, before = found.get(run.text(row), (0, 0))
-            found[run.text(row)] = (count + 1, before + ns)
-        ranked = sorted(((name, n, ns) for name, (n, ns) in found.items()), key=lambda f: (-f[2], f[0]))
+            count, before = by_operator.get(run.text(row), (0, 0))
+            by_operator[run.text(row)] = (count + 1, before + ns)
+        ranked = sorted(((name, n, ns) for name, (n, ns) in by_operator.items()), key=lambda f: (-f[2], f[0]))
         ns = int(work.ns[mine].sum())
         by_name = 2 * int(work.ns[mine & named].sum()) >= ns
         return cls(ns, tuple(ranked), work.rows[mine], work.steps, by_name, work.on_gpu)

@@ -114,7 +114,7 @@ def _unnumbered(*compiling: int, steps: int = 8) -> RunBuilder:
 
 def _looked_up(
     *,
-    found: str = "00000",
+    lookups: str = "00000",
     regions: bool = True,
     stacks: bool = True,
     runs: bool = True,
@@ -125,7 +125,7 @@ def _looked_up(
     b = RunBuilder(stacks=stacks)
     if version is not None:
         _step(b, 0, version, compile_us=5000)
-    for one in found:
+    for one in lookups:
         hit = one == "1"
         with b.step():
             with b.event("TorchDynamo Cache Lookup"), b.python("torch/_dynamo/guards.py", 2545, "fn"):
@@ -229,8 +229,8 @@ class Recompile(Rule):
     VALID = [
         Valid("compiles in its first steps only", _warming_up),
         Valid("was recompiled before the capture", _recompiled_earlier),
-        Valid("every lookup finds its code", lambda: _looked_up(found="11111")),
-        Valid("without regions, as torch 2.0 has it", lambda: _looked_up(found="11111", regions=False)),
+        Valid("every lookup finds its code", lambda: _looked_up(lookups="11111")),
+        Valid("without regions, as torch 2.0 has it", lambda: _looked_up(lookups="11111", regions=False)),
         Valid("looked up in vain, not that often", _looked_up, thresholds={"min_misses": 1000}),
         Valid("no operator runs where no code is found", lambda: _looked_up(runs=False)),
         Valid("the compiler looks up", _looked_up_by_the_compiler, thresholds={"min_steps": 1000}),
@@ -257,8 +257,8 @@ class Recompile(Rule):
         Invalid("past the limit, no stacks", lambda: _looked_up(stacks=False), message="No later call", confidence="medium", severity="warning"),
         Invalid("past the limit of a capture that holds all versions", lambda: _looked_up(version=0), message="none of its 1 compiled versions fits"),
         Invalid("past the limit, the first version older than the capture", lambda: _looked_up(version=1), message="its compiled versions fits"),
-        Invalid("a later call finds its code", lambda: _looked_up(found="0001001"), message="in 5 calls in 7 steps: none of its compiled versions fits and no new one is compiled. Other calls", confidence="medium", severity="info"),
-        Invalid("a later call finds its code, no stacks", lambda: _looked_up(found="0001001", stacks=False), confidence="low", severity="info"),
+        Invalid("a later call finds its code", lambda: _looked_up(lookups="0001001"), message="in 5 calls in 7 steps: none of its compiled versions fits and no new one is compiled. Other calls", confidence="medium", severity="info"),
+        Invalid("a later call finds its code, no stacks", lambda: _looked_up(lookups="0001001", stacks=False), confidence="low", severity="info"),
         Invalid("on a CPU", lambda: _recompiling(gpu=False), message="in 8 steps", saving_us=3 * 5000 / 8),
         Invalid("the only step", lambda: _recompiling(healthy=0, times=1), message="once in 1 step. "),
         Invalid("once", lambda: _recompiling(healthy=4, times=1), severity="info", confidence="medium"),

@@ -75,6 +75,6 @@ def fewer_batches(verify: str) -> Fix:
         "# a data set that is in memory needs no loader:\n"
         "for index in torch.randperm(len(x), device=x.device).split(batch_size):\n"
         "    train(x[index], y[index])",
-        "another batch size is another training; without the loader samples come in another order",
+        "in training another batch size changes the result; without the loader samples come in another order",
         verify,
     )

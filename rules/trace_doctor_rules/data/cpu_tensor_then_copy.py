@@ -39,7 +39,7 @@ _BETWEEN = {
 
 
 def _training(
-    made: str = "cpu",
+    creation: str = "cpu",
     *,
     steps: int = 6,
     every: int = 1,
@@ -53,24 +53,24 @@ def _training(
     for n in range(steps):
         with b.step() if marked else nullcontext(), b.python("train.py", 4, "train"):
             if n % every == 0:
-                if made == "in place":
+                if creation == "in place":
                     with b.op("aten::empty", us=3):
                         pass
                     with b.op("aten::normal_", dims=[list(shape)], us=60):
                         pass
                 else:
                     with b.op("aten::zeros", us=5), b.op("aten::zero_", dims=[list(shape)]):
-                        if made == "gpu":
+                        if creation == "gpu":
                             b.launch(3)
                         else:
                             b.wait(60)
-                if made == "between":
+                if creation == "between":
                     with b.op("aten::mm", us=10):
                         b.launch(5)
-                for name in _BETWEEN.get(made, ()):
-                    with b.op(name, dims=[list(shape)] * (2 if made == "another" else 1), us=5):
+                for name in _BETWEEN.get(creation, ()):
+                    with b.op(name, dims=[list(shape)] * (2 if creation == "another" else 1), us=5):
                         pass
-                if made != "gpu":
+                if creation != "gpu":
                     _copy(b)
             if n == 1:
                 b.stall(stall)
@@ -243,7 +243,7 @@ class CpuTensorThenCopy(TimeRule):
         if doubtful and not claimed:
             raise NotCaptured(
                 "CPU tensors are copied to the GPU, but no step markers show whether this repeats",
-                "call prof.step() after each training step",
+                "call prof.step() after each step",
             )
 
     def _again_and_again(self, ctx: Context, copies: Copies, members: list[int]) -> bool:
@@ -322,8 +322,8 @@ def _message(name: str, site: Site | None, times: float, copies: Copies) -> str:
 
 def _table(copies: Copies, members: list[int], name: str, count: int) -> Table:
     run = copies.run
-    seen = not isinstance(copies, UnseenCopies)
-    on_device = float(run.dur[copies.row[members]].sum()) / count / 1e3 if seen else None
+    on_gpu = not isinstance(copies, UnseenCopies)
+    on_device = float(run.dur[copies.row[members]].sum()) / count / 1e3 if on_gpu else None
     return Table.with_units(
         "Created on CPU, then copied, per steady step",
         {

@@ -23,6 +23,7 @@ from trace_doctor.evidence.trace.call_sites import CallSites, Site, location
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
+from trace_doctor_rules import techniques
 from trace_doctor_rules._shared import TimeRule
 from trace_doctor_rules.data._remedies import (
     call_without_pipeline,
@@ -32,6 +33,7 @@ from trace_doctor_rules.data._remedies import (
     work_ahead,
     workers_that_keep_up,
 )
+from trace_doctor_rules.data._starved_cores_evidence import StarvedCores
 
 
 def _training(
@@ -43,6 +45,7 @@ def _training(
     gpu: bool = True,
     stall: float = 0,
     every: int = 1,
+    launch_us: float | None = None,
 ) -> RunBuilder:
     """Steps that load a batch, launch some kernels and end without waiting for them; others than every n-th have it ready."""
     b = RunBuilder() if gpu else RunBuilder(gpu=None)
@@ -51,6 +54,8 @@ def _training(
             b.loader(loader_us if n % every == 0 else 3, workers=workers)
             if n == 1:
                 b.stall(stall)
+            if launch_us is not None:
+                b.launch(10, call_us=launch_us)
             for _ in range(4):
                 with b.op("aten::mm", us=10):
                     b.compute(gpu_us / 4)
@@ -78,6 +83,32 @@ def _named_loader() -> RunBuilder:
         with b.step():
             with b.annotation("dali_next"):
                 b.wait(400)
+            with b.op("aten::mm", us=10):
+                b.launch(300)
+            b.sync()
+    return b
+
+
+def _transforms() -> RunBuilder:
+    """Half of loading is in a library function below the dataset's own."""
+    b = RunBuilder(stacks=True)
+    for _ in range(5):
+        with b.step():
+            with (
+                b.annotation("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"),
+                b.python("torch/utils/data/_utils/fetch.py", 52, "fetch"),
+                b.python("data.py", 40, "__getitem__"),
+            ):
+                b.wait(50)
+                with (
+                    b.python("data.py", 90, "augment"),
+                    b.python("scipy/ndimage/_interpolation.py", 640, "zoom"),
+                ):
+                    b.wait(100)
+                    with b.event(
+                        "<built-in method zoom_shift of PyCapsule object at 0x7f0>", "python_function"
+                    ):
+                        b.wait(250)
             with b.op("aten::mm", us=10):
                 b.launch(300)
             b.sync()
@@ -128,7 +159,8 @@ class DataLoaderStarvation(TimeRule):
     the settings `loader_frames`, `loader_annotations`), as a share of the steady steps. Where a batch takes less than a worker needs to
     hand it over, it is a note: what costs is how many there are. The iterator's class tells
     whether workers exist: `_SingleProcessDataLoaderIter` is `num_workers=0`. With `with_stack=True` the wait is split
-    into reading, collating, pinning and waiting for workers.
+    into reading, collating, pinning and waiting for workers, and of a loader without workers the functions are listed in which
+    most of it goes. Where kernel launches stall as well while the GPU is idle, threads outnumber cores, and no workers are offered.
 
     How the saving is estimated
     The captured steps are simulated without the time inside the loader: host calls keep their distance otherwise, GPU
@@ -158,11 +190,11 @@ class DataLoaderStarvation(TimeRule):
 
     code = "TD101"
     name = "dataloader-starvation"
-    title = "Training stalls on data loading"
+    title = "Steps stall on data loading"
     costs_host_time = True
     about = ("data_loading",)
     needs = (Steps, DataLoading, DataWaits, Replay, Moments)
-    wants = (CallSites, TimeLedger)
+    wants = (CallSites, TimeLedger, StarvedCores)
     to_pass = (Processor,)
     yields_to = ("TD103",)
 
@@ -211,6 +243,13 @@ class DataLoaderStarvation(TimeRule):
         "workers more than the loading time needs",
         source="workers share cores: 50 of 59 ms gained in practice",
     )
+    min_starved: float = threshold(
+        0.03,
+        "launches that stall while the GPU is idle, in half of the steps, as a share of the steady steps, from which on no workers "
+        "are offered: cores are short",
+        unit="share",
+        source="launches take 5 to 20 us each: no capture with idle cores reaches it",
+    )
     most_workers: int = threshold(
         8, "workers at most where the core count is not known", source="common node sizes"
     )
@@ -243,6 +282,14 @@ class DataLoaderStarvation(TimeRule):
             before=_SCRIPT,
             after=_PATCHED,
         ),
+        Invalid("functions in the loader", _transforms, shown="scipy/ndimage/_interpolation.py(640): zoom | 350.0 | 0.87"),
+        Invalid(
+            "workers and launches that wait for a core",
+            lambda: _training(6000, workers=2, launch_us=3000),
+            message="Kernel launches stall as well: threads likely outnumber the cores.",
+            fixes=("Give the job more cores",),
+        ),
+        Invalid("the same in one step", lambda: _training(6000, workers=2, launch_us=3000, steps=1), fixes=("Add workers",)),
         Invalid("the preprocessing of a pipeline", _pipeline, fixes=("Call processor and model",)),
         Invalid(
             "workers that do not keep up",
@@ -301,6 +348,15 @@ class DataLoaderStarvation(TimeRule):
         if outcome.share_of_step < self.min_saving:
             return
         confidence, why = self._confidence(ctx, data_waits, outcome)
+        cores = ctx.get(StarvedCores)
+        starved = cores is not None and cores.recurs and cores.share >= self.min_starved
+        if starved:
+            why = " ".join(
+                [
+                    "Kernel launches stall as well: threads likely outnumber the cores.",
+                    *([why] if why else []),
+                ]
+            )
         if brief:
             why = " ".join(["Workers would take as long to hand over a batch.", *([why] if why else [])])
         site = _site(ctx)
@@ -314,7 +370,9 @@ class DataLoaderStarvation(TimeRule):
             location=location(site, device=data_waits.device, ts_us=moments.ts_us(longest[0])),
             evidence=_tables(ctx, data_waits, outcome),
             spans=moments.longest(data_waits.owned, "waiting for data", device=data_waits.device),
-            fixes=[fewer_batches(_VERIFY)]
+            fixes=[techniques.free_cores(_VERIFY)]
+            if starved
+            else [fewer_batches(_VERIFY)]
             if brief
             else [call_without_pipeline(_VERIFY)]
             if loading.of_a_pipeline
@@ -360,7 +418,7 @@ class DataLoaderStarvation(TimeRule):
             and data_waits.device is None
             and data_waits.exposed < self.min_worker_share * data_waits.length
         ):
-            return "low", "Low confidence: training runs on the cores of the workers."
+            return "low", "Low confidence: the steps run on the cores of the workers."
         if data_waits.kind == "workers" and data_waits.exposed < self.min_worker_wait_us * 1e3 * len(
             data_waits.waits
         ):
@@ -400,7 +458,7 @@ def _site(ctx: Context) -> Site | None:
 
 
 _WHO: dict[LoaderKind, str] = {
-    "in_process": "num_workers=0, so the training process loads every batch itself",
+    "in_process": "num_workers=0, so the main process loads every batch itself",
     "workers": "the workers are too slow",
     "pipe": "the DataPipe is too slow",
     "other": "the loader is too slow",
@@ -416,6 +474,10 @@ def _message(data_waits: DataWaits, site: Site | None, doubt: str) -> str:
     return f"{text} {doubt}" if doubt else text
 
 
+_FUNCTIONS = 5
+"""functions of the table: those where most of the time goes"""
+
+
 def _tables(ctx: Context, data_waits: DataWaits, outcome: ReplayOutcome) -> list[Table]:
     resource = "GPU" if data_waits.device is not None else "main thread"
     tables = [
@@ -429,7 +491,17 @@ def _tables(ctx: Context, data_waits: DataWaits, outcome: ReplayOutcome) -> list
         ),
         outcome.table("Simulated: the next batch is always ready", "without data waits"),
     ]
-    parts = ctx[DataLoading].parts(ctx[Steps].spans("steady"))
+    steady = ctx[Steps].spans("steady")
+    if data_waits.kind != "workers" and (functions := ctx[DataLoading].functions(steady)):
+        ranked = sorted(functions.items(), key=lambda function: -function[1])[:_FUNCTIONS]
+        tables.append(
+            Table.with_units(
+                "Functions in the loader, without the functions that they call",
+                {"function": "code", "time per step": "us", "of loader time": "share"},
+                [[name, ns / data_waits.count / 1e3, ns / max(data_waits.loading, 1)] for name, ns in ranked],
+            )
+        )
+    parts = ctx[DataLoading].parts(steady)
     if parts:
         ranked = sorted(parts.items(), key=lambda part: -part[1])
         tables.append(

@@ -173,14 +173,14 @@ class WorkerRestart(Rule):
     ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
-        seen, count = ctx[WorkerRestarts], ctx[Steps].count
-        borders = [border for border in seen.borders if border.operators <= self.max_operators]
-        usual = seen.median_wait(borders)
-        restarts = [border for border in borders if self._restarts(border, usual, stacks=seen.stacks)]
+        loader, count = ctx[WorkerRestarts], ctx[Steps].count
+        borders = [border for border in loader.borders if border.operators <= self.max_operators]
+        usual = loader.median_wait(borders)
+        restarts = [border for border in borders if self._restarts(border, usual, stacks=loader.stacks)]
         if not restarts:
             return
         removal = Removal(
-            host_spans=tuple((seen.thread, r.start, max(r.end - usual, r.start)) for r in restarts)
+            host_spans=tuple((loader.thread, r.start, max(r.end - usual, r.start)) for r in restarts)
         )
         outcome = ctx[Replay].without(removal)
         if outcome.share_of_step < self.min_share:

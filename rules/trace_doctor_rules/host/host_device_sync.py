@@ -7,6 +7,7 @@ from contextlib import nullcontext
 
 from trace_doctor import (
     NOTE_FROM,
+    Cell,
     Claim,
     Confidence,
     Context,
@@ -15,6 +16,7 @@ from trace_doctor import (
     Table,
     threshold,
 )
+from trace_doctor.evidence.durations import milliseconds
 from trace_doctor.evidence.idle.time_ledger import TimeLedger
 from trace_doctor.evidence.intervals import total
 from trace_doctor.evidence.replay.what_if import Removal, Replay, ReplayOutcome
@@ -172,7 +174,7 @@ _PATCHED = """for i, batch in enumerate(loader):
     loss = model(batch).mean()
     loss.backward()
     optimizer.step()
-    if i % 50 == 0:
+    if i % 10 == 0:
         print(i, loss.item())
 """
 
@@ -205,7 +207,7 @@ class HostDeviceSync(TimeRule):
     Fix
     Keep sums on the device and read them every N steps; use loss.detach() in running sums; remove debug prints and
     synchronises; use operators whose output size does not depend on data. A line that only logs a value is guarded
-    (`if step % 50 == 0:`), a running sum is kept on the device and read where it is used.
+    (`if step % 10 == 0:`, or every 50 where the capture shows a run of 200 steps), a running sum is kept on the device and read where it is used.
 
     Fix safety
     Unsafe: logging happens less often, and code that acts on the value (early stopping, NaN checks) acts later.
@@ -307,10 +309,13 @@ class HostDeviceSync(TimeRule):
         Invalid("one after the other", lambda: _training(sync="one after the other"), message="and 1 more call site block the host"),
         Invalid("one alone, and two that hide each other", _alone_and_together, message="and 2 more call sites block the host"),
         Invalid("three in a row", lambda: _training(sync="three"), message="and 2 more call sites block the host"),
+        Invalid("each hides the next", lambda: _training(sync="three"), message="The saving is of all together: one call site alone saves up to 0", shown="together | "),
+        Invalid("in a run of 200 steps", lambda: _training(stacks=True, steps=200), fixes=("every 50 steps", "")),
         Invalid(
             "copies to the device wait as well",
             lambda: _training(sync="both", gpu_us=600),
-            message="asynchronous host-to-device copies as well",
+            message="asynchronous host-to-device copies as well: alone it is",
+            shown="it, and copies to the device | ",
             fixes=("", "", "pin_memory"),
         ),
         Invalid("between copies to the host and to the device", _between_copies, claims=2, message="blocks the host"),
@@ -358,7 +363,7 @@ class HostDeviceSync(TimeRule):
             if share >= self.min_saving:
                 raise NotCaptured(
                     "waits that cost time, but no steps that would show whether they come back",
-                    "call prof.step() after each training step",
+                    "call prof.step() after each step",
                 )
 
     def _again_and_again(self, site: SyncSite, count: int) -> bool:
@@ -374,15 +379,21 @@ class HostDeviceSync(TimeRule):
         longest = max(idle, key=lambda w: w[1] - w[0])
         confidence = self._confidence(ctx, sites, outcome)
         return Claim(
-            message=_message(sites, count, copies is not None, explained=self._explained(ctx)),
+            message=_message(
+                sites,
+                count,
+                _alone(ctx[Replay], sites, outcome),
+                copies is not None,
+                explained=self._explained(ctx),
+            ),
             confidence=confidence,
             severity="info" if confidence == "low" else None,
             saving=outcome.saving(),
             location=location(sites[0].site, ts_us=moments.ts_us(longest[0])),
-            evidence=_tables(ctx, sites, outcome),
+            evidence=_tables(ctx, sites, outcome, copies),
             spans=moments.longest(idle, "idle after a wait"),
             fixes=[
-                *(fix for site in _one_of_each_kind(sites) for fix in _fixes(site)),
+                *(fix for site in _one_of_each_kind(sites) for fix in _fixes(site, _every(ctx[Steps]))),
                 *([techniques.pinned_copies(_VERIFY)] if copies else []),
             ],
             removal=_asynchronous(sites) | (copies or Removal()),
@@ -414,14 +425,26 @@ def _one_of_each_kind(sites: Sequence[SyncSite]) -> list[SyncSite]:
 # -- words -----------------------------------------------------------------------------------------------------
 
 
-def _message(sites: Sequence[SyncSite], count: int, with_copies: bool, *, explained: bool) -> str:
-    """What blocks, where and how often. `explained`: whether the capture shows all that the GPU waits for."""
+def _alone(replay: Replay, sites: Sequence[SyncSite], outcome: ReplayOutcome) -> str:
+    """What the call site saves that saves most alone, where that is not the saving of the finding; empty else."""
+    most = max(replay.without(_asynchronous([s])).saved_us_per_step for s in sites)
+    return "" if most >= outcome.saved_us_per_step else milliseconds(most)
+
+
+def _message(sites: Sequence[SyncSite], count: int, alone: str, with_copies: bool, *, explained: bool) -> str:
+    """What blocks, where and how often. `alone`: what one saves where the rest stays. `explained`: whether the capture shows all
+    that the GPU waits for."""
     first = sites[0]
     what = first.name + (f" in {first.site}" if first.site else "")
     if len(sites) > 1:
         what += f" and {len(sites) - 1} more call site{'s' if len(sites) > 2 else ''}"
     often = _often(sum(s.times for s in sites), count)
-    also = " The saving needs asynchronous host-to-device copies as well." if with_copies else ""
+    also = " The saving needs asynchronous host-to-device copies as well" if with_copies else ""
+    if alone and len(sites) > 1:
+        also = f"{also or ' The saving is of all together'}: one call site alone saves up to {alone} per step"
+    elif alone:
+        also = f"{also}: alone it is {alone} per step"
+    also += "." * bool(also)
     doubt = "" if explained else " The GPU also waits for something that was not recorded."
     return f"{what} block{'s' if len(sites) == 1 else ''} the host {often}, so it can't run ahead of the GPU.{also}{doubt}"
 
@@ -434,18 +457,24 @@ def _often(times: int, count: int) -> str:
     return "once per step" if number == "1" else f"{number} times per step"
 
 
-def _tables(ctx: Context, sites: Sequence[SyncSite], outcome: ReplayOutcome) -> list[Table]:
+def _tables(
+    ctx: Context, sites: Sequence[SyncSite], outcome: ReplayOutcome, copies: Removal | None
+) -> list[Table]:
     count, replay = ctx[Steps].count, ctx[Replay]
+    who = f"{'together' if len(sites) > 1 else 'it'}, and copies to the device" if copies else "together"
+    together: list[list[Cell]] = [[who, None, None, None, None, outcome.saved_us_per_step]]
+    if len(sites) == 1 and not copies:
+        together = []
     return [
         Table.with_units(
-            "Synchronizing calls per steady step",
+            "Synchronizing calls per steady step, each alone",
             {
                 "operator": "text",
                 "call site": "location",
                 "calls": "count",
                 "blocked, GPU busy": "us",
                 "GPU idle caused": "us",
-                "saves alone": "us",
+                "saves": "us",
             },
             [
                 [
@@ -457,7 +486,8 @@ def _tables(ctx: Context, sites: Sequence[SyncSite], outcome: ReplayOutcome) -> 
                     replay.without(_asynchronous([s])).saved_us_per_step,
                 ]
                 for s in sites
-            ],
+            ]
+            + together,
         ),
         outcome.table("Simulated: these calls do not block", "asynchronous"),
     ]
@@ -466,11 +496,20 @@ def _tables(ctx: Context, sites: Sequence[SyncSite], outcome: ReplayOutcome) -> 
 _VERIFY = "Record the same steps again: TD201 no longer names this call site and the step is shorter"
 
 
-def _fixes(site: SyncSite) -> list[Fix]:
+_LONG = 200
+"""steps from which on a run that reads a value in every 50th still reads it four times"""
+
+
+def _every(steps: Steps) -> int:
+    """How seldom to read a value, by how far the run got: by the numbers of its steps."""
+    return 50 if steps.steady and steps.steady[-1].index + 1 >= _LONG else 10
+
+
+def _fixes(site: SyncSite, every: int) -> list[Fix]:
     target = site.site.target if site.site else None
     match site.kind:
         case "item":
-            return [techniques.read_seldom(_VERIFY, target), techniques.sum_on_device(_VERIFY, target)]
+            return [techniques.read_seldom(_VERIFY, target, every), techniques.sum_on_device(_VERIFY, target)]
         case "shape":
             return [techniques.fixed_sizes(_VERIFY, site.path[-1], target)]
         case "to_host":

@@ -140,31 +140,31 @@ class ConvBiasBeforeBatchnorm(Rule):
         run = nesting.run
         pairs = _pairs(nesting, inputs)
         operands = inputs.of([row for pair in pairs for row in pair])
-        found = [
+        cancelled = [
             (conv, of_conv)
             for (conv, _), of_conv, of_norm in zip(pairs, operands[::2], operands[1::2], strict=True)
             if _undone(of_conv, of_norm)
         ]
-        if len(found) < self.min_layers:
+        if len(cancelled) < self.min_layers:
             return
-        convolutions = np.array([conv for conv, _ in found], dtype=np.int64)
+        convolutions = np.array([conv for conv, _ in cancelled], dtype=np.int64)
         site = _site(ctx, convolutions)
         biased = sum(
             len(g.shape(2)) == 1
             for g in inputs.of(inputs.typical(run.named(_CONVOLUTIONS.__contains__)).tolist())
         )
-        saving = _saving(ctx, len(found) / max(biased, 1))
-        several = "s" if len(found) > 1 else ""
+        saving = _saving(ctx, len(cancelled) / max(biased, 1))
+        several = "s" if len(cancelled) > 1 else ""
         yield Claim(
             message=(
-                f"{len(found)} convolution{several} per step{f' in {site}' if site else ''} "
+                f"{len(cancelled)} convolution{several} per step{f' in {site}' if site else ''} "
                 f"add{'' if several else 's'} a bias that the next batch norm cancels."
             ),
             confidence="high",
             severity="info",
             saving=saving,
             location=location(site, ts_us=ctx[Moments].ts_us(int(run.ts[convolutions[0]]))),
-            evidence=[_table([operands for _, operands in found])],
+            evidence=[_table([operands for _, operands in cancelled])],
             spans=ctx[Moments].longest(
                 zip(run.ts[convolutions].tolist(), run.end[convolutions].tolist(), strict=True),
                 "convolution with a bias before batch norm",
@@ -223,14 +223,14 @@ def _saving(ctx: Context, part: float) -> Saving | None:
 
 
 def _table(convolutions: list[Inputs]) -> Table:
-    counted: dict[tuple[str, str], int] = {}
+    counts: dict[tuple[str, str], int] = {}
     for operands in convolutions:
         key = ("x".join(map(str, operands.shape(0))), "x".join(map(str, operands.shape(1))))
-        counted[key] = counted.get(key, 0) + 1
+        counts[key] = counts.get(key, 0) + 1
     return table(
         "Convolutions with a bias before batch norm",
         {"input": "code", "weight": "code", "count/step": "count"},
-        [[image, weight, n] for (image, weight), n in counted.items()],
+        [[image, weight, n] for (image, weight), n in counts.items()],
     )
 
 

@@ -310,13 +310,15 @@ def _casts(kernels: Kernels) -> tuple[Bool, list[str], I64]:
     call = kernels.operator[copies].astype(np.int64)
     caller = parent[call].astype(np.int64)
     converts = run.is_named(lambda name: name in ("aten::to", "aten::_to_copy"))
-    asked = (caller >= 0) & converts[np.maximum(caller, 0)]
+    in_conversion = (caller >= 0) & converts[np.maximum(caller, 0)]
     while (inner := (caller >= 0) & converts[np.maximum(caller, 0)]).any():
         call[inner] = caller[inner]
         caller[inner] = parent[caller[inner]]
-    forward = asked & (caller >= 0) & run.is_named(_CASTED.__contains__)[np.maximum(caller, 0)]
+    forward = in_conversion & (caller >= 0) & run.is_named(_CASTED.__contains__)[np.maximum(caller, 0)]
     backward = (
-        asked & (caller >= 0) & run.is_named(lambda name: name == "ToCopyBackward0")[np.maximum(caller, 0)]
+        in_conversion
+        & (caller >= 0)
+        & run.is_named(lambda name: name == "ToCopyBackward0")[np.maximum(caller, 0)]
     )
     chosen = forward | backward if forward.any() else forward
     mask = np.zeros(len(kernels.rows), dtype=bool)

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Sequence, Set
 
 import numpy as np
 
-from trace_doctor import NOTE_FROM, Claim, Context, Fix, Rule, Table, threshold
+from trace_doctor import NOTE_FROM, Claim, Context, Fix, Location, Rule, Table, threshold
+from trace_doctor.arrays import I64
 from trace_doctor.evidence.compute.kernels import Kernels
 from trace_doctor.evidence.compute.matmuls import Product, Products
 from trace_doctor.evidence.idle.gaps import IdleCauses
-from trace_doctor.evidence.names.kernel_names import neither_transposed
+from trace_doctor.evidence.names.kernel_names import kernel_class, neither_transposed
 from trace_doctor.evidence.replay.what_if import Replay
 from trace_doctor.evidence.trace.call_sites import CallSites, Site, location
+from trace_doctor.evidence.trace.operator_inputs import OperatorInputs
 from trace_doctor.evidence.trace.recorded_operators import RecordedOperators
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid, without_gpu
 from trace_doctor_rules._shared import table, target
-from trace_doctor_rules.kernels._shared import by_model, cost, longest_of, negligible
+from trace_doctor_rules.kernels._shared import by_model, cost, kernel_table, longest_of, negligible
 
 _GEMM = "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_bf16_128x128_32x3_tn_align8>"
 
@@ -72,6 +75,19 @@ def _alone(kernel: str, size: int = 4097, inner: int = 4097, bias: bool = False)
     return b
 
 
+def _batched(align: int, *, shapes: bool = True, of: str = _GEMM) -> RunBuilder:
+    """Batched products of 90 x 77 matrices, whose kernel names the width of its loads."""
+    kernel = of.replace("align8", f"align{align}")
+    b = RunBuilder(shapes=shapes)
+    for _ in range(4):
+        with b.step():
+            dims = [[64, 90, 64], [64, 64, 77]]
+            with b.op("aten::bmm", us=2, dims=dims, types=["c10::BFloat16"] * 2):
+                b.launch(400, kernel)
+            b.wait(20)
+    return b
+
+
 def _mm(b: RunBuilder, a: Sequence[int], w: Sequence[int], dtype: str, us: float) -> None:
     with b.op("aten::mm", us=2, dims=[list(a), list(w)], types=[dtype] * 2):
         b.launch(us, _GEMM)
@@ -81,7 +97,8 @@ class UnalignedDims(Rule):
     """Half-precision GEMMs have dimensions that Tensor Cores cannot load efficiently.
 
     What it does
-    Finds fp16 and bf16 GEMMs with a weight whose height or width is not a multiple of 8.
+    Finds fp16 and bf16 GEMMs with a weight whose height or width is not a multiple of 8, and kernels of other GEMMs, batched ones
+    too, that load fewer numbers at a time.
 
     Why is this bad
     Tensor Cores load 16 bytes at a time, which are 8 half-precision numbers. Where a row does not start at such a
@@ -90,7 +107,8 @@ class UnalignedDims(Rule):
     Evidence
     Shapes and types of `aten::mm` and `aten::addmm` in a typical step. The dimensions of weights are taken from the
     forward (inner and last dimension of a GEMM). A backward GEMM counts where one of its three dimensions is such a one.
-    Batch and token counts, biases and batched GEMMs do not count. A GEMM with as many rows as columns counts only where
+    Batch and token counts and biases do not count, nor do shapes of batched GEMMs. A kernel that is named by its loads (`align1`,
+    `align2`: so many numbers at a time) is evidence by itself, also where shapes were not recorded. A GEMM with as many rows as columns counts only where
     its kernel reads both operands untransposed: otherwise it may multiply a matrix with its own transpose, over tokens.
 
     How the saving is estimated
@@ -115,8 +133,8 @@ class UnalignedDims(Rule):
     code = "TD302"
     name = "unaligned-dims"
     title = "GEMM dimensions misaligned for Tensor Cores"
-    needs = (Steps, Kernels, Products, Replay, Moments)
-    wants = (CallSites,)
+    needs = (Steps, Kernels, Replay, Moments)
+    wants = (Products, OperatorInputs, CallSites)
     to_pass = (RecordedOperators, IdleCauses)
 
     min_share: float = threshold(
@@ -130,6 +148,11 @@ class UnalignedDims(Rule):
         8,
         "elements that a dimension should be a multiple of",
         source="16 bytes: NVIDIA's requirements for Tensor Cores",
+    )
+    most_narrow: int = threshold(
+        2,
+        "numbers that a kernel loads at a time, by its name, up to which its operands are misaligned",
+        source="4 bytes, a quarter of what Tensor Cores load: cuBLAS and CUTLASS name their kernels by it",
     )
     min_part: float = threshold(
         0.05,
@@ -166,6 +189,8 @@ class UnalignedDims(Rule):
         Valid("as fast as aligned ones", lambda: _training(us=1636, width=49152)),
         Valid("a matrix times its own transpose", lambda: _alone(_GEMM)),
         Valid("the same with Tensile", lambda: _alone("Cijk_Alik_Bljk_BBS_BH_MT128x64x64_MI32x32x8x1", 1025, 8192)),
+        Valid("batched, in loads of 8 bytes", lambda: _batched(4)),
+        Valid("batched, in fp32", lambda: _batched(1, of="void cutlass::Kernel2<cutlass_80_simt_sgemm_128x64_8x5_nn_align8>")),
         Valid("no shapes", lambda: _training(shapes=False), skipped="shapes"),
         Valid("no GPU", without_gpu, skipped="no GPU work"),
     ]  # fmt: skip
@@ -180,12 +205,19 @@ class UnalignedDims(Rule):
         Invalid("square, of two matrices", lambda: _alone(_GEMM.replace("_tn_", "_nn_")), message="4097"),
         Invalid("square, with a bias", lambda: _alone(_GEMM, bias=True), message="4097"),
         Invalid("the same with Tensile", lambda: _alone("Cijk_Ailk_Bljk_BBS_BH_MT128x64x64_MI32x32x8x1", 1025, 8192), message="Not divisible by 8: 1025."),
+        Invalid("batched, one number at a time", lambda: _batched(1), message="load 1 number at a time. Not divisible by 8: 90, 77.", saving_us=100, fixes=("multiple of 8",)),
+        Invalid("the same without shapes", lambda: _batched(2, shapes=False), message="load 2 numbers at a time.", fixes=("multiple of 8",)),
         Invalid("with stacks", lambda: _training(stacks=True), file="model.py"),
     ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         kernels, replay = ctx[Kernels], ctx[Replay]
         products = _products(ctx)
+        by_name = self._by_name(ctx, {p.name for p in products})
+        if by_name is not None:
+            yield by_name
+        elif (missing := ctx.missing(Products)) is not None:
+            raise missing
         sizes = {n for p in products if not p.backward for n in (p.inner, p.columns) if n % self.multiple}
         bad = [p for p in products if self._unaligned(p, sizes)]
         per_step = kernels.total / kernels.steps
@@ -221,6 +253,39 @@ class UnalignedDims(Rule):
             key="unaligned",
         )
 
+    def _by_name(self, ctx: Context, judged: Set[str]) -> Claim | None:
+        """Of kernels that name their narrow loads, but for those of operators that are judged by their shapes."""
+        kernels = ctx[Kernels]
+        mask = kernels.named(lambda name: _loads(name) <= self.most_narrow) & ~kernels.launched_by(
+            judged.__contains__
+        )
+        ns = int(kernels.ns[mask].sum())
+        if not ns or ns < self.min_share * kernels.total:
+            return None
+        saving = by_model(
+            kernels,
+            ctx[Replay],
+            mask,
+            self.unknown_part,
+            "there is no aligned GEMM of these shapes to compare with",
+        )
+        narrow = max(_loads(name) for name, *_ in kernels.by_name(mask))
+        odd = _odd(ctx, kernels.by_operator(mask)[0], self.multiple)
+        dims = f" Not divisible by {self.multiple}: {', '.join(map(str, odd))}." if odd else ""
+        return Claim(
+            message=(
+                f"Half-precision GEMMs that take {cost(kernels, kernels.us_per_step(mask), kernels.share(mask))} load "
+                f"{narrow} number{'s' * (narrow > 1)} at a time.{dims}{negligible(saving.share_of_step)}"
+            ),
+            confidence="low",
+            saving=saving,
+            location=Location(device=kernels.device),
+            evidence=[kernel_table("GEMM kernels with narrow loads", kernels, mask)],
+            spans=ctx[Moments].longest(longest_of(kernels, mask), "misaligned GEMM", device=kernels.device),
+            fixes=[_any_fix(self.multiple)],
+            key="narrow loads",
+        )
+
     def _unaligned(self, p: Product, sizes: set[int]) -> bool:
         """In forward the rows are batch and tokens; in backward any of the three may be a weight's size."""
         dims = (p.inner, p.columns) if not p.backward else (p.rows, p.inner, p.columns)
@@ -243,14 +308,36 @@ class UnalignedDims(Rule):
 
 
 def _products(ctx: Context) -> list[Product]:
-    """Those in half precision, without products of a matrix with its own transpose, whose inner size may be that of tokens."""
-    kernels = ctx[Kernels]
+    """Those in half precision, without products of a matrix with its own transpose, whose inner size may be that of tokens; none
+    where shapes were not recorded."""
+    kernels, products = ctx[Kernels], ctx.get(Products)
+    if products is None:
+        return []
     as_they_lie = set(kernels.operator[kernels.named(neither_transposed)].tolist())
     return [
         p
-        for p in ctx[Products].all
+        for p in products.all
         if p.half and (p.name != "aten::mm" or p.rows != p.columns or p.operator in as_they_lie)
     ]
+
+
+_LOADS = re.compile(r"_align(\d+)(?!\d)")
+
+
+def _loads(name: str) -> int:
+    """How many numbers at a time a half-precision GEMM loads; of others, and where the name does not say, very many."""
+    made = kernel_class(name)
+    said = _LOADS.search(name) if made.kind == "gemm" and made.precision in ("fp16", "bf16") else None
+    return int(said.group(1)) if said else 1 << 30
+
+
+def _odd(ctx: Context, operators: I64, multiple: int) -> list[int]:
+    """The heights and widths of their matrices that are no multiples, the first four of them."""
+    inputs = ctx.get(OperatorInputs)
+    if inputs is None:
+        return []
+    tensors = [shape for each in inputs.of(inputs.typical(operators).tolist()) for shape, _ in each.tensors()]
+    return sorted({n for shape in tensors for n in shape[-2:] if n % multiple}, reverse=True)[:4]
 
 
 def _used(bad: Sequence[Product], sizes: set[int]) -> set[int]:
@@ -285,6 +372,19 @@ def _table(bad: Sequence[Product], per_step: float) -> Table:
             [f"{m} × {k} × {n}", "backward" if back else "forward", count, ns / 1e3, ns / max(per_step, 1)]
             for (m, k, n, back), (count, ns) in ranked
         ],
+    )
+
+
+def _any_fix(multiple: int) -> Fix:
+    return Fix(
+        title=f"Pad the dimensions to a multiple of {multiple}",
+        kind="advice",
+        safety="display",
+        text=f"the last dimension of each operand, and where it is transposed the one before: a multiple of {multiple} numbers\n"
+        "# sequence lengths: DataCollatorWithPadding(tokenizer, pad_to_multiple_of=8); an attention mask hides what is padded\n"
+        "# views that begin at an odd offset: .contiguous() copies them to an aligned one",
+        verify="Record the same steps again: the kernels are named align8 and take less time.",
+        risk="what is padded must be masked",
     )
 
 

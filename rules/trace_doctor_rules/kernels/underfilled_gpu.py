@@ -30,13 +30,13 @@ def _training(
     memory: bool = True,
     size: int = 80 * GIB,
     marked: bool = True,
-    told: float | None = None,
+    blocks_per_sm: float | None = None,
     grid: Any = None,
 ) -> RunBuilder:
-    """Steps of 1 ms of kernels, of which `share` have so few blocks; the GPU has 132 multiprocessors. `told`: the blocks of
+    """Steps of 1 ms of kernels, of which `share` have so few blocks; the GPU has 132 multiprocessors. `blocks_per_sm`: the blocks of
     each that the file says itself."""
     b = RunBuilder(memory=memory, gpu_bytes=size)
-    more: dict[str, Any] = {} if told is None else {"blocks per SM": told}
+    more: dict[str, Any] = {} if blocks_per_sm is None else {"blocks per SM": blocks_per_sm}
     for n in range(4):
         with b.step() if marked else nullcontext():
             if memory:
@@ -133,8 +133,8 @@ class UnderfilledGpu(Rule):
     ]
     INVALID = [
         Invalid("16 blocks on 132 multiprocessors", _training, message="fill 12% of the SMs. Only 10% of GPU memory", confidence="low", saving_us=703, thresholds={"min_share": 0.8}),
-        Invalid("told by the file", lambda: _training(blocks=1024, told=0.1), message="fill 10%"),
-        Invalid("told wrong", lambda: _training(told=-1), message="fill 12%"),
+        Invalid("told by the file", lambda: _training(blocks=1024, blocks_per_sm=0.1), message="fill 10%"),
+        Invalid("told wrong", lambda: _training(blocks_per_sm=-1), message="fill 12%"),
         Invalid("without marks of steps", lambda: _training(marked=False), message="fill 12%"),
         Invalid("a device of a known size", lambda: _training(peak=10 * GIB), options={"device_bytes": 24 * GIB}, message="Only 42% of GPU memory"),
     ]  # fmt: skip

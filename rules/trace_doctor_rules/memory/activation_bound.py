@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
-from trace_doctor import Claim, Context, Fix, NotCaptured, Rule, Saving, Table, threshold
+from trace_doctor import Claim, Context, NotCaptured, Rule, Saving, Table, threshold
 from trace_doctor.evidence.memory.blocks import DeviceBlocks, MemoryBlocks
 from trace_doctor.evidence.memory.classes import ACTIVATIONS, Reason
 from trace_doctor.evidence.memory.device_memory import DeviceMemory
-from trace_doctor.evidence.memory.stages import Stage
 from trace_doctor.evidence.memory.stale_graphs import StaleGraphs, stale_graphs
 from trace_doctor.evidence.memory.timeline import CAPTURE_ADVICE
 from trace_doctor.evidence.trace.call_sites import Site, location
 from trace_doctor.testing import GIB, MIB, Invalid, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
-from trace_doctor_rules._shared import advice, table, target
-from trace_doctor_rules.memory._activation_bound_evidence import Repeats, peak_when_recomputed, repeats
+from trace_doctor_rules._shared import table, target
+from trace_doctor_rules.memory._repeated_layers import (
+    Repeats,
+    checkpointing,
+    live_when_recomputed,
+    most_of,
+    repeats,
+    trains,
+    with_the_batch,
+)
 from trace_doctor_rules.memory._shared import (
     NEARLY_FULL,
     breakdown,
@@ -32,7 +39,6 @@ from trace_doctor_rules.memory._shared import (
 )
 
 Mask = npt.NDArray[np.bool_]
-_CHECKPOINT = re.compile(r"(?:^|[\\/])torch[\\/]utils[\\/]checkpoint\.py$")
 LAYERS = 12
 _VERIFY = "activations at the peak of a new snapshot are smaller"
 
@@ -110,6 +116,36 @@ def _evaluation(kept: tuple[int, ...], *, late: bool = False) -> SnapshotBuilder
     return b
 
 
+def _gathers() -> SnapshotBuilder:
+    """Each of twelve layers under FSDP gathers its parameters in forward and keeps them for backward."""
+    fsdp = "/venv/site-packages/torch/distributed/fsdp/"
+    gather = [
+        (fsdp + "_flat_param.py", 1405, "_alloc_padded_unsharded_flat_param"),
+        (fsdp + "_runtime_utils.py", 290, "_unshard"),
+    ]
+    model = [
+        ("/venv/site-packages/torch/nn/modules/module.py", 1790, "_call_impl"),
+        ("/home/me/train.py", 12, "main"),
+    ]
+    b = SnapshotBuilder()
+    b.held(LAYERS * 10 * MIB)
+    for _ in range(2):
+        kept = []
+        for _ in range(LAYERS):
+            for line in range(3):
+                kept.append(
+                    b.alloc(40 * MIB, frames=[*gather, ("/home/me/model.py", 30 + line, "forward"), *model])
+                )
+        with b.forward():
+            kept.append(b.alloc(MIB))
+        with b.backward():
+            b.temporary(MIB)
+            b.free(*reversed(kept))
+        with b.optimizer_step():
+            b.temporary(MIB)
+    return b
+
+
 def _compiled(*, gradients: bool) -> SnapshotBuilder:
     """A compiled forward, the last thing recorded: every block has a line of its own in the generated code."""
     function = [("/venv/site-packages/torch/autograd/function.py", 575, "apply")] if gradients else []
@@ -144,8 +180,9 @@ class ActivationBound(Rule):
     and not counted. Where the record ends with a forward, repeated layers or compiled code called by autograd decide.
 
     How the saving is estimated
-    The reduction of peak allocated bytes when every layer saves only its last block, the input of the next layer. The rest is
-    freed from the end of the layer until its backward. An upper bound: recomputation has temporaries of its own.
+    That of checkpointing: the reduction of peak allocated bytes when every layer saves only its last block, the input of the
+    next layer. The rest is freed from the end of the layer until its backward. An upper bound: recomputation has temporaries
+    of its own. Smaller batches have a figure of their own, with half of all that grows with the batch.
 
     Fix
     `torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)` for each repeated block (HF `gradient_checkpointing`), or
@@ -195,6 +232,7 @@ class ActivationBound(Rule):
         Valid("more weights than activations", lambda: _layers(weights=200)),
         Valid("inference keeps nothing", lambda: _layers(train=False)),
         Valid("a cache of keys and values", _key_value_cache),
+        Valid("FSDP keeps the parameters that it gathered", _gathers),
         Valid("inference returns keys, values, attentions and hidden states", lambda: _evaluation((60, 60, 40, 20))),
         Valid("compiled inference whose results are kept", lambda: _compiled(gradients=False)),
         Valid("no frames", lambda: _layers(stacks=None), skipped="no Python frames"),
@@ -211,6 +249,7 @@ class ActivationBound(Rule):
             file="/home/me/model.py",
             line=30,
             saving_bytes=1120 * MIB,
+            fix_bytes=(1120 * MIB, 720 * MIB),
             shown="forward() (/home/me/model.py:31) | mm | 1 | 41943040 | 12",
         ),
         Invalid("the device is nearly full", _layers, options={"device_bytes": 1700 * MIB}, severity="warning"),
@@ -244,7 +283,7 @@ class ActivationBound(Rule):
             )
             live = int(device.history.live_without(stale.blocks, stale.until)[moment])
             activation_bytes = int(device.history.size[activations].sum())
-            if activation_bytes >= self.min_share * live and _trains(device, activations, layers):
+            if activation_bytes >= self.min_share * live and trains(device, activations, layers):
                 yield self._claim(
                     memory, device, stale, activations, layers, sure=evidence.frames_kind == "all"
                 )
@@ -283,8 +322,8 @@ class ActivationBound(Rule):
             fixes=[techniques.release_output(_VERIFY, target(site), inference=True)]
             if unused
             else [
-                *_checkpoint(device, found),
-                techniques.gradient_accumulation(_VERIFY),
+                *(replace(fix, saving=saving) for fix in checkpointing(device, found, _VERIFY)),
+                replace(techniques.gradient_accumulation(_VERIFY), saving=_half_the_batch(device, stale)),
             ],
             key="activations",
         )
@@ -295,49 +334,24 @@ class ActivationBound(Rule):
         return stacks.module_caller(stack) if unused else stacks.user_site(stack)
 
 
-def _trains(device: DeviceBlocks, activations: Mask, layers: Repeats | None) -> bool:
-    """Kept for a backward: the record has one, whole layers have left their activations for it, or a compiled forward
-    returned them for it."""
-    if device.phases.has(Stage.BACKWARD, Stage.OPTIMIZER, Stage.ZERO_GRAD) or layers is not None:
-        return True
-    stacks = device.stacks
-    return _most(device, activations, stacks.marked(stacks.for_backward, device.history.stack))
-
-
 def _let_go(device: DeviceBlocks, activations: Mask) -> bool:
     """Most of them went with a graph that no backward used."""
-    return _most(device, activations, device.classes.reason == Reason.LET_GO)
+    return most_of(device, activations, device.classes.reason == Reason.LET_GO)
 
 
-def _most(device: DeviceBlocks, activations: Mask, blocks: Mask) -> bool:
-    """Whether these are more than half of what is kept."""
-    size = device.history.size
-    return int(size[activations & blocks].sum()) * 2 > int(size[activations].sum())
-
-
-_OTHER_LAYERS = advice(
-    "Checkpoint the remaining layers too",
-    "Some layers are checkpointed already; those in the table are not, and keep what they compute for backward. "
-    'Wrap each of them (torchtitan: activation_checkpoint.mode = "full"; HF: gradient_checkpointing=True).',
-    "runs the forward again: about a third more compute for the blocks it covers",
-    _VERIFY,
-)
-
-
-def _checkpoint(device: DeviceBlocks, layers: Repeats | None) -> list[Fix]:
-    if not _recomputes(device):
-        return [techniques.checkpoint_blocks(_VERIFY)]
-    return [] if layers is None else [_OTHER_LAYERS]
-
-
-def _recomputes(device: DeviceBlocks) -> bool:
-    """Checkpointing is on already."""
-    return any(_CHECKPOINT.search(f.filename) for f in device.stacks.snapshot.frames)
+def _half_the_batch(device: DeviceBlocks, stale: StaleGraphs) -> Saving:
+    """Accumulation with batches of half the size: half of all that grows with the batch, at most."""
+    history = device.history
+    live = history.live_without(stale.blocks, stale.until)
+    of_batch = with_the_batch(device)
+    of_batch[stale.blocks] = False
+    without = int((live - history.bytes_over_time(of_batch) // 2).max())
+    return peak_saving(int(live.max()), without, "with half of the activations, inputs and temporaries")
 
 
 def _saving(device: DeviceBlocks, repeats: Repeats, stale: StaleGraphs, *, unused: bool) -> Saving | None:
     before = int(device.history.live_without(stale.blocks, stale.until).max())
-    without = min(peak_when_recomputed(device, repeats, stale), before)
+    without = min(int(live_when_recomputed(device, repeats, stale).max()), before)
     if without == before:
         return None
     until_then = "the graph is freed" if unused else "its backward"

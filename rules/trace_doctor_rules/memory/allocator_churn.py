@@ -144,8 +144,7 @@ class AllocatorChurn(Rule):
     `torch.cuda.empty_cache()` from the loop.
 
     Fix safety
-    Safe where it is proven: where memory lies does not change results, and the program plainly does nothing that could
-    conflict with it (environment variables, other processes, an allocator of its own). Else unsafe, and the fix says why.
+    Unsafe: where memory lies does not change results, but what else sets or reads the variable does not show in a script.
     Without empty_cache() other processes may see more memory as used.
 
     When to ignore
@@ -178,9 +177,14 @@ class AllocatorChurn(Rule):
     min_steps: int = threshold(
         3,
         "steady steps that both allocate and free through the driver, in a trace without totals",
-        source="one or two are an evaluation or a checkpoint",
+        source="one or two may be an evaluation or a checkpoint: a note, with low confidence",
     )
-
+    min_cost: float = threshold(
+        0.01,
+        "what driver calls of fewer steps cost, as a share of the steady steps",
+        unit="share",
+        source="less is no reason to look",
+    )
     warm_up_of: int = threshold(
         3,
         "steps in a snapshot from which on the first counts as warm-up",
@@ -196,7 +200,11 @@ class AllocatorChurn(Rule):
         Valid("a settled allocator", _settled),
         Valid("cudaMalloc in every step, growing", lambda: _calls(6, totals=True, only_growth=True)),
         Valid("cudaMalloc without cudaFree", lambda: _calls(6, only_growth=True, marked=False)),
-        Valid("driver calls in two steps", lambda: _calls(2)),
+        Valid(
+            "driver calls in two steps that cost next to nothing",
+            lambda: _calls(2),
+            thresholds={"min_cost": 0.99},
+        ),
         Valid("taken in one step and freed in another", lambda: _calls(8, in_turn=True)),
         Valid("driver calls without steps", lambda: _calls(6, marked=False), skipped="no step markers"),
         Valid("a small part", lambda: _pressure(8), thresholds={"min_share": 99.0}),
@@ -224,6 +232,7 @@ class AllocatorChurn(Rule):
             shown="cudaMalloc | 6 | 900.0",
             thresholds={"min_steps": 6},
         ),
+        Invalid("driver calls in two steps", lambda: _calls(2), message="in 2 of 2 steps. Low confidence", confidence="low"),
         Invalid("reserved totals of a trace", lambda: _calls(6, totals=True), message="frees and reallocates", confidence="high"),
     ]  # fmt: skip
 
@@ -289,18 +298,26 @@ class AllocatorChurn(Rule):
             )
         within = [calls.within(*span) for span in steps.spans("steady")]
         both = [c for c in within if c.takes.any() and not c.takes.all()]
-        if len(both) < self.min_steps:
+        if not both:
+            return
+        cost, few = cost_of(ctx, calls), len(both) < self.min_steps
+        if few and (cost.saving is None or (cost.saving.share_of_step or 0.0) < self.min_cost):
             return
         site = site_of(ctx, int(both[0].row[both[0].takes][0]))
         claim = Claim(
-            message=f"The allocator calls {listed(sorted(set(calls.name)))} in {len(both)} of {steps.count} steps.",
-            confidence="medium",
+            message=f"The allocator calls {listed(sorted(set(calls.name)))} in {len(both)} of {steps.count} steps."
+            + (
+                " Low confidence: so few steps may be an evaluation or a first batch of its size."
+                if few
+                else ""
+            ),
+            confidence="low" if few else "medium",
             location=location(site),
             evidence=[_call_table(calls)],
             fixes=_fixes("unknown", site, settings),
             key="calls",
         )
-        yield cost_of(ctx, calls).added_to(claim)
+        yield cost.added_to(claim)
 
 
 def _blocks(ctx: Context, device: int) -> DeviceBlocks | None:

@@ -233,7 +233,7 @@ class EmptyCacheInLoop(Rule):
             if not named and len(bursts) >= self.min_bursts:
                 raise NotCaptured(
                     "neither frames nor steps recorded where segments are freed repeatedly",
-                    "call prof.step() after each training step",
+                    "call prof.step() after each step",
                 )
             return list(bursts)
         within = [[b for b in bursts if start <= b.start < end] for start, end in steps.spans("steady")]

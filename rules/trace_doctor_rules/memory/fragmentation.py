@@ -103,8 +103,7 @@ class Fragmentation(Rule):
     cannot be used (Windows, memory shared between processes): `max_split_size_mb`, or the largest batch first.
 
     Fix safety
-    Safe where it is proven: where memory lies does not change results, and the program plainly does nothing that it could
-    be at odds with (the environment, other processes, an allocator of its own); else unsafe, and the fix says why.
+    Unsafe: where memory lies does not change results, but what else sets or reads the variable does not show in a script.
 
     When to ignore
     When nothing else needs the memory.

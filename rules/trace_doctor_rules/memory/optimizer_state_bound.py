@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from msgspec.structs import replace
+
 from trace_doctor import Claim, Context, NotCaptured, Rule, threshold
 from trace_doctor.evidence.memory.blocks import DeviceBlocks, MemoryBlocks
 from trace_doctor.evidence.memory.classes import OPTIMIZER_STATE
@@ -108,6 +110,7 @@ class OptimizerStateBound(Rule):
             confidence="high",
             codemod="replace-optimizer",
             saving_bytes=600 * MIB,
+            fix_bytes=(600 * MIB, 800 * MIB),
             file="/home/me/train.py",
             line=14,
         ),
@@ -135,22 +138,28 @@ class OptimizerStateBound(Rule):
         where = where_tightest(memory, device)
         live = int(history.live[moment])
         state = device.classes.where(OPTIMIZER_STATE)
-        saved_bytes = (1 - self.left) * history.bytes_over_time(state)
-        after = int((history.live - saved_bytes).max())
+        all_state, peak = history.bytes_over_time(state), history.peak_bytes
+        eight_bit = peak_saving(
+            peak,
+            int((history.live - (1 - self.left) * all_state).max()),
+            f"with {self.left:.0%} of the state (8 instead of 32 bits)",
+        )
+        offloaded = peak_saving(peak, int((history.live - all_state).max()), "without the state")
         alive = state & history.alive(moment)
         return Claim(
             message=f"Optimizer state holds {in_one_unit(state_bytes, live)} {where} ({state_bytes / live:.0%})."
             f"{how_full(memory, device)}",
             confidence="high" if sure else "medium",
             severity="warning" if memory.pressed(device, self.nearly_full) else "info",
-            saving=peak_saving(
-                history.peak_bytes, after, f"with {self.left:.0%} of the state (8 instead of 32 bits)"
-            ),
+            saving=eight_bit,
             location=location(device.caller(Stage.OPTIMIZER), device=device.device),
             evidence=[
                 breakdown(device, moment, where),
                 holders(device.holders(alive), "Optimizer state"),
             ],
-            fixes=[techniques.less_optimizer_state(_VERIFY), techniques.offload(_VERIFY)],
+            fixes=[
+                replace(techniques.less_optimizer_state(_VERIFY), saving=eight_bit),
+                replace(techniques.offload(_VERIFY), saving=offloaded),
+            ],
             key="optimizer-state",
         )

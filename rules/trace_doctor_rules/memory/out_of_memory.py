@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from trace_doctor import Cell, Claim, Context, Fix, Rule, Table, Target, Unit, threshold
+import numpy as np
+from msgspec.structs import replace
+
+from trace_doctor import Cell, Claim, Context, Fix, Rule, Saving, Table, Target, Unit, enough_first, threshold
 from trace_doctor.evidence.memory.blocks import MemoryBlocks
-from trace_doctor.evidence.memory.out_of_memory import Failure, OutOfMemory
+from trace_doctor.evidence.memory.classes import ACTIVATIONS
+from trace_doctor.evidence.memory.out_of_memory import Failure, OtherDevice, OutOfMemory
+from trace_doctor.evidence.memory.stages import Stage
+from trace_doctor.evidence.memory.stale_graphs import stale_graphs
 from trace_doctor.evidence.trace.call_sites import location
+from trace_doctor.snapshot import NO_STACK
 from trace_doctor.testing import GIB, MIB, Invalid, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
 from trace_doctor_rules._shared import table, target
-from trace_doctor_rules.memory._remedies import GENERAL, remedies
+from trace_doctor_rules.memory._remedies import GENERAL, kind_of, remedies
+from trace_doctor_rules.memory._repeated_layers import (
+    Repeats,
+    checkpointing,
+    live_when_recomputed,
+    repeats,
+    trains,
+    with_the_batch,
+)
 from trace_doctor_rules.memory._shared import (
     MiB,
     breakdown,
@@ -22,11 +37,11 @@ from trace_doctor_rules.memory._shared import (
     mib,
     times,
 )
+from trace_doctor_rules.memory.activation_bound import ActivationBound
 
 
 def _fails(
     *,
-    fragmented: bool = False,
     free: int | None = 100 * MIB,
     retries: bool = True,
     op: str = "log_softmax",
@@ -35,28 +50,64 @@ def _fails(
     again: bool = False,
     stacks: Literal["all"] | None = "all",
 ) -> SnapshotBuilder:
-    """Activations fill the device, with gaps between them or without; then the loss asks for 1 GiB."""
+    """Activations fill the device; then the loss asks for 1 GiB."""
     b = SnapshotBuilder(stacks=stacks)
     b.held(held)
     if state:
         b.train(2, parameters=[200 * MIB] * 4)
-    kept, holes = [], []
+    kept = []
     for layer in range(40):
         with b.forward(line=10 + layer):
             kept.append(b.alloc(12 * MIB))
-            if fragmented:
-                holes.append(b.alloc(6 * MIB))
-                kept.append(b.alloc(1536 * 1024))
     with b.forward(line=60):
         b.temporary(700 * MIB)
-    b.free(*holes)
     with b.forward("/home/me/loss.py", 22, op=op):
         if retries:
             b.release_cached()
         for _ in range(1 + again):
-            b.oom(GIB if not fragmented else 300 * MIB, device_free=free or 0)
+            b.oom(GIB, device_free=free or 0)
             if free is None:
                 del b.entries[-1]["device_free"]
+    return b
+
+
+def _in_pieces(*, rise: int | None = None, trained: bool = False) -> SnapshotBuilder:
+    """Free memory lies in pieces when the loss asks for 300 MiB. `trained`: a step of another batch went through before;
+    `rise`: one of the same did, with so much more in its backward."""
+    b = SnapshotBuilder()
+    b.held(2 * GIB)
+    if trained:
+        b.train(1, parameters=[MIB], activations=[MIB])
+    for fails in [True] if rise is None else [False, True]:
+        kept, holes = [], []
+        for layer in range(40):
+            with b.forward(line=10 + layer):
+                kept.append(b.alloc(12 * MIB))
+            with b.forward("/home/me/mask.py", line=10 + layer):
+                holes.append(b.alloc(6 * MIB))
+            with b.forward("/home/me/norm.py", line=10 + layer):
+                kept.append(b.alloc(1536 * 1024))
+        b.free(*holes)
+        with b.forward("/home/me/loss.py", 22, op="log_softmax"):
+            if fails:
+                b.release_cached()
+                b.oom(300 * MIB, device_free=150 * MIB)
+            else:
+                kept.append(b.alloc(300 * MIB))
+        if not fails and rise is not None:
+            with b.backward():
+                b.temporary(rise)
+                b.free(*kept)
+            with b.optimizer_step():
+                b.temporary(MIB)
+    return b
+
+
+def _beside(share: float) -> SnapshotBuilder:
+    """Another GPU of the process, of which it has reserved this share of what it could have had on the one that failed."""
+    b, other = _fails(), SnapshotBuilder(device=1)
+    other.held(round(share * (2 * GIB + 480 * MIB + 100 * MIB)))
+    b.beside(other)
     return b
 
 
@@ -78,18 +129,19 @@ class OutOfMemoryRule(Rule):
 
     Evidence
     An `oom` entry in a snapshot's history (a file name alone is no evidence), and the replayed blocks and segments at that
-    moment. Segments freed just before it are malloc's own retries. Other GPUs of the process are named where it reserves at
-    most 10% of the failing GPU's memory on them. A snapshot does not show other processes, so that files of one rank of
-    several are left out.
+    moment. Segments freed just before it are malloc's own retries. Other GPUs of the process are named where it reserves a
+    small part of the failing GPU's memory on them. A snapshot does not show other processes, so that files of one rank of
+    several are left out. What the step needs later is how far memory rose after the same allocation of the step before.
+    Without one, a forward in training needs at least a gradient as large as the request.
 
     How the saving is estimated
-    Not estimated: the request has to fit.
+    The request has to fit, and what follows it in the step. Each fix says what it gives at most, and "not enough alone" where
+    that is less than what is missing. Fixes that are enough come first.
 
     Fix
     Where other GPUs of the process are nearly empty: layers placed there. Where the free memory would be enough in one piece:
-    `expandable_segments:True`. Else by the largest category: checkpointing
-    or smaller micro-batches for activations, an 8-bit optimizer or sharding for optimizer state. And by the request itself: a
-    chunked loss, scaled_dot_product_attention.
+    `expandable_segments:True`. By the request itself: a chunked loss, scaled_dot_product_attention. By the largest category:
+    checkpointing or smaller micro-batches for activations, an 8-bit optimizer or sharding for optimizer state.
 
     Fix safety
     The allocator setting is unsafe: what else sets or reads the variable does not show in a script. Checkpointing, a
@@ -116,6 +168,12 @@ class OutOfMemoryRule(Rule):
         unit="share",
         source="TD407's threshold",
     )
+    nearly_empty: float = threshold(
+        0.10,
+        "of the memory that the process could have had on the failing GPU, what it reserves at most on one that is nearly empty",
+        unit="share",
+        source="the driver context, cuBLAS and a stray tensor take less; a part of a model takes more",
+    )
 
     VALID = [
         Valid("no failure", _trains),
@@ -124,27 +182,43 @@ class OutOfMemoryRule(Rule):
     INVALID = [
         Invalid(
             "too large",
-            lambda: _fails(fragmented=False),
+            _fails,
             message="memory: 1,024 MiB requested in forward() (/home/me/loss.py:22), 100 MiB free, nothing cached. It is 924 MiB short",
             severity="critical",
             confidence="high",
             file="/home/me/loss.py",
             line=22,
         ),
-        Invalid("in pieces", lambda: _fails(fragmented=True, free=150 * MIB), message="Without fragmentation this request would fit.", codemod="allocator-setting"),
+        Invalid("in pieces", _in_pieces, message="Without fragmentation this request would fit. Largest", codemod="allocator-setting", missing=150 * MIB),
+        Invalid(
+            "in pieces, and backward needs more than the pieces",
+            lambda: _in_pieces(trained=True),
+            message="would fit. Backward is still to come and likely needs 300 MiB more for its gradient. Largest",
+            fixes=("a part of the tokens", "expandable_segments", "expandable_segments"),
+            missing=450 * MIB,
+        ),
+        Invalid(
+            "the step before went on",
+            lambda: _in_pieces(rise=200 * MIB),
+            message="would fit. In the step before, memory rose by 200 MiB more after this allocation. Largest",
+            missing=350 * MIB,
+            fix_bytes=(500 * MIB, 272 * MIB, 272 * MIB),
+        ),
         Invalid("twice", lambda: _fails(again=True), message="memory twice, the last time: 1,024", fixes=("reduce a part of the tokens",)),
         Invalid("the process may take no more", lambda: _fails(free=2 * GIB), message="The process has reached its own limit"),
         Invalid("what was free is not in the file", lambda: _fails(free=None), message="Free memory was not recorded"),
         Invalid("without stacks", lambda: _fails(stacks=None), message="requested, 100 MiB free"),
-        Invalid("weights hold most", lambda: _fails(op="mm"), fixes=("checkpoint(", "accumulation")),
+        Invalid("weights hold most", lambda: _fails(op="mm"), fixes=("accumulation", "checkpoint(")),
         Invalid(
             "activations hold most",
             lambda: _fails(held=GIB),
-            fixes=("a part of the tokens", "checkpoint(", "accumulation"),
+            fixes=("a part of the tokens", "accumulation", "checkpoint("),
             thresholds={"main_holder": 480 / 1504},
         ),
+        Invalid("another GPU is nearly empty", lambda: _beside(0.09), message="This process reserves at most 238 MiB on GPU 1.", fixes=("cuda:1", "a part of the tokens")),
+        Invalid("another GPU is in use", lambda: _beside(0.11), message="Largest category", fixes=("a part of the tokens",)),
         Invalid("optimizer state holds most", lambda: _fails(held=GIB, state=True), fixes=("a part of the tokens", "8-bit")),
-        Invalid("without a retry", lambda: _fails(fragmented=False, retries=False), message="1,024 MiB requested"),
+        Invalid("without a retry", lambda: _fails(retries=False), message="1,024 MiB requested"),
     ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
@@ -152,49 +226,130 @@ class OutOfMemoryRule(Rule):
             yield self._claim(failure)
 
     def _claim(self, f: Failure) -> Claim:
-        device = f.device
+        device, layers = f.device, _layers(f)
         site = device.stacks.site(f.stack)
         where = f" in {device.place(f.stack)}" if f.stack >= 0 else ""
         alive = device.history.alive(f.moment)
         held = device.holders(alive)
         top = max((v, k) for k, v in device.at(f.moment).items())
+        spare = f.nearly_empty(self.nearly_empty)
+        later = _later(f, trains(device, alive & device.classes.where(ACTIVATIONS), layers))
+        fixes: Sequence[Fix] = self._fixes(f, layers, spare, later, target(site))
+        missing = None if f.missing is None else f.missing + later
+        if missing is not None:
+            fixes = enough_first(fixes, missing)
         return Claim(
             message=f"GPU {device.device} ran out of memory{_again(f)}: {mib(f.requested)} requested{where}{_state(f)} "
+            f"{_later_words(f, later)}"
             + (
-                _spare(f)
+                _spare(spare)
                 or f"Largest category: {top[1].replace('_', ' ')}, {in_one_unit(top[0], f.live)} allocated."
             ),
             confidence="high",
             severity="critical",
             location=location(site, device=device.device),
             evidence=[
-                _numbers(f),
+                _numbers(f, later),
                 breakdown(device, f.moment, "at the failed allocation"),
                 holders(held, "Largest allocations"),
                 *_others(f),
             ],
-            fixes=self._fixes(f, target(site)),
+            fixes=fixes,
+            missing_bytes=missing,
             key=f"{site.function if site else ''}",
         )
 
-    def _fixes(self, f: Failure, place: Target | None) -> list[Fix]:
+    def _fixes(
+        self,
+        f: Failure,
+        layers: Repeats | None,
+        spare: Sequence[OtherDevice],
+        later: int,
+        place: Target | None,
+    ) -> list[Fix]:
+        """Those that change least first; each with what it takes off what is needed here, at most."""
+        device = f.device
+        at = device.at(f.moment)
         fixes: list[Fix] = []
-        if f.nearly_empty:
-            fixes.append(techniques.other_devices(_FITS))
-        if f.fits_if_packed:
-            fixes += expandable_segments(f.device.history.settings)
-        fixes += [r for r in remedies(f.device.stacks, [f.stack], place) if r.title != GENERAL]
-        at = f.device.at(f.moment)
+        if spare:
+            elsewhere = f.live * len(spare) // (len(spare) + 1)
+            fixes.append(_gives(techniques.other_devices(_FITS), elsewhere, "with the layers spread evenly"))
+        if f.fits_if_packed and f.cached is not None:
+            packed = "with all that is cached in one piece"
+            fixes += [_gives(fix, f.cached, packed) for fix in expandable_segments(device.history.settings)]
+        made = _of_its_kind(f) + f.requested + (min(later, f.requested) if f.stage == Stage.FORWARD else 0)
+        fixes += [
+            _gives(fix, made, "without this request and what the same code has made")
+            for fix in remedies(device.stacks, [f.stack], place)
+            if fix.title != GENERAL
+        ]
         if at["activations"] >= self.main_holder * f.live:
-            fixes += _CHECKPOINT
+            fixes += _fewer_activations(f, layers, later)
         if at["optimizer_state"] >= self.main_holder * f.live:
-            fixes.append(_STATE)
-        return fixes or _CHECKPOINT
+            fixes.append(_gives(_STATE, at["optimizer_state"] * 3 // 4, "with 8 instead of 32 bits"))
+        return fixes or _fewer_activations(f, layers, later)
 
 
 _FITS = "the step runs through, and the activations in a new snapshot are smaller"
-_CHECKPOINT = [techniques.checkpoint_blocks(_FITS), techniques.gradient_accumulation(_FITS)]
 _STATE = techniques.less_optimizer_state("optimizer state in a new snapshot is smaller")
+
+
+def _gives(fix: Fix, saved: int, change: str) -> Fix:
+    return replace(fix, saving=Saving(bytes=saved, basis="bound", how=change)) if saved else fix
+
+
+def _layers(f: Failure) -> Repeats | None:
+    return repeats(
+        f.device,
+        f.moment,
+        stale_graphs(f.device),
+        min_stacks=ActivationBound.min_stacks,
+        min_explained=ActivationBound.min_explained,
+    )
+
+
+def _fewer_activations(f: Failure, layers: Repeats | None, later: int) -> list[Fix]:
+    device, moment = f.device, f.moment
+    saved, change = device.at(moment)["activations"], "without any activation"
+    if layers is not None:
+        recomputed = live_when_recomputed(device, layers, stale_graphs(device))
+        saved = f.live - int(recomputed[moment])
+        change = f"with only the last tensor of each of {layers.count} layers saved"
+    of_batch = int(device.history.size[with_the_batch(device) & device.history.alive(moment)].sum())
+    if f.stage in (Stage.FORWARD, Stage.BACKWARD):
+        of_batch += f.requested + later
+    return [
+        *(_gives(fix, saved, change) for fix in checkpointing(device, layers, _FITS)),
+        _gives(
+            techniques.gradient_accumulation(_FITS),
+            of_batch // 2,
+            "with half of all that grows with the batch",
+        ),
+    ]
+
+
+def _of_its_kind(f: Failure) -> int:
+    """Live bytes that code of the same kind has made: of all layers the score matrices, where one of them failed."""
+    device = f.device
+    kind = kind_of(device.stacks, f.stack)
+    stack = np.where(device.history.alive(f.moment), device.history.stack, NO_STACK)
+    alike = [s for s in np.unique(stack).tolist() if s >= 0 and kind_of(device.stacks, s) == kind]
+    return int(device.history.size[np.isin(stack, alike)].sum())
+
+
+def _later(f: Failure, training: bool) -> int:
+    """What the step needs behind this request: as it did the step before, else at least a gradient of its size."""
+    if f.rise_before is not None:
+        return f.rise_before
+    return f.requested if training and f.stage == Stage.FORWARD else 0
+
+
+def _later_words(f: Failure, later: int) -> str:
+    if not later:
+        return ""
+    if f.rise_before is not None:
+        return f"In the step before, memory rose by {mib(later)} more after this allocation. "
+    return f"Backward is still to come and likely needs {mib(later)} more for its gradient. "
 
 
 def _again(f: Failure) -> str:
@@ -217,10 +372,12 @@ def _state(f: Failure) -> str:
     return f"{text} It is {mib(f.requested - f.device_free - f.cached)} short even without fragmentation."
 
 
-def _numbers(f: Failure) -> Table:
+def _numbers(f: Failure, later: int) -> Table:
     rows: list[list[Cell]] = [
         ["requested", f.requested],
         ["free on the device", f.device_free],
+        ["missing for this request", f.missing],
+        ["needed later in the step", later or None],
         ["reserved by this process", f.reserved],
         ["allocated (requested bytes)", f.live],
         ["cached, not allocated", f.cached],
@@ -231,9 +388,8 @@ def _numbers(f: Failure) -> Table:
     return table("State at the failed allocation", {"metric": "text", "bytes": "bytes"}, rows)
 
 
-def _spare(f: Failure) -> str:
+def _spare(spare: Sequence[OtherDevice]) -> str:
     """The other devices, where this process used little of them: moving a part of the model there is the real remedy."""
-    spare = f.nearly_empty
     if not spare:
         return ""
     names = [f"GPU {d.device}" for d in spare]

@@ -152,7 +152,7 @@ class UnusedMemory(Rule):
     def check(self, ctx: Context) -> Iterator[Claim]:
         headroom, steps = ctx[Headroom], ctx[Steps]
         if steps.source == "none":
-            raise NotCaptured("no step markers", "call prof.step() after each training step")
+            raise NotCaptured("no step markers", "call prof.step() after each step")
         if not headroom.trains or len(steps.steady) < self.min_steps:
             return
         low = [

@@ -1,7 +1,5 @@
 """The techniques that findings recommend, each written once: what it is, the edit that makes it, how it is written by
 hand and in the frameworks, and what could go wrong. Rules add where it applies and how to verify it.
-
-Safety follows what was measured: nothing here is `safe` without a test that shows the same losses bit by bit.
 """
 
 from trace_doctor_rules.techniques.arithmetic import *

@@ -53,7 +53,7 @@ def tf32(verify: str) -> Fix:
 
 def channels_last(verify: str, *, on_amd: bool = False) -> Fix:
     """An edit: same values, NHWC in memory, for convolutions on Tensor Cores. `on_amd`: MIOpen keeps the format only where it is told to."""
-    told = (
+    amd_note = (
         "\n# AMD: PYTORCH_MIOPEN_SUGGEST_NHWC=1 in the environment, else MIOpen converts them back"
         if on_amd
         else ""
@@ -61,7 +61,7 @@ def channels_last(verify: str, *, on_amd: bool = False) -> Fix:
     return patch(
         "Use channels_last",
         "channels-last",
-        f"model.to(memory_format=torch.channels_last)\nx = x.to(device, memory_format=torch.channels_last){told}",
+        f"model.to(memory_format=torch.channels_last)\nx = x.to(device, memory_format=torch.channels_last){amd_note}",
         f"{LAST_BITS}; layers without such a kernel convert back and forth",
         verify,
     )

@@ -82,10 +82,22 @@ def more_workers(late: str, verify: str, *, pin: bool) -> Fix:
     )
 
 
+def free_cores(verify: str) -> Fix:
+    """Advice for loaders and launches that wait for the same cores: more workers would wait as well."""
+    return advice(
+        "Give the job more cores, or fewer threads",
+        "# cores that it may use: nproc; threads that want one: top -H, or cat /proc/loadavg\n"
+        "# all ranks, their workers and their intra-op threads share them: OMP_NUM_THREADS=1, torch.set_num_threads(1) in workers,\n"
+        "# fewer workers per rank (cores / ranks - 2), ranks pinned to cores of their own, other jobs elsewhere",
+        "fewer threads make each operator on the CPU slower",
+        verify,
+    )
+
+
 def work_ahead(late: str, verify: str) -> Fix:
     """`late`: a sentence that says by how much."""
     return advice(
-        "Prefetch batches ahead of the training loop",
+        "Prefetch batches ahead of the loop",
         f"{late} Give it more threads or a deeper prefetch queue (DALI: num_threads, prefetch_queue_depth; WebDataset: "
         "WebLoader with num_workers; a generator: fill a queue.Queue from a thread), or cache decoded samples.",
         "prefetching costs host memory",

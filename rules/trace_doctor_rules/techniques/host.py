@@ -57,12 +57,12 @@ _OFF_THE_STEP = {
     ),
     "evaluation": (
         "Evaluate less often",
-        "if step % 500 == 0:\n    evaluate(model)   # HF: eval_steps=500; Lightning: val_check_interval=500",
+        "if step % N == 0:\n    evaluate(model)   # HF: eval_steps=N; Lightning: val_check_interval=N",
         "the best step is seen later",
     ),
     "log": (
         "Log every N steps, from another thread",
-        "if step % 50 == 0:\n    writer.add_scalar(...)   # HF: logging_steps=50; Lightning: log_every_n_steps=50\n"
+        "if step % N == 0:\n    writer.add_scalar(...)   # HF: logging_steps=N; Lightning: log_every_n_steps=N\n"
         "# logging.handlers.QueueHandler writes files from another thread",
         "curves have fewer points",
     ),
@@ -82,12 +82,12 @@ _OFF_THE_STEP = {
     ),
     "garbage": (
         "Schedule garbage collection",
-        "gc.disable()                # before the loop\nif step % 500 == 0:\n    gc.collect()\n# or gc.freeze() after the first step",
+        "gc.disable()                # before the loop\nif step % N == 0:\n    gc.collect()\n# or gc.freeze() after the first step",
         "reference cycles hold memory until then",
     ),
     "other": (
         "Run it less often, or in another thread",
-        "if step % 100 == 0:\n    ...\n# or: executor = ThreadPoolExecutor(1); executor.submit(work, copies)",
+        "if step % N == 0:\n    ...\n# or: executor = ThreadPoolExecutor(1); executor.submit(work, copies)",
         "a thread shares the GIL: only work that releases it (files, NumPy, sockets) runs alongside the loop",
     ),
 }  # fmt: skip

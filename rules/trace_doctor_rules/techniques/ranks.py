@@ -83,11 +83,7 @@ _BESIDES = {
     "send and receive": "# a pipeline: more micro-batches, or an interleaved or zero-bubble schedule (torch.distributed.pipelining)",
 }
 _BESIDES |= dict.fromkeys(("expert dispatch", "expert combine"), _BESIDES["all-to-all"])
-_ALL_REDUCE = (
-    "# gradients: DistributedDataParallel reduces them in buckets while backward runs, not one by one after it\n"
-    "# tensor parallel: sequence parallelism and async tensor parallel (torch._inductor.config._micro_pipeline_tp) "
-    "split the GEMM so that parts of it overlap with communication"
-)
+_ALL_REDUCE = "# gradients: DistributedDataParallel reduces them in buckets while backward runs, not one by one after it"
 
 
 def overlap_collective(verify: str, kind: str = "all-reduce") -> Fix:
@@ -97,6 +93,36 @@ def overlap_collective(verify: str, kind: str = "all-reduce") -> Fix:
         f"work = {_CALLS.get(kind, _CALLS['all-reduce'])}\n...                      # compute that does not need it\nwork.wait()\n"
         f"{_BESIDES.get(kind, _ALL_REDUCE)}",
         "buffers of pending collectives must not be written before wait()",
+        verify,
+    )
+
+
+_SEQUENCE_PARALLEL = (
+    "# sequence parallelism: reduce-scatter and all-gather in place of the all-reduce, and norms on 1/N of the tokens\n"
+    "#   torch: SequenceParallel() for the norms, RowwiseParallel(output_layouts=Shard(1)); Megatron: --sequence-parallel\n"
+)
+_IN_TRAINING = (
+    "# async tensor parallel, on top of it, splits each GEMM so that its parts overlap with communication\n"
+    "#   torch.compile with torch._inductor.config._micro_pipeline_tp = True; Megatron: --tp-comm-overlap\n"
+)
+_IN_INFERENCE = (
+    "# the inference engine's own all-reduce for small messages (vLLM: leave disable_custom_all_reduce off)\n"
+)
+
+
+def split_layers(
+    verify: str, kind: str = "all-reduce", ranks: int | None = None, *, trains: bool = True
+) -> Fix:
+    """Advice for collectives inside tensor-parallel layers, whose next kernel needs their result. `ranks`: of the group, where known."""
+    degree = f" (now {ranks})" if ranks else ""
+    return advice(
+        "Reduce the tensor-parallel degree, or its collectives",
+        "# the next kernel needs the result: starting the collective earlier is no way out\n"
+        f"tensor_model_parallel_size = <smaller>{degree}: fewer ranks per layer, all on one NVLink domain, the rest data parallel\n"
+        + (_SEQUENCE_PARALLEL if kind == "all-reduce" and trains else "")
+        + (_IN_TRAINING if trains else _IN_INFERENCE)
+        + "# fewer, larger collectives: larger micro-batches; attention and MLP in parallel share one per layer",
+        "fewer ranks per layer hold more of its weights each: memory rises",
         verify,
     )
 

@@ -8,15 +8,15 @@ from trace_doctor_rules._shared import advice, patch
 _LATER = "code that acts on the value in every step (early stopping, NaN checks) sees it later"
 
 
-def read_seldom(verify: str, target: Target | None) -> Fix:
-    """An edit: one wait in 50 steps."""
+def read_seldom(verify: str, target: Target | None, every: int = 10) -> Fix:
+    """An edit: one wait in so many steps."""
     return patch(
-        "Read the value every 50 steps",
+        f"Read the value every {every} steps",
         "every-n-guard",
-        "if step % 50 == 0:\n    print(step, loss.item())",
+        f"if step % {every} == 0:\n    print(step, loss.item())",
         _LATER,
         verify,
-        params={"every": 50},
+        params={"every": every},
         target=target,
     )
 

@@ -56,9 +56,13 @@ def test_all_is_shown_where_there_is_room(facts: Facts) -> None:
 
 def test_python_of_libraries_has_rows_of_its_own() -> None:
     made = RunBuilder(stacks=True)
-    with made.step(), made.python("train.py", 12, "train"):
-        with made.python("site-packages/scipy/ndimage.py", 3, "zoom"), made.op("aten::mm"):
-            made.launch(5)
+    with (
+        made.step(),
+        made.python("train.py", 12, "train"),
+        made.python("site-packages/scipy/ndimage.py", 3, "zoom"),
+        made.op("aten::mm"),
+    ):
+        made.launch(5)
     events = events_of(Facts(Capture(0, made.run())), [], 10_000_000)
     tracks = {t.label: [events.names[n] for n in t.name] for t in events.tracks}
     [own] = [label for label in tracks if label.endswith(", library Python")]

@@ -104,8 +104,8 @@ class _AroundGraphs:
         """What of these spans (a set) no operator, compilation or wait fills."""
         if thread not in self._free:
             rows = self._rows[self._run.thread[self._rows] == thread]
-            taken = union(pairs(self._run.ts[rows], self._run.end[rows]))
-            self._free[thread] = complement(taken, -_EVER, _EVER)
+            busy = union(pairs(self._run.ts[rows], self._run.end[rows]))
+            self._free[thread] = complement(busy, -_EVER, _EVER)
         return [(thread, start, end) for start, end in intersect(spans, self._free[thread]).tolist()]
 
     def backward(self, piece: int) -> list[_Call]:
@@ -137,8 +137,8 @@ def _within(calls: Sequence[_Call], start: int, end: int) -> Sequence[_Call]:
 
 def _calls(run: Run, name: str) -> list[_Call]:
     rows = run.named(lambda n: n == name, Cat.CPU_OP)
-    found = zip(run.ts[rows].tolist(), run.end[rows].tolist(), run.thread[rows].tolist(), strict=True)
-    return sorted(_Call(*each) for each in found)
+    columns = zip(run.ts[rows].tolist(), run.end[rows].tolist(), run.thread[rows].tolist(), strict=True)
+    return sorted(_Call(*each) for each in columns)
 
 
 def _is_wrapper(name: str) -> bool:

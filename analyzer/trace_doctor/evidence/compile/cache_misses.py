@@ -97,21 +97,25 @@ def by_function(
         of_frame.setdefault(miss.frame, []).append(miss)
     functions, logged = [], list(limits)
     for frame, some in of_frame.items():
-        said = next(
+        log_entry = next(
             (u for u in logged if _same(u.frame, frame) or (frame is None and len(limits) == 1)), None
         )
-        if said is not None:
-            logged.remove(said)
+        if log_entry is not None:
+            logged.remove(log_entry)
         later = [r.start for r in regions.all if frame is None or _same(r.frame, frame)]
-        made = [c for c in compilations if c.of_frame and (frame is None or _same(c.frame, frame))]
+        own_compilations = [
+            c for c in compilations if c.of_frame and (frame is None or _same(c.frame, frame))
+        ]
         functions.append(
             UncompiledCalls(
-                frame=frame or (said.frame if said else None),
+                frame=frame or (log_entry.frame if log_entry else None),
                 misses=tuple(some),
-                found_later=max([*later, *(c.start for c in made)], default=0) > some[0].start,
-                versions=len(made) if frame and any(c.recompile_id == 0 for c in made) else None,
-                limit=said.limit if said else None,
-                changed=said.changed if said else (),
+                found_later=max([*later, *(c.start for c in own_compilations)], default=0) > some[0].start,
+                versions=len(own_compilations)
+                if frame and any(c.recompile_id == 0 for c in own_compilations)
+                else None,
+                limit=log_entry.limit if log_entry else None,
+                changed=log_entry.changed if log_entry else (),
             )
         )
     return (*functions, *logged)

@@ -340,7 +340,7 @@ def _calls_graph(run: Run, regions: Regions) -> list[bool]:
     )
     is_call = np.zeros(len(run), dtype=bool)
     is_call[calls] = True
-    found = np.zeros(len(regions.all), dtype=bool)
+    has_call = np.zeros(len(regions.all), dtype=bool)
     threads, rows, starts, ends = (
         np.array([getattr(r, key) for r in regions.all], dtype=np.int64)
         for key in ("thread", "row", "start", "end")
@@ -349,8 +349,8 @@ def _calls_graph(run: Run, regions: Regions) -> list[bool]:
         here = np.flatnonzero(threads == thread)
         on_it = calls[run.thread[calls] == thread]
         first, behind = np.searchsorted(on_it, np.searchsorted(run.ts, [starts[here], ends[here]]))
-        found[here] = behind - first > is_call[rows[here]]  # a region is no call of itself
-    return found.tolist()
+        has_call[here] = behind - first > is_call[rows[here]]  # a region is no call of itself
+    return has_call.tolist()
 
 
 def _same_place(logged_break: LoggedBreak, key: _Key) -> bool:

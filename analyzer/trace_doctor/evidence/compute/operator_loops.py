@@ -169,8 +169,8 @@ class _Nodes:
                 same = here[self._name[here] == name]
                 if least <= len(same) < (most + 1) * least:
                     chosen[same[1:]] = True
-        found = zip(self._thread[chosen], self._start[chosen], self._until[chosen], strict=True)
-        return tuple((int(thread), int(start), int(end)) for thread, start, end in found)
+        pieces = zip(self._thread[chosen], self._start[chosen], self._until[chosen], strict=True)
+        return tuple((int(thread), int(start), int(end)) for thread, start, end in pieces)
 
 
 def _operators(facts: Facts, run: Run, main: int) -> I64:

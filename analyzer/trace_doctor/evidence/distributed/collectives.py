@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -36,6 +37,8 @@ FIRST_USE = 0.5
 """one collective that takes this much of all communication of the steady steps, and several times as long as any other, is
 the set-up of a communicator, not a steady cost"""
 SEVERAL = 3
+IN_LINE_NS = 10_000
+"""a stream begins its next kernel so soon: one that begins later waited for something else than the one before"""
 
 _KINDS = {
     "dispatch": "expert dispatch",
@@ -63,6 +66,10 @@ class Collectives(Evidence, frozen=True):
     """aligned with `rows`: equal for collectives that can stand for one another"""
     sequence: I64
     """aligned with `rows`: the number that all ranks give to one collective, -1 where the file holds none"""
+    elements: I64
+    """aligned with `rows`: how many a rank puts in, -1 where the file holds none"""
+    group_size: I64
+    """aligned with `rows`: ranks of the process group, -1 where the file holds none"""
     start: I64
     end: I64
     alone: I64
@@ -95,7 +102,9 @@ class Collectives(Evidence, frozen=True):
             keys=tuple(
                 (run.text(row), _group(args)) for row, args in zip(rows.tolist(), arguments, strict=True)
             ),
-            sequence=np.array([_sequence(args) for args in arguments], dtype=np.int64),
+            sequence=_numbers(arguments, "Seq"),
+            elements=_numbers(arguments, "In msg nelems"),
+            group_size=_numbers(arguments, "Group size"),
             start=start,
             end=end,
             alone=alone,
@@ -122,12 +131,13 @@ def kind_of(name: str) -> str:
 
 
 def _group(args: dict[str, Any]) -> str:
-    return str(args.get("Process Group Name", ""))
+    """Groups of one name have other ranks each, where every rank names its own alike."""
+    return " ".join(str(args[name]) for name in ("Process Group Name", "Process Group Ranks") if name in args)
 
 
-def _sequence(args: dict[str, Any]) -> int:
-    number = count(args, "Seq")
-    return -1 if number is None else number
+def _numbers(arguments: list[dict[str, Any]], name: str) -> I64:
+    numbers = (count(args, name) for args in arguments)
+    return np.array([-1 if number is None else number for number in numbers], dtype=np.int64)
 
 
 class Match(Struct, frozen=True):
@@ -138,6 +148,10 @@ class Match(Struct, frozen=True):
     """positions in `RankedCollectives.ranks`"""
     start: I64
     end: I64
+    elements: I64
+    """of each collective, -1 where the files hold none"""
+    read: tuple[int, int]
+    """how many ranks of its process group were read, and how many there are: alike where nothing says"""
 
     @property
     def shortest(self) -> I64:
@@ -148,6 +162,17 @@ class Match(Struct, frozen=True):
     def wait(self) -> I64:
         """How long each rank waited for the last to come, ns."""
         return np.asarray(self.end - self.start - self.shortest)
+
+    @property
+    def transfer(self) -> I64:
+        """Of each collective what is known to be transfer, ns: all of `shortest`, but where a rank was not read, which may
+        have come later, only as much as the fastest of its size took."""
+        if self.read[0] >= self.read[1]:
+            return self.shortest
+        _, of_size = np.unique(self.elements, return_inverse=True)
+        fastest = np.full(of_size.max(initial=-1) + 1, np.iinfo(np.int64).max)
+        np.minimum.at(fastest, of_size, self.shortest)
+        return np.asarray(fastest[of_size])
 
     @property
     def last(self) -> I64:
@@ -170,6 +195,8 @@ class RankedCollectives(JobEvidence, frozen=True):
     """per rank and steady step: time in which it did nothing but wait for another rank in a collective"""
     transfer_ns: tuple[int, ...]
     """per rank and steady step: time in collectives that is no waiting, with no compute beside it"""
+    untold_ns: tuple[int, ...]
+    """per rank and steady step: the same, but it may also be waiting for a rank that was not read"""
     caused_ns: tuple[int, ...]
     """per rank: for how long the others together did nothing but wait for it, in all steady steps"""
     members: tuple[RankSummary, ...]
@@ -182,21 +209,72 @@ class RankedCollectives(JobEvidence, frozen=True):
                 "the collectives of one rank only",
                 "record the same steps on every rank and analyze the folder with all traces",
             )
-        matches = [m for key in _kinds(members) if (m := _matched(members, key)) is not None]
+        world = max((m.world or 0 for m in ranks), default=0)
+        matches = [m for key in _kinds(members) if (m := _matched(members, key, world)) is not None]
         if not matches:
             raise NotCaptured(
                 "the collectives of the ranks do not overlap in time",
                 "record the same steps on every rank, with clocks that agree",
             )
-        waits, transfers = zip(*(_alone(members, i, matches) for i in range(len(members))), strict=True)
+        parts = [_alone(members, i, matches) for i in range(len(members))]
+        waits, transfers, untold = zip(*parts, strict=True)
         return cls(
             ranks=tuple(m.rank for m in members),
             matches=tuple(matches),
             wait_ns=waits,
             transfer_ns=transfers,
+            untold_ns=untold,
             caused_ns=_caused(members, matches),
             members=tuple(members),
         )
+
+    @property
+    def read(self) -> tuple[int, int]:
+        """How many ranks were read, and how many there are, of the process group of which most is missing."""
+        return max((match.read for match in self.matches), key=lambda read: read[1] - read[0])
+
+    def saved_without(self, late: Sequence[int]) -> float:
+        """ns of a steady step by which every other rank gets through earlier if these (positions in `ranks`) never come last.
+
+        The collectives are gone through in order of time. Each begins as much earlier as the last of the other ranks comes
+        earlier: by what it waited, and by what it is ahead from before. A rank with compute alongside gains nothing by that, and one
+        that waits for the end of a collective no more than the time it is exposed. Other ranks of their own do not get faster, so
+        this is a bound.
+        """
+        ahead, through = np.zeros((2, len(self.ranks)))
+        for members, wait, exposed_ns, in_line in self._in_order:
+            on_time = ~np.isin(members, late)
+            if not on_time.any():
+                continue
+            own = ahead[members]
+            comes = wait + np.where(in_line, np.maximum(own, through[members]), own)
+            earlier = comes[on_time].min()
+            ahead[members] = np.where(exposed_ns > 0, np.minimum(own + exposed_ns, earlier), own)
+            through[members] = earlier
+        steps = self.members[0][Steps].count
+        return float(np.delete(ahead, late).min()) / steps
+
+    @cached_property
+    def _in_order(self) -> list[tuple[I64, I64, I64, Bool]]:
+        """(members, wait, time beside no compute, whether it stood in line behind the one before) of each collective, by time."""
+        alone = [_steady_alone(m) for m in self.members]
+        ends = [
+            np.sort(np.concatenate([m.end[m.members == i].ravel() for m in self.matches]))
+            for i in range(len(alone))
+        ]
+        found: list[tuple[int, tuple[I64, I64, I64, Bool]]] = []
+        for match in self.matches:
+            exposed_ns, in_line = np.zeros_like(match.start), np.zeros_like(match.start, dtype=bool)
+            for at, i in enumerate(match.members.tolist()):
+                exposed_ns[at] = covered(pairs(match.start[at], match.end[at]), alone[i])
+                before = np.searchsorted(ends[i], match.start[at], side="right") - 1
+                in_line[at] = (before >= 0) & (match.start[at] - ends[i][before] <= IN_LINE_NS)
+            columns = zip(match.wait.T, exposed_ns.T, in_line.T, strict=True)
+            found += [
+                (end, (match.members, *column))
+                for end, column in zip(match.end.max(axis=0).tolist(), columns, strict=True)
+            ]
+        return [collective for _, collective in sorted(found, key=lambda each: each[0])]
 
     def waits_for(self, late: Sequence[int]) -> dict[int, I64]:
         """When each rank waited in a collective for one of these (positions in `ranks`) to come: sets of intervals, by rank."""
@@ -219,20 +297,27 @@ def _kinds(members: list[RankSummary]) -> list[Key]:
     return [key for key, ranks in rank_counts.items() if ranks > 1]
 
 
-def _matched(members: list[RankSummary], key: Key) -> Match | None:
+def _matched(members: list[RankSummary], key: Key, world: int) -> Match | None:
     """The collectives of one kind in the steady steps of all ranks that have it; None where they do not fit together. They
-    are counted from the end of the capture, or from where the first of the captures ended."""
-    by_rank = [_steady(summary, key) for summary in members]
-    taking = [i for i, (start, _, _) in enumerate(by_rank) if len(start)]
+    are counted from the end of the capture, or from where the first of the captures ended. `world`: ranks of the job, 0 where
+    nothing says."""
+    rows = [_steady(summary, key) for summary in members]
+    taking = [i for i, own in enumerate(rows) if len(own)]
     if len(taking) < 2:
         return None
-    own = [by_rank[i] for i in taking]
+    of_each = [(members[i][Collectives], rows[i]) for i in taking]
+    own = [(c.start[of], c.end[of], c.sequence[of]) for c, of in of_each]
+    size = max(int(c.group_size[of].max()) for c, of in of_each)
+    if size <= 0:
+        size = world if len(members) < world else len(taking)
     for places in _places([numbers for _, _, numbers in own], *_in_common(own)):
         start = np.array([each[0][at] for each, at in zip(own, places, strict=True)])
         end = np.array([each[1][at] for each, at in zip(own, places, strict=True)])
+        elements = np.array([c.elements[of][at] for (c, of), at in zip(of_each, places, strict=True)])
         lasting = (end - start).max(axis=0)
         if start.size and lasting[_together(start, end)].sum() >= ALIGNED * lasting.sum():
-            return Match(key[0], np.array(taking), start, end)
+            read = (len(taking), max(size, len(taking)))
+            return Match(key[0], np.array(taking), start, end, elements.max(axis=0), read)
     return None
 
 
@@ -269,31 +354,40 @@ def _together(start: I64, end: I64) -> Bool:
     return np.asarray(overlap | (last - first < np.minimum(apart[:-1], apart[1:])))
 
 
-def _steady(summary: RankSummary, key: Key) -> tuple[I64, I64, I64]:
-    """(start, end, number) of the collectives of a kind from the first steady step on."""
+def _steady(summary: RankSummary, key: Key) -> I64:
+    """Places in `Collectives` of those of a kind from the first steady step on."""
     own = summary[Collectives]
-    of_kind = np.array([k == key for k in own.keys]) & (own.start >= _steady_from(summary))
-    return own.start[of_kind], own.end[of_kind], own.sequence[of_kind]
+    of_kind: I64 = np.flatnonzero(
+        np.array([k == key for k in own.keys]) & (own.start >= _steady_from(summary))
+    )
+    return of_kind
 
 
 def _steady_from(summary: RankSummary) -> int:
     return next(iter(summary[Steps].on_device("steady")), summary[Steps].window)[0]
 
 
-def _alone(members: list[RankSummary], i: int, matches: list[Match]) -> tuple[int, int]:
-    """(waiting, transfer) of one rank per steady step, where no compute ran beside it, ns."""
-    waiting, transferring = [], []
+def _steady_alone(summary: RankSummary) -> I64:
+    return intersect(summary[Collectives].alone, intervals(summary[Steps].on_device("steady")))
+
+
+def _alone(members: list[RankSummary], i: int, matches: list[Match]) -> tuple[int, int, int]:
+    """(waiting, transfer, one of the two) of one rank per steady step, where no compute ran beside it, ns."""
+    waiting, untold, transferring = [NOTHING], [NOTHING], [NOTHING]
     for match in matches:
         for at in np.flatnonzero(match.members == i).tolist():
-            arrived = match.start[at] + match.wait[at]
+            arrived, moves = match.start[at] + match.wait[at], match.end[at] - match.transfer
             waiting.append(pairs(match.start[at], arrived))
-            transferring.append(pairs(arrived, match.end[at]))
-    steps = members[i][Steps]
-    alone = intersect(members[i][Collectives].alone, intervals(steps.on_device("steady")))
-    count = steps.count
-    moving = union(np.concatenate(transferring)) if transferring else alone[:0]
-    still = subtract(union(np.concatenate(waiting)), moving) if waiting else alone[:0]
-    return int(covered(still, alone).sum()) // count, int(covered(moving, alone).sum()) // count
+            untold.append(pairs(arrived, moves))
+            transferring.append(pairs(moves, match.end[at]))
+    alone, count = _steady_alone(members[i]), members[i][Steps].count
+    moving = union(np.concatenate(transferring))
+    either = subtract(union(np.concatenate(untold)), moving)
+    still = subtract(subtract(union(np.concatenate(waiting)), moving), either)
+    still_ns, moving_ns, either_ns = (
+        int(covered(part, alone).sum()) // count for part in (still, moving, either)
+    )
+    return still_ns, moving_ns, either_ns
 
 
 def _caused(members: list[RankSummary], matches: list[Match]) -> tuple[int, ...]:

@@ -43,16 +43,16 @@ class Parallelism(Evidence, frozen=True):
     def build(cls, facts: Facts) -> Self:
         run = facts.run
 
-        def seen(pattern: re.Pattern[str]) -> bool:
+        def is_marked(pattern: re.Pattern[str]) -> bool:
             named = run.named(
                 lambda name: pattern.fullmatch(name) is not None, Cat.USER_ANNOTATION, Cat.CPU_OP, Cat.PYTHON
             )
             return bool(len(named))
 
         return cls(
-            ddp=seen(_DDP),
-            fsdp=seen(_FSDP),
-            deepspeed=seen(_DEEPSPEED),
-            data_parallel=seen(_DATA_PARALLEL),
+            ddp=is_marked(_DDP),
+            fsdp=is_marked(_FSDP),
+            deepspeed=is_marked(_DEEPSPEED),
+            data_parallel=is_marked(_DATA_PARALLEL),
             world_size=run.meta.get("distributedInfo", {}).get("world_size") or None,
         )

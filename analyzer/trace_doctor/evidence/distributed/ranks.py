@@ -12,7 +12,7 @@ from trace_doctor.evidence.idle.time_ledger import TimeLedger
 from trace_doctor.evidence.rank_summary import JobEvidence, RankSummary
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.evidence.trace.workload import Workload
-from trace_doctor.model import IDLE_CAUSES, Cell, Column, Table
+from trace_doctor.model import IDLE_CAUSES, Cell, Column, Table, ranks_text
 
 _NAMES = {
     "data_loading": "data loading",
@@ -52,13 +52,13 @@ class Ranks(JobEvidence, frozen=True):
                 "the trace of one rank only",
                 "record the same steps on every rank and analyze the folder with all traces",
             )
-        found = [_parts(m) for m in members]
+        splits = [_parts(m) for m in members]
         loads = [m.get(Workload) for m in members]
         return cls(
             ranks=tuple(m.rank for m in members),
             step_ns=tuple(m[Steps].step_ns for m in members),
-            comm_ns=tuple(comm for comm, _ in found),
-            parts=tuple(parts for _, parts in found),
+            comm_ns=tuple(comm for comm, _ in splits),
+            parts=tuple(parts for _, parts in splits),
             compute_error_ns=tuple(_compute_error(m) for m in members),
             kernels=tuple(
                 (w.kernels if w.kernels is not None else w.operators) if w else None for w in loads
@@ -121,8 +121,8 @@ def _compute_error(summary: RankSummary) -> float | None:
 
 
 def named(ranks: Sequence[int]) -> str:
-    """`Rank 3`, `Ranks 0 and 6`, `Ranks 1, 2 and 5`."""
-    return f"Rank{'s' if len(ranks) > 1 else ''} {listed(list(map(str, ranks)))}"
+    """`ranks_text` at the begin of a sentence."""
+    return ranks_text(ranks).capitalize()
 
 
 def listed(words: Sequence[str]) -> str:

@@ -101,10 +101,10 @@ def _kinds(facts: Facts, rows: I64) -> list[Hashable]:
 def _places(run: Run, steps: Steps, rows: I64) -> list[Hashable]:
     """The name, and its number among those of that name in its step. Without steps none is like another."""
     at = steps.steady_at(run.ts[rows])
-    seen: dict[tuple[int, int], int] = {}
+    counts: dict[tuple[int, int], int] = {}
     kinds: list[Hashable] = []
     for row, step in zip(rows.tolist(), at.tolist(), strict=True):
         name = int(run.name[row])
-        seen[name, step] = nth = seen.get((name, step), -1) + 1
+        counts[name, step] = nth = counts.get((name, step), -1) + 1
         kinds.append((name, nth) if steps.count > 1 else row)
     return kinds

@@ -22,7 +22,7 @@ from trace_doctor.evidence.intervals import (
     union,
 )
 from trace_doctor.evidence.names.event_names import is_backward, is_launch, is_loader
-from trace_doctor.evidence.trace.nesting import Nesting
+from trace_doctor.evidence.trace.nesting import Nesting, nest
 from trace_doctor.evidence.trace.threads import Threads
 from trace_doctor.run import Cat, Run
 
@@ -61,6 +61,7 @@ _ANNOTATED = re.compile(
 )
 """names that people give to the part of a loop that gets its batch"""
 _PIPELINE = re.compile(r"(?:.*[\\/])?transformers[\\/]pipelines[\\/].*")
+_FUNCTION = re.compile(r".+\(\d+\): .+")
 _BY_INDEX = re.compile(r".*: __getitems?__")
 _ONE_BY_ONE = re.compile(r"(?!.*torch/utils/data/).*: __(?:iter|next)__")
 
@@ -110,6 +111,23 @@ class DataLoading(Evidence, frozen=True):
         if by_part and (rest := total(unexplained)):
             by_part["the rest of the loader"] = rest
         return by_part
+
+    def functions(self, spans: Iterable[tuple[int, int]]) -> dict[str, int]:
+        """Python function -> ns within the waits of the spans that it did not spend in other Python functions; what is built in
+        belongs to its caller. Empty without stacks."""
+        run = self.run
+        within = intersect(union(pairs(run.ts[self.rows], run.end[self.rows])), intervals(spans))
+        rows = np.flatnonzero(run.is_cat(Cat.PYTHON) & (run.thread == self.thread))
+        rows = rows[holds(within, run.ts[rows])]
+        rows = rows[[_FUNCTION.fullmatch(run.text(row)) is not None for row in rows.tolist()]]
+        rows = rows[np.lexsort((-run.dur[rows], run.ts[rows]))]
+        above, _ = nest(run.ts[rows], run.end[rows])
+        own = run.dur[rows].copy()
+        np.subtract.at(own, above[above >= 0], run.dur[rows][above >= 0])
+        by_name: dict[str, int] = {}
+        for row, ns in zip(rows.tolist(), own.tolist(), strict=True):
+            by_name[run.text(row)] = by_name.get(run.text(row), 0) + max(ns, 0)
+        return by_name
 
     @property
     def indexed(self) -> bool:

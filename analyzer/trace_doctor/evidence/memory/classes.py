@@ -22,7 +22,9 @@ from trace_doctor.evidence.memory.timeline import BEFORE, DeviceHistory
 from trace_doctor.model import MEMORY_CATEGORIES
 from trace_doctor.snapshot import NO_STACK, Action
 
-PARAMETERS, GRADIENTS, OPTIMIZER_STATE, ACTIVATIONS, INPUTS, TEMPORARIES, WORKSPACES, HELD, UNKNOWN = range(9)
+(
+    PARAMETERS, GRADIENTS, OPTIMIZER_STATE, ACTIVATIONS, INPUTS, TEMPORARIES, WORKSPACES, HELD, UNKNOWN, UNSHARDED,
+) = range(10)  # fmt: skip
 assert MEMORY_CATEGORIES[HELD] == "held_before_recording"
 MOST_WORKSPACES = 2
 """Blocks of a workspace's size without frames are workspaces only when they are so few: one per handle and stream."""
@@ -138,6 +140,12 @@ def library_workspace(b: Blocks) -> Bool:
     return b.marked(b.stacks.workspace)
 
 
+def gathered(b: Blocks) -> Bool:
+    """Parameters that FSDP or ZeRO-3 gathers from all ranks: they may live from a forward to its backward, and are no
+    activations. They do not grow with the batch."""
+    return b.marked(b.stacks.unshards)
+
+
 def workspace_sized(b: Blocks) -> Bool:
     """As large as a workspace of cuBLAS, never freed and without C++ frames, which would show one. 32 MiB is also a common
     weight (4096 x 4096 in bf16), so only where there are few of that size."""
@@ -232,6 +240,7 @@ def short_lived(b: Blocks) -> Bool:
 Predicate = Callable[[Blocks], Bool]
 EVIDENT: tuple[tuple[Predicate, int, Reason], ...] = (
     (library_workspace, WORKSPACES, Reason.FRAMES),
+    (gathered, UNSHARDED, Reason.FRAMES),
     (workspace_sized, WORKSPACES, Reason.SIZES),
     (state_by_hand, UNKNOWN, Reason.NONE),
     (older_from_setup, PARAMETERS, Reason.FRAMES),

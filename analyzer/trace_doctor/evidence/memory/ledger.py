@@ -65,7 +65,7 @@ def _from_trace(run: Run, rank: int, steps: Steps | None) -> list[tuple[MemoryLe
     events = run.memory
     known = (events.device >= 0) & (events.total_allocated >= 0)
     start = steps.window[0] if steps is not None else int(events.ts[0]) if len(events) else 0
-    made: list[tuple[MemoryLedgerRow, MemorySeries]] = []
+    rows_with_series: list[tuple[MemoryLedgerRow, MemorySeries]] = []
     for device in np.unique(events.device[known]).tolist():
         rows = known & (events.device == device)
         peak = int(events.total_allocated[rows].max())
@@ -79,5 +79,5 @@ def _from_trace(run: Run, rank: int, steps: Steps | None) -> list[tuple[MemoryLe
             max_live_bytes=peak,
             how="totals of the trace's [memory] events, sizes rounded up to 512 bytes; a snapshot would tell what they are",
         )
-        made.append((row, series_of_trace(events, device, rank, start)))
-    return made
+        rows_with_series.append((row, series_of_trace(events, device, rank, start)))
+    return rows_with_series

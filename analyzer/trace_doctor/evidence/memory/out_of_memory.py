@@ -10,14 +10,11 @@ from msgspec import Struct
 from trace_doctor.arrays import I64
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.memory.blocks import DeviceBlocks, MemoryBlocks
+from trace_doctor.evidence.memory.stages import Stage
 from trace_doctor.snapshot import Action, BlockState, Snapshot
 
 ROUND = 512
 """Blocks are multiples of this (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize)."""
-
-
-NEARLY_EMPTY = 0.10
-"""of what the process could have had on the device that failed"""
 
 
 class OtherDevice(Struct, frozen=True):
@@ -50,17 +47,28 @@ class Failure(Struct, frozen=True):
     stack: int
     count: int
     """failures of this device in the record; this is the last one"""
+    stage: Stage = Stage.UNKNOWN
+    """that it happened in; the script behind a forward (the loss) is forward"""
+    rise_before: int | None = None
+    """by how much live memory rose above this request in the step before, from the same allocation on; None where the record
+    does not have one"""
     others: tuple[OtherDevice, ...] = ()
     """devices of the same process"""
 
-    @property
-    def nearly_empty(self) -> tuple[OtherDevice, ...]:
-        """Other devices of which this process used a small part. None where the file belongs to one rank of several: those
-        devices are then likely other ranks'."""
+    def nearly_empty(self, share: float) -> tuple[OtherDevice, ...]:
+        """Other devices of which this process used at most this share of what it could have had here. None where the file
+        belongs to one rank of several: those devices are then likely other ranks'."""
         most = self.device_bytes
         if most is None or self.device.stacks.snapshot.rank_how:
             return ()
-        return tuple(d for d in self.others if d.reserved <= NEARLY_EMPTY * most)
+        return tuple(d for d in self.others if d.reserved <= share * most)
+
+    @property
+    def missing(self) -> int | None:
+        """What has to be freed for this request; all of it where the process has reached a limit that no file tells."""
+        if self.device_free is None:
+            return None
+        return self.requested if self.limited else self.requested - self.device_free
 
     @property
     def limited(self) -> bool:
@@ -70,9 +78,9 @@ class Failure(Struct, frozen=True):
     @property
     def fits_if_packed(self) -> bool | None:
         """Whether the request would have found room, had all free bytes lain in one piece."""
-        if self.device_free is None or self.cached is None:
+        if self.missing is None or self.cached is None:
             return None
-        return self.requested <= self.cached + (0 if self.limited else self.device_free)
+        return self.missing <= self.cached
 
     @property
     def device_bytes(self) -> int | None:
@@ -119,8 +127,41 @@ def _failure(
         retried=_given_back(device, at),
         stack=int(history.entry_stack[at]),
         count=count,
+        stage=_stage(device, at),
+        rise_before=_rise_before(device, at),
         others=tuple(_other(snapshot, d, replayed.get(d)) for d in snapshot.devices if d != history.device),
     )
+
+
+def _stage(device: DeviceBlocks, at: int) -> Stage:
+    phases = device.phases
+    stage = Stage(int(phases.entry_stage[at]))
+    phase = int(phases.of(np.array([at]))[0])
+    behind_forward = phase >= 0 and (phases.after_forward[phase] or phases.stage[phase] == Stage.FORWARD)
+    return Stage.FORWARD if stage == Stage.SCRIPT and behind_forward else stage
+
+
+def _rise_before(device: DeviceBlocks, at: int) -> int | None:
+    """The step before is told by a backward between: of its allocations of this stack and size the one of the same number."""
+    history, phases = device.history, device.phases
+    same = np.flatnonzero(
+        (history.action[:at] == Action.ALLOC)
+        & (history.entry_stack[:at] == history.entry_stack[at])
+        & (history.entry_size[:at] == history.entry_size[at])
+    )
+    backwards = np.array([first for first, _ in phases.spans(Stage.BACKWARD)], dtype=np.int64)
+    step = np.searchsorted(backwards, same)
+    earlier = same[step < np.searchsorted(backwards, at)]
+    if history.entry_stack[at] < 0 or not len(earlier):
+        return None
+    twins = same[step == np.searchsorted(backwards, earlier[-1])]
+    number = len(same) - len(earlier)
+    if number >= len(twins):
+        return None
+    twin = int(twins[number])
+    back = phases.next_of(np.array([twin]), Stage.BACKWARD)
+    end = min(int(phases.next_of(back, Stage.FORWARD)[0]), at)
+    return int(history.live[twin + 1 : end + 1].max() - history.live[twin + 1])
 
 
 def _other(snapshot: Snapshot, device: int, replayed: DeviceBlocks | None) -> OtherDevice:

@@ -42,6 +42,8 @@ _ROOTS = frozenset({"<module>", "_bootstrap", "_bootstrap_inner", "_run_code", "
 _ENGINE = "torch::autograd::Engine::"
 _AOT = re.compile(r"(?:^|/)torch/_functorch/_aot_autograd/")
 _FUNCTION = re.compile(r"(?:^|/)torch/autograd/function\.py$")
+_SHARDED = re.compile(r"(?:^|/)(?:torch/distributed/(?:_composable/)?fsdp|deepspeed/runtime/zero)/")
+_UNSHARD = re.compile(r"(?!.*(?:grad|state)).*(?:unshard|all_?gather)")
 _SETUP = frozenset(
     {"__init__", "_apply", "_load_from_state_dict", "load_state_dict", "from_pretrained", "to_empty"}
 )
@@ -125,6 +127,8 @@ class MemoryStacks(Evidence, frozen=True):
     """a copy to the device outside of modules: a batch on its way"""
     native: Bool
     """holds C++ frames, so that a workspace would show"""
+    unshards: Bool
+    """FSDP or ZeRO-3 gathering parameters"""
     for_backward: Bool
     """a compiled forward that is an autograd function: it returns what its backward needs. Without gradients compiled
     code is called as it is"""
@@ -149,6 +153,7 @@ class MemoryStacks(Evidence, frozen=True):
             state_by_hand=plain & flags(_makes_state),
             transfer=plain & flags(_is_transfer),
             native=flags(lambda fs: any(not f.is_python for f in fs)),
+            unshards=flags(_unshards),
             for_backward=flags(_is_autograd_function),
             source=facts.options.source,
         )
@@ -237,6 +242,13 @@ class MemoryStacks(Evidence, frozen=True):
 def _is_autograd_function(frames: Sequence[StackFrame]) -> bool:
     paths = [f.filename.replace("\\", "/") for f in frames if f.is_python]
     return any(map(_AOT.search, paths)) and any(map(_FUNCTION.search, paths))
+
+
+def _unshards(frames: Sequence[StackFrame]) -> bool:
+    return any(
+        f.is_python and _UNSHARD.match(f.name) and _SHARDED.search(f.filename.replace("\\", "/"))
+        for f in frames
+    )
 
 
 def _makes_state(frames: Sequence[StackFrame]) -> bool:

@@ -213,7 +213,7 @@ def _with_waits(run: Run, calls: HostCalls, ops: GpuOps) -> HostCalls:
 
 def _last_of_stream(calls: HostCalls, ops: GpuOps, streams: I64, rest: I64) -> I64:
     """For each call: what ended last before it on the stream that its thread last launched to; -1 for nothing."""
-    found = np.full(len(rest), -1, dtype=np.int64)
+    ended = np.full(len(rest), -1, dtype=np.int64)
     launched_to = np.full(len(calls), -1, dtype=np.int64)
     launched = np.flatnonzero(ops.call >= 0)
     launched_to[ops.call[launched]] = streams[launched]
@@ -227,8 +227,8 @@ def _last_of_stream(calls: HostCalls, ops: GpuOps, streams: I64, rest: I64) -> I
             on = np.flatnonzero(streams == s)
             on = on[np.argsort(ops.end[on], kind="stable")]
             last = np.searchsorted(ops.end[on], calls.start[rest[which]], side="right") - 1
-            found[which] = np.where(last >= 0, on[np.maximum(last, 0)], -1)
-    return found
+            ended[which] = np.where(last >= 0, on[np.maximum(last, 0)], -1)
+    return ended
 
 
 # -- device ----------------------------------------------------------------------------------------------------

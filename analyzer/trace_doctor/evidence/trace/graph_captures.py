@@ -6,10 +6,10 @@ from typing import Self
 
 import numpy as np
 
-from trace_doctor.arrays import I32, I64
+from trace_doctor.arrays import I32, I64, Bool
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.intervals import pairs
-from trace_doctor.run import Cat
+from trace_doctor.run import Cat, Run
 
 
 class GraphCaptures(Evidence, frozen=True):
@@ -38,6 +38,13 @@ class GraphCaptures(Evidence, frozen=True):
                     until = at
         row = np.array(rows, dtype=np.int64)
         return cls(row, run.thread[row], pairs(run.ts[row], run.end[np.array(closing, dtype=np.int64)]))
+
+    def holds(self, rows: I64, run: Run) -> Bool:
+        """Which of these rows, of any threads, were recorded into a graph."""
+        inside = np.zeros(len(rows), dtype=bool)
+        for (start, end), thread in zip(self.spans.tolist(), self.thread.tolist(), strict=True):
+            inside |= (run.thread[rows] == thread) & (run.ts[rows] >= start) & (run.ts[rows] < end)
+        return inside
 
     def on(self, thread: int) -> tuple[I64, I64]:
         """Those of a thread: a set of intervals, and the row of each."""

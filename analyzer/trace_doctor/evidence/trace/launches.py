@@ -15,7 +15,7 @@ from trace_doctor.run import Cat, Run
 class Launches(Evidence, frozen=True):
     """The join by correlation id. A CUDA graph launch has many kernels; work without a call is an orphan."""
 
-    kept = ("launch",)
+    derived_columns = ("launch",)
 
     launch: I32
     """aligned with `run.gpu`: row of the call, -1 where none was captured"""
@@ -40,9 +40,13 @@ class Launches(Evidence, frozen=True):
         at = int(np.searchsorted(self.run.gpu, gpu_row))
         return int(self.launch[at]) if at < len(self.launch) and self.run.gpu[at] == gpu_row else -1
 
-    def known(self, start: int, end: int) -> tuple[int, int]:
-        """Of the GPU rows between two moments (ns): how many have their launch in the trace, and how many there are."""
-        inside = (self.run.ts[self.run.gpu] < end) & (self.run.end[self.run.gpu] > start)
+    def with_launch(self, start: int, end: int, *cats: Cat) -> tuple[int, int]:
+        """Of the GPU rows between two moments (ns), optionally of some categories: how many have their launch in the trace, and
+        how many there are."""
+        run = self.run
+        inside = (run.ts[run.gpu] < end) & (run.end[run.gpu] > start)
+        if cats:
+            inside &= run.is_cat(*cats)[run.gpu]
         return int((self.launch[inside] >= 0).sum()), int(inside.sum())
 
     def first_work(self, calls: I64) -> I64:

@@ -22,7 +22,7 @@ class Nesting(Evidence, frozen=True):
     holds its middle.
     """
 
-    kept = ("parent", "depth", "by_thread")
+    derived_columns = ("parent", "depth", "by_thread")
 
     parent: I32
     """nearest enclosing host event on the same thread, -1 for none"""

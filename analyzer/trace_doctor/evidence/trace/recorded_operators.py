@@ -90,7 +90,7 @@ class RecordedLaunches(Evidence, frozen=True):
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
-        linked, work = facts[Launches].known(*facts[Steps].window)
+        linked, work = facts[Launches].with_launch(*facts[Steps].window)
         if linked < LEAST_LAUNCHES * work:
             raise NotCaptured(
                 f"the launches of {work - linked:,} of {work:,} GPU events are not in the trace, so what the GPU waited for is not known",

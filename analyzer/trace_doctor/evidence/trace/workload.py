@@ -40,7 +40,7 @@ class Workload(Evidence, frozen=True):
         run, steps = facts.run, facts[Steps]
         spans = np.array(steps.spans("steady"), dtype=np.int64).reshape(-1, 2)
         operators = run.ts[run.is_cat(Cat.CPU_OP)]
-        linked, work = facts[Launches].known(*steps.window)
+        linked, work = facts[Launches].with_launch(*steps.window)
         return cls(
             _per_step(_launched(facts), spans),
             _per_step(operators, spans),

@@ -9,6 +9,7 @@ from trace_doctor.fixes.codemods import codemod
 from trace_doctor.fixes.frameworks.accelerate import launch_config
 from trace_doctor.fixes.frameworks.deepspeed import Config, change, find_config, no_edit
 from trace_doctor.fixes.frameworks.documents import Document
+from trace_doctor.fixes.frameworks.launchers import say_what_is_not_checked
 from trace_doctor.model.parameters import DeepSpeedZero
 from trace_doctor.program.edits import Candidate, Change, NoEdit
 from trace_doctor.program.place import Place
@@ -31,6 +32,11 @@ def deepspeed_zero(place: Place, params: DeepSpeedZero) -> Change:
 
     params: `stage` (1: optimizer state, 2: gradients too, 3: parameters too), `offload_optimizer`, `offload_param`.
     """
+    names = ("zero_optimization", "zero_stage", "ACCELERATE_DEEPSPEED_ZERO_STAGE")
+    return say_what_is_not_checked(place, names, lambda: _set_stage(place, params))
+
+
+def _set_stage(place: Place, params: DeepSpeedZero) -> Change:
     stage = params.stage
     config = find_config(place)
     if config is None:

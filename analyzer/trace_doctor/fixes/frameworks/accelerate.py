@@ -16,7 +16,13 @@ import libcst as cst
 from trace_doctor.fixes.batch_sizes import divided_batch
 from trace_doctor.fixes.frameworks.deepspeed import find_config, in_agreement
 from trace_doctor.fixes.frameworks.documents import OTHER, Document
-from trace_doctor.fixes.frameworks.launchers import CONFIG, config_files, documents, starts
+from trace_doctor.fixes.frameworks.launchers import (
+    CONFIG,
+    config_files,
+    documents,
+    say_what_is_not_checked,
+    starts,
+)
 from trace_doctor.fixes.frameworks.settings import Call, set_arguments, together
 from trace_doctor.fixes.frameworks.trainers import ACCELERATE, DYNAMO, Setting
 from trace_doctor.program.edits import Candidate, Change, NoEdit, change_of
@@ -147,15 +153,23 @@ def _in_file(place: Place, call: Call, wishes: Mapping[str, str]) -> Change | No
         options = {c.option("mixed_precision") for c in starts(place)} - {None}
         if now is None or options or find_config(place) is not None:
             return None
-        return change_of(settings.file, settings.merge({"mixed_precision": wish}), "sets this", "accelerate")
+        return _set_in(place, settings, "mixed_precision", {"mixed_precision": wish})
     if wish == "compile" and not (
         _is_set(arguments, "dynamo_plugin") or _is_set(arguments, "dynamo_backend")
     ):
         if settings.find("dynamo_config") is None:
             return None
-        edits = settings.merge({"dynamo_config": _dynamo(settings, wishes)})
-        return change_of(settings.file, edits, "sets this", "accelerate")
+        return _set_in(place, settings, "dynamo_backend", {"dynamo_config": _dynamo(settings, wishes)})
     return None
+
+
+def _set_in(place: Place, settings: Document, option: str, values: dict[str, Any]) -> Change:
+    """What the launch command or the variable that it sets says of the `option` wins over the file."""
+    return say_what_is_not_checked(
+        place,
+        [f"--{option}", f"ACCELERATE_{option.upper()}"],
+        lambda: change_of(settings.file, settings.merge(values), "sets this", "accelerate"),
+    )
 
 
 def _is_set(arguments: Arguments, name: str) -> bool:

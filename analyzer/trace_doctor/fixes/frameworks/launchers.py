@@ -121,18 +121,6 @@ def pass_options(
     Edits the one launch script, or the one configuration file of the Trainer's arguments, that the source folder holds.
     Raises NoEdit with the options to type where there is none or more than one.
     """
-    return say_what_is_not_checked(
-        place, [f"--{name}" for name in options], lambda: _pass(place, script, options, notes, settings)
-    )
-
-
-def _pass(
-    place: Place,
-    script: str,
-    options: Mapping[str, str],
-    notes: Sequence[str],
-    settings: Mapping[str, Setting],
-) -> Change:
     launches = commands(place, script)
     plain = [simple for command in launches if (simple := simple_command(command, script)) is not None]
     configs = [d for d in documents(place.program.files(*CONFIG)) if d.find(_TRAINER_KEY) is not None]

@@ -27,10 +27,10 @@ class Closing:
 
     It is the one that steps least often among those that have stepped twice, of several the one that began last."""
 
-    def __init__(self, patience: int = 64) -> None:
+    def __init__(self) -> None:
         self._count: dict[int, int] = {}
         self._waiting: set[int] = set()
-        self._patience = patience
+        self._patience = 64
         self._since = 0
         self._frozen = False
         self.chosen: int | None = None

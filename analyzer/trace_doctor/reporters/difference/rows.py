@@ -30,7 +30,7 @@ def blocks(difference: Difference) -> Iterator[Block]:
     """Where the time and the memory went; a block without changes says why."""
     per = "per step" if difference.per_step else "in the recorded window"
     yield Block(
-        "time", f"Time {per}, by part", difference.time, _part, "no step time breakdown on both sides"
+        "time", _of_time(difference, per), difference.time, _part, "no step time breakdown on both sides"
     )
     yield Block("kernels", f"Kernels, {per}", difference.kernels, short_kernel, "no GPU work on both sides")
     yield Block(
@@ -43,6 +43,18 @@ def blocks(difference: Difference) -> Iterator[Block]:
     yield Block(
         "peak", "Peak memory, by category", difference.peak, _category, "no memory snapshot on both sides"
     )
+
+
+def _of_time(difference: Difference, per: str) -> str:
+    """With the sum of the parts: they are of steps with the profiler and the mean of the ranks, while the step time may be without
+    the profiler and is the slowest rank's."""
+    if not difference.time:
+        return f"Time {per}, by part"
+    sums = [sum(getattr(c, side) or 0.0 for c in difference.time) for side in ("before", "after")]
+    step = difference.step_time.before
+    profiled = ", with the profiler" if step is not None and step.plain else ""
+    ranks = ", mean of the ranks" if difference.before.ranks > 1 else ""
+    return f"Time {per}, by part: {duration(sums[0])} → {duration(sums[1])}{profiled}{ranks}"
 
 
 def _part(kind: str) -> str:

@@ -26,6 +26,7 @@ from trace_doctor.reporters.html.timeline import moment
 from trace_doctor.reporters.labels import (
     BASIS_MEANING,
     SAFETY,
+    bytes_of_fix,
     claim_words,
     device_name,
     is_patch,
@@ -269,6 +270,7 @@ def _fix(fix: Fix, finding: int, n: int) -> Html:
             " ",
             term("safety", SAFETY[fix.safety]),
             [" · ", el("code", target)] if target else None,
+            f" · saves {gives}" if (gives := bytes_of_fix(fix)) else None,
             f" · {fix.framework}" if fix.framework != "torch" else None,
             class_="fix-line",
         ),

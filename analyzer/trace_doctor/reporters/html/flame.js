@@ -109,16 +109,13 @@
   };
 
   /* the host's time by Python stack, once it is opened */
-  var time = function (us) {
-    return us >= 1e6 ? (us / 1e6).toPrecision(3) + " s" : us >= 1e3 ? (us / 1e3).toPrecision(3) + " ms" : us.toPrecision(3) + " µs";
-  };
   all("[data-flame=host_stacks]").forEach(function (holder) {
     var fold = holder.closest("details"), picture = make("div"), choices = JSON.parse(holder.dataset.captures);
     var which = make("select", "", { "aria-label": "Capture" });
     var draw = function () {
       page.detail().then(function (details) {
         var one = (details || []).find(function (d) { return String(d.input) === which.value && d.host_stacks; });
-        if (one) page.flame(picture, one.host_stacks.root, { label: "Host time by Python stack", format: function (node) { return time(node.value); } });
+        if (one) page.flame(picture, one.host_stacks.root, { label: "Host time by Python stack", format: function (node) { return page.time(node.value, 3); } });
       });
     };
     choices.forEach(function (one) { which.append(make("option", one[1] || "this capture", { value: String(one[0]) })); });

@@ -37,7 +37,7 @@ GLOSSARY: dict[str, tuple[str, str]] = {
     ),
     "safety": (
         "Fix safety",
-        "Safe: losses stay bitwise identical. Unsafe: may change numerics, randomness, memory or checkpoints. Manual (“display” in the JSON): shown, never applied.",
+        "Unsafe: may change numerics, randomness, memory or checkpoints. Manual (“display” in the JSON): shown, never applied.",
     ),
     "skipped": (
         "Skipped rule",

@@ -21,9 +21,7 @@
     while (value >= 1024 && n < 4) { value /= 1024; n += 1; }
     return (n && value < 1000 ? value.toPrecision(3) : Math.round(value).toLocaleString("en-US")) + " " + units[n];
   };
-  var time = function (us) {
-    return us >= 1e6 ? (us / 1e6).toPrecision(3) + " s" : us >= 1e3 ? (us / 1e3).toPrecision(3) + " ms" : Math.round(us) + " µs";
-  };
+  var time = function (us) { return window.traceDoctor.time(us, 3); };
   var share = function (part, whole) { return whole ? (100 * part / whole).toFixed(1) + "%" : "–"; };
   var counted = function (count, word) { return count.toLocaleString("en-US") + " " + word + (count === 1 ? "" : "s"); };
   /* a frame as people call it: function (file:line) */

@@ -42,7 +42,11 @@
     details = details || (packed ? unpack(packed.textContent).then(JSON.parse) : Promise.resolve(null));
     return details;
   };
-  window.traceDoctor = { unpack: unpack, result: result, detail: detail, all: all, make: make, button: button };
+  var time = function (us, figures) {
+    var size = Math.abs(us);
+    return size >= 1e6 ? (us / 1e6).toPrecision(figures) + " s" : size >= 1e3 ? (us / 1e3).toPrecision(figures) + " ms" : +us.toPrecision(figures) + " µs";
+  };
+  window.traceDoctor = { unpack: unpack, result: result, detail: detail, all: all, make: make, button: button, time: time };
   var download = function (name, type, text) {
     var url = URL.createObjectURL(new Blob([text], { type: type }));
     var link = make("a", "", { href: url, download: name });
@@ -115,13 +119,13 @@
     });
     return lines.join("\n") + "\n";
   };
-  all(".finding").forEach(function (card) {
+  all(".finding").forEach(function (card, n) { /* in the order of the result */
     var bar = make("p", "", { "class": "tools" });
     bar.append(
       button("Copy link", function (event) { copied(event.currentTarget, location.href.split("#")[0] + "#" + card.id); }),
       button("Copy as Markdown", function (event) {
         var node = event.currentTarget;
-        result().then(function (data) { copied(node, markdown(card, data.findings.find(function (one) { return one.id === card.id; }))); });
+        result().then(function (data) { copied(node, markdown(card, data.findings[n])); });
       })
     );
     card.querySelector(".body").prepend(bar);

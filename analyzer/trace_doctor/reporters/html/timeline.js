@@ -9,10 +9,7 @@
     critical: "critical", warning: "warning", info: "info" };
   var make = window.traceDoctor.make;
   var button = function (text, act, label) { return window.traceDoctor.button(text, act, label ? { "aria-label": label, title: label } : {}); };
-  var time = function (us) {
-    var size = Math.abs(us);
-    return size >= 1e6 ? (us / 1e6).toPrecision(4) + " s" : size >= 1e3 ? (us / 1e3).toPrecision(4) + " ms" : +us.toPrecision(4) + " µs";
-  };
+  var time = function (us) { return window.traceDoctor.time(us, 4); };
 
   /* ---- what there is: captures, each with tracks of events; times in µs from the start of its window */
   var label = function (kind) { return words.events[kind] || words.kinds[kind] || kind; };

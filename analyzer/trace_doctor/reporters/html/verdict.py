@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trace_doctor.model import Finding, Fix, Result, Saving
+from trace_doctor.model import Finding, Fix, Result, Saving, ranks_text
 from trace_doctor.reporters.diagnosis import verdict
 from trace_doctor.reporters.html import captures
 from trace_doctor.reporters.html.dom import Child, Html, el
@@ -231,10 +231,8 @@ def _first_things(result: Result) -> Html | None:
 
 def _seen_on(finding: Finding, names: Names) -> str:
     """Which of several captures it is of, or which rank it names."""
-    rank = finding.location.rank
-    return (
-        names.of(finding.input) if not names.ranked or rank is None or not names.several else f"rank {rank}"
-    )
+    ranks = finding.location.about_ranks
+    return ranks_text(ranks) if names.ranked and ranks and names.several else names.of(finding.input)
 
 
 def _first(finding: Finding, result: Result) -> Html:

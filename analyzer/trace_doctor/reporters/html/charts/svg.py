@@ -96,10 +96,10 @@ def ticks(top: float, count: int = 6) -> list[float]:
     return [i * step for i in range(ceil(top / step) + 1) if i * step <= top * 1.0001]
 
 
-def byte_ticks(top: float, count: int = 4) -> list[float]:
+def byte_ticks(top: float) -> list[float]:
     """Round numbers of MiB or GiB."""
     unit = 1024.0**3 if top >= 1024.0**3 else 1024.0**2
-    return [t * unit for t in ticks(top / unit, count)]
+    return [t * unit for t in ticks(top / unit, 4)]
 
 
 def rects(spans: list[tuple[float, float, float, float]]) -> str:

@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trace_doctor.budget_table import parse_budgets, shown
+from trace_doctor.config.budget_table import parse_budgets, shown
+from trace_doctor.config.suppress_entry import SuppressEntry
 from trace_doctor.errors import UsageError, one_line
 from trace_doctor.files import open_regular
 from trace_doctor.memory_limit import memory_limit
 from trace_doctor.registry import choose, resolve
 from trace_doctor.rule import Rule
-from trace_doctor.suppress_entry import SuppressEntry
 
 log = logging.getLogger("trace_doctor")
 

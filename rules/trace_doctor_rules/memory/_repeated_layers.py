@@ -1,4 +1,4 @@
-"""Activations of a model's repeated blocks, and what the peak would be if backward computed them again.
+"""Activations of a model's repeated blocks, what would be live if backward computed them again, and how to have it do so.
 
 The layers of a model run the same code, so that each of their allocations has the same stack in every layer: a stack
 with 24 blocks of memory alive is one of 24 layers. No name of a module is needed for that.
@@ -6,14 +6,22 @@ with 24 blocks of memory alive is one of 24 layers. No name of a module is neede
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 from msgspec import Struct
 
+from trace_doctor import Fix
 from trace_doctor.arrays import I64, Bool
 from trace_doctor.evidence.memory.blocks import DeviceBlocks
-from trace_doctor.evidence.memory.classes import ACTIVATIONS
+from trace_doctor.evidence.memory.classes import ACTIVATIONS, INPUTS, TEMPORARIES
+from trace_doctor.evidence.memory.stages import Stage
 from trace_doctor.evidence.memory.stale_graphs import StaleGraphs
 from trace_doctor.evidence.memory.timeline import BEFORE
+from trace_doctor_rules import techniques
+from trace_doctor_rules._shared import advice
+
+_CHECKPOINT = re.compile(r"(?:^|[\\/])torch[\\/]utils[\\/]checkpoint\.py$")
 
 
 class Repeats(Struct, frozen=True):
@@ -57,8 +65,8 @@ def repeats(
     )
 
 
-def peak_when_recomputed(device: DeviceBlocks, repeats: Repeats, stale: StaleGraphs) -> int:
-    """The highest live bytes if every layer kept the last block it makes, from which the next one starts,
+def live_when_recomputed(device: DeviceBlocks, repeats: Repeats, stale: StaleGraphs) -> I64:
+    """Live bytes at every moment if every layer kept the last block it makes, from which the next one starts,
     and nothing else from its own end until backward comes to it. What is stale is gone before the next forward."""
     history = device.history
     blocks = np.flatnonzero(_recorded(device) & np.isin(history.stack, repeats.stacks))
@@ -80,7 +88,46 @@ def peak_when_recomputed(device: DeviceBlocks, repeats: Repeats, stale: StaleGra
     np.add.at(less, freed_at, size)
     np.subtract.at(less, back, size)
     live = history.live_without(stale.blocks, stale.until)
-    return int((live - np.cumsum(less)[: history.n + 1]).max())
+    remaining: I64 = live - np.cumsum(less)[: history.n + 1]
+    return remaining
+
+
+def trains(device: DeviceBlocks, activations: Bool, layers: Repeats | None) -> bool:
+    """Kept for a backward: the record has one, whole layers have left their activations for it, or a compiled forward
+    returned them for it."""
+    if device.phases.has(Stage.BACKWARD, Stage.OPTIMIZER, Stage.ZERO_GRAD) or layers is not None:
+        return True
+    stacks = device.stacks
+    return most_of(device, activations, stacks.marked(stacks.for_backward, device.history.stack))
+
+
+def most_of(device: DeviceBlocks, activations: Bool, blocks: Bool) -> bool:
+    """Whether these are more than half of what is kept."""
+    size = device.history.size
+    return int(size[activations & blocks].sum()) * 2 > int(size[activations].sum())
+
+
+def with_the_batch(device: DeviceBlocks) -> Bool:
+    """Blocks of the classes that grow with the batch."""
+    mask: Bool = np.isin(device.classes.category, (ACTIVATIONS, INPUTS, TEMPORARIES))
+    return mask
+
+
+def checkpointing(device: DeviceBlocks, layers: Repeats | None, verify: str) -> list[Fix]:
+    """The fix; of a model that has some layers checkpointed already, the others'."""
+    if not any(_CHECKPOINT.search(f.filename) for f in device.stacks.snapshot.frames):
+        return [techniques.checkpoint_blocks(verify)]
+    if layers is None:
+        return []
+    return [
+        advice(
+            "Checkpoint the remaining layers too",
+            "Some layers are checkpointed already; those in the table are not, and keep what they compute for backward. "
+            'Wrap each of them (torchtitan: activation_checkpoint.mode = "full"; HF: gradient_checkpointing=True).',
+            "runs the forward again: about a third more compute for the blocks it covers",
+            verify,
+        )
+    ]
 
 
 def _recorded(device: DeviceBlocks) -> Bool:

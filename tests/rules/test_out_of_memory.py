@@ -1,14 +1,14 @@
-"""Out of memory on one device of a process while its other devices are nearly empty."""
+"""Out of memory: on one device while others are nearly empty, and what each fix gives of what is missing."""
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 
 import pytest
 
 from trace_doctor import analyze
 from trace_doctor.model import Finding
+from trace_doctor.reporters import render
 from trace_doctor.testing import GIB, MIB, SnapshotBuilder
 
 FIX = "Place layers on the other GPUs"
@@ -21,18 +21,14 @@ def out_of_memory(folder: Path, *held: int, recorded: bool = False, name: str = 
     with first.forward("/home/me/model.py", 7):
         first.alloc(GIB)
         first.oom(2 * GIB, device_free=100 * MIB)
-    data = first.data()
     for device, size in enumerate(held, start=1):
         other = SnapshotBuilder(device=device)
         other.held(size)
         if recorded:
             with other.forward("/home/me/model.py", 9):
                 other.temporary(MIB, MIB)
-        more = other.data()
-        data["segments"] += more["segments"]
-        data["device_traces"].append(more["device_traces"][device])
-    path = folder / name
-    path.write_bytes(pickle.dumps(data))
+        first.beside(other)
+    path = first.write(folder / name)
     (finding,) = [f for f in analyze(path).findings if f.code == "TD410"]
     return finding
 
@@ -64,3 +60,27 @@ def test_the_devices_of_other_ranks_are_not_offered(tmp_path: Path) -> None:
     assert "on GPU" not in finding.message
     assert FIX not in [f.title for f in finding.fixes]
     assert any(t.title == "Other GPUs of this process" for t in finding.evidence)
+
+
+@pytest.mark.captures
+def test_what_backward_needs_next_counts(captures_dir: Path) -> None:
+    """The loss needs 166 MiB more than is free, and 807 MiB are cached. Its gradient, as large as the request, is next."""
+    folder = captures_dir / "snapshots" / "cornell-sysphotonics_ccl-bench"
+    result = analyze(next(iter(sorted(folder.glob("*rank0*")))))
+    finding = next(f for f in result.findings if f.code == "TD410")
+    assert "Backward is still to come and likely needs 4,008 MiB more" in finding.message
+    alone = {f.title: f.short for f in finding.fixes}
+    enough = [title for title, short in alone.items() if short == 0]
+    assert (
+        enough
+        == list(alone)[:3]
+        == ["Chunk or fuse the loss", "Checkpoint the remaining layers too", "Accumulate gradients"]
+    )
+    assert (
+        alone["Enable expandable_segments"]
+        == alone["Set max_split_size_mb"]
+        == pytest.approx(3367 * MIB, rel=0.001)
+    )
+    text = render(result, "text")
+    assert "Chunk or fuse the loss [up to 12 GiB, unsafe" in text
+    assert "not enough alone" in render(result, "html")

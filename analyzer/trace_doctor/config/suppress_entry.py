@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from trace_doctor.budget_table import shown
+from trace_doctor.config.budget_table import shown
 from trace_doctor.errors import UsageError
 from trace_doctor.model import Finding
 from trace_doctor.registry import all_rules, resolve
