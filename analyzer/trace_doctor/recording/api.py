@@ -13,6 +13,7 @@ import json
 import os
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -80,6 +81,15 @@ class InsideRecording:
         """A step is over. Raises nothing, but SystemExit where the script is to be stopped."""
         if self._session is not None:
             self._session.step_ended(self._found_by)
+
+    @contextlib.contextmanager
+    def quietly(self) -> Iterator[None]:
+        """What fails in here, as what a framework says of its training can, switches the recorder off and goes no further."""
+        try:
+            yield
+        except Exception as error:
+            if self._session is not None:
+                self._session.give_up(error)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -227,6 +227,7 @@ class Session:
                 lambda: recorder.status.warn(why),
                 lambda: recorder.finish("recorder failed"),
                 recorder.let_go,
+                recorder.status.write,
             ]
         for act in acts:  # what one of them leaves undone the next may still do
             with contextlib.suppress(Exception):
