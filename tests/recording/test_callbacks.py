@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -75,3 +77,29 @@ def test_lightning_stops_when_enough_is_recorded(tmp_path: Path) -> None:
     assert said["found_steps_by"] == "lightning" and said["ended"] == "enough"
     assert said["backward_passes_per_step"] == 2
     assert trainer.global_step == said["phases"][-1]["last_step"] + 1
+
+
+class Refusing:
+    """What a framework hands over, and nobody may read or change."""
+
+    __slots__ = ()
+
+
+def test_what_a_framework_refuses_does_not_reach_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, base in (("transformers", "TrainerCallback"), ("lightning.pytorch", "Callback")):
+        module = ModuleType(name)
+        setattr(module, base, object)
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setitem(sys.modules, "lightning", ModuleType("lightning"))
+    trainer = trainer_callback(tmp_path / "trainer", **SHORT)
+    trainer.on_train_begin(None, None, Refusing())
+    for _ in range(20):
+        trainer.on_step_end(None, None, Refusing())
+    trainer.on_train_end(None, None, Refusing())
+    assert "recorder failed" in str(only(tmp_path / "trainer")["warnings"])
+    lightning = lightning_callback(tmp_path / "lightning", **SHORT)
+    lightning.on_train_start(Refusing(), None)
+    lightning.on_train_batch_end(Refusing(), None)
+    lightning.on_train_end(Refusing(), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import random
 import re
 import shlex
@@ -16,7 +17,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from trace_doctor.recording.command_line import masked, without_secrets
+from trace_doctor.recording.command_line import lines_without_secrets, masked, without_secrets
 from trace_doctor.recording.harmless import is_known
 
 CORPUS = Path(__file__).with_name("command_lines.txt").read_text(encoding="utf-8")
@@ -192,6 +193,42 @@ def test_names_and_known_words_stay_in_what_a_program_says() -> None:
     command = ["train.py", "--learning_rte=swordfish77", "-c", "raise ValueError('swordfish88')"]
     said = without_secrets("train.py: --learning_rte=swordfish77: ValueError: wordfish8", command, {})
     assert said == "train.py: --learning_rte=***: ValueError: ***"
+
+
+ESCAPES: list[Callable[[str], str]] = [
+    lambda secret: json.dumps(secret)[1:-1],
+    lambda secret: json.dumps(secret, ensure_ascii=False)[1:-1],
+    lambda secret: ascii(secret)[1:-1],
+    lambda secret: repr(secret)[1:-1],
+]
+
+
+@given(
+    secret=st.text(
+        string.ascii_letters + string.digits + 'éàüñ\u4e2d\U0001f600\\"\t', min_size=8, max_size=30
+    ),
+    escapes=st.lists(st.sampled_from(ESCAPES), max_size=2),
+)
+def test_nor_where_python_or_json_escape_it(secret: str, escapes: list[Callable[[str], str]]) -> None:
+    """JSON has the text that Python made of a string."""
+    assume("***" in masked(["train.py", "--token", secret]) and not is_known(secret))
+    written = secret
+    for escape in escapes:
+        written = escape(written)
+    for line in (
+        f'{{"reason": "s == \'{written}\'"}}\n',
+        f"E: {written} ",
+    ):
+        said = lines_without_secrets(line, ["train.py", "--token", secret], {})
+        assert said == line.replace(written, "***") or len(said) < len(line) - len(written) + 8, said
+
+
+def test_what_only_looks_like_an_escape_stays() -> None:
+    text = r"C:\users\xavier \u12 \x0 \U00110000 \ud83d \\ \n"
+    assert (
+        lines_without_secrets(f"{text} swordfish77é", ["t.py", "--token", "swordfish77é"], {})
+        == f"{text} ***"
+    )
 
 
 @pytest.mark.parametrize("text", ["a" * 60_000, "ab/" * 20_000, f"{' ' * 60_000}abcdefgh"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -233,3 +235,66 @@ def test_options_are_checked_where_they_are_given(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="phases"):
         trace_doctor.record(tmp_path, phases=("light", "warmup"))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_that_is_compiled_anew_does_not_break_the_recorder(
+    tmp_path: Path, train: Callable[[], float]
+) -> None:
+    """`reset` forgets also whom the recorder asked to be told of compilations by."""
+    from torch import _dynamo
+
+    with trace_doctor.record(tmp_path, **SHORT) as recording:
+        for _ in range(30):
+            _dynamo.reset()
+            train()
+            recording.step()
+    assert said(recording)["ended"] == "enough" and {"light", "detailed"} <= {*said(recording)["files"]}
+
+
+@pytest.mark.parametrize("begin", [0, 9])
+def test_a_profile_function_of_the_scripts_stays(
+    tmp_path: Path, train: Callable[[], float], begin: int
+) -> None:
+    """There is one for all, and torch's would take its place: set before the detailed phase, or in its midst."""
+    steps: list[int] = []
+
+    def profile(frame: Any, event: str, _: object) -> None:
+        if event == "call" and frame.f_code is train.__code__:
+            steps.append(step)
+
+    phases = ("warmup", "detailed")
+    try:
+        with trace_doctor.record(tmp_path, **{**SHORT, "phases": phases, "detailed_steps": 6}) as recording:
+            for step in range(20):
+                if step == begin:
+                    sys.setprofile(profile)
+                train()
+                recording.step()
+    finally:
+        sys.setprofile(None)
+    assert steps == [*range(begin, 20)]
+    assert "sys.setprofile" in str(said(recording)["warnings"])
+    assert "detailed" in said(recording)["files"]
+
+
+def test_blocks_of_two_threads_are_one_recording(tmp_path: Path, train: Callable[[], float]) -> None:
+    both = threading.Barrier(2, timeout=60)
+    folders = []
+
+    def trains() -> None:
+        both.wait()
+        with trace_doctor.record(tmp_path, **SHORT) as recording:
+            folders.append(recording.folder)
+            both.wait()
+            for _ in range(20):
+                train()
+                recording.step()
+            both.wait()
+
+    threads = [threading.Thread(target=trains, daemon=True) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(folders) == 2 and len(set(folders)) == 1
+    assert [path.name for path in tmp_path.iterdir()] == [folders[0].name]

@@ -24,6 +24,8 @@ from trace_doctor.recording.recording_warnings import shortcomings
 from trace_doctor.recording.running import CommandOutcome
 from trace_doctor.testing import RunBuilder
 
+SAMPLE = Path(__file__).parents[2] / "sample_traces" / "fragmentation" / "simulated" / "fault"
+
 
 def run(tmp_path: Path, program: str, *, flags: tuple[str, ...] = (), **options: object) -> Recorded:
     folder = new_folder(tmp_path / "logs")
@@ -47,6 +49,42 @@ def test_arguments_folder_and_environment_are_the_commands_own(
     recorded = run(tmp_path, "import os, theirs; print(theirs.word, os.getcwd())")
     assert output(recorded) == f"found {Path.cwd()}\n"
     assert not recorded.stopped_by_us
+
+
+def test_files_that_the_caller_passes_on_are_the_commands(tmp_path: Path) -> None:
+    """As of `<(...)` in a shell, or the pipe of a `make`."""
+    (tmp_path / "config").write_text("here")
+    with (tmp_path / "config").open() as file:
+        os.set_inheritable(file.fileno(), True)
+        recorded = run(tmp_path, f"import os; print(os.read({file.fileno()}, 9).decode())")
+    assert output(recorded) == "here\n"
+
+
+def test_no_file_of_ours_is_the_commands(tmp_path: Path) -> None:
+    """An end of a pipe that somebody holds never comes."""
+    lists = "import os; print([n for n in os.listdir('/proc/self/fd') if int(n) > 2])"
+    if not sys.platform.startswith("linux"):
+        pytest.skip("needs /proc")
+    alone = subprocess.run(
+        [sys.executable, "-c", lists], stdout=subprocess.PIPE, text=True, close_fds=False
+    ).stdout
+    assert output(run(tmp_path, lists)) == alone
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        (("record", "-q", "--", sys.executable, "-c", "raise SystemExit(7)"), 7),
+        (("check", str(SAMPLE)), 1),
+    ],
+)
+def test_a_caller_that_ignores_its_children_changes_no_exit_code(
+    tmp_path: Path, command: tuple[str, ...], code: int
+) -> None:
+    ignoring = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.executable, sys.argv[1:])"
+    whole = [sys.executable, "-c", ignoring, *FRESH, *command]
+    done = subprocess.run(whole, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
 
 
 def test_another_sitecustomize_still_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from trace_doctor.errors import printable
 def prepare() -> None:
     """Before anything is read or written."""
     _unwind_when_ended()
+    _hear_of_children()
     _open_what_is_closed()
     for stream in (sys.stdout, sys.stderr):  # a terminal that lacks a character is no reason to fail
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
@@ -62,6 +63,12 @@ def _open_what_is_closed() -> None:
     sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115
     sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+
+
+def _hear_of_children() -> None:
+    """Started with `trap "" CHLD`, the system would tell nobody how a process of ours has ended."""
+    if hasattr(signal, "SIGCHLD") and signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def _unwind_when_ended() -> None:

@@ -11,7 +11,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -19,6 +21,8 @@ from typing import Any, Literal, Self
 from trace_doctor.recording import whole_files
 from trace_doctor.recording.options import OPTIONS_FILE, PLAN_FILE, RECORDING_FILE, RecordOptions
 
+_begins = threading.Lock()
+"""two threads that begin at once share a recording, as two that begin one after the other do"""
 _FOLDER_SECONDS = 60.0
 """the other ranks of a machine wait so long for the first one to make the folder"""
 
@@ -62,13 +66,12 @@ class InsideRecording:
         from trace_doctor.recording.agent import session
 
         self._began = time.monotonic()
-        running = session.current()
-        if running is not None and not running.done and not running.passive:
-            running.finder.uninstall()
-            self._session = running
-        else:
-            options = self._with_folder()
-            if options is not None:
+        with _begins:
+            running = session.current()
+            if running is not None and not running.done and not running.passive:
+                running.finder.uninstall()
+                self._session = running
+            elif (options := self._with_folder()) is not None:
                 self._session, self._ours = session.begin(torch, options, find_steps=False), True
         if self._session is not None:
             self._session.first_step()
@@ -79,15 +82,21 @@ class InsideRecording:
         if self._session is not None:
             self._session.step_ended(self._found_by)
 
+    @contextlib.contextmanager
+    def quietly(self) -> Iterator[None]:
+        """What fails in here, as what a framework says of its training can, switches the recorder off and goes no further."""
+        try:
+            yield
+        except Exception as error:
+            if self._session is not None:
+                self._session.give_up(error)
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Literal[False]:
         if self._ours:
-            if error is not None:
-                self._session.failed(error)
-            self._session.finish("script")
-            self._session.close()
-            with contextlib.suppress(OSError):
+            self._session.leave(error)
+            with contextlib.suppress(Exception):
                 _sum_up(self._session.folder, time.monotonic() - self._began)
         return False
 

@@ -28,8 +28,9 @@ def trainer_callback(folder: str | os.PathLike[str] = "logs", *, stop: bool = Fa
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             recording.step()
-            if stop and recording.done:
-                control.should_training_stop = True
+            with recording.quietly():
+                if stop and recording.done:
+                    control.should_training_stop = True
 
         def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             recording.__exit__(None, None, None)
@@ -53,16 +54,19 @@ def lightning_callback(folder: str | os.PathLike[str] = "logs", *, stop: bool = 
             self._step = 0
 
         def on_train_start(self, trainer: Any, module: Any) -> None:
-            self._step = trainer.global_step
             recording.__enter__()
+            with recording.quietly():
+                self._step = trainer.global_step
 
         def on_train_batch_end(self, trainer: Any, module: Any, *args: Any, **kwargs: Any) -> None:
-            if trainer.global_step == self._step:
-                return
-            self._step = trainer.global_step
+            with recording.quietly():
+                if trainer.global_step == self._step:
+                    return
+                self._step = trainer.global_step
             recording.step()
-            if stop and recording.done:
-                trainer.should_stop = True
+            with recording.quietly():
+                if stop and recording.done:
+                    trainer.should_stop = True
 
         def on_exception(self, trainer: Any, module: Any, exception: BaseException) -> None:
             recording.__exit__(type(exception), exception, exception.__traceback__)

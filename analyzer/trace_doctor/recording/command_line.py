@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import shutil
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
@@ -69,6 +70,12 @@ _LONGEST_FILE = 32
 _LONGEST_PATH = 96
 _PIECES = re.compile(r"[\s'\"=:,;&?/@{}\[\]-]+")
 _PASSWORD_OF_URL = re.compile(r"://[^/@\s:]*:([^/@\s]+)@")
+_ESCAPED = (
+    r"\\+u[dD][89abAB][0-9a-fA-F]{2}\\+u[dD][c-fC-F][0-9a-fA-F]{2}|\\+(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8})"
+    r"|\\+[^\\]|\\+"
+)
+"""one character, however often it was escaped: each time doubles the backslashes, so that none of them counts"""
+_CONTROL = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 _LEAST_TO_FIND = 6
 """characters of a hidden text that is looked for elsewhere"""
 _PART = 8
@@ -93,7 +100,7 @@ def without_secrets(text: str, command: Sequence[str], environment: Mapping[str,
     """Text of a program with `***` for what the command line hides, and for the values of variables with a secret's name:
     whole, in parts of _PART characters and more, and in base64, hex or as in a URL."""
     pairs = _redactions(command, environment)
-    text = _without_parts(text, pairs)
+    text = _without_parts(text, [(_plain(word), _plain(masked_word)) for word, masked_word in pairs])
     pieces = {
         piece
         for word, masked_word in pairs
@@ -101,23 +108,54 @@ def without_secrets(text: str, command: Sequence[str], environment: Mapping[str,
         if piece not in masked_word
     }
     for piece in sorted(pieces, key=len, reverse=True):
-        if len(piece) >= _LEAST_TO_FIND and not is_known(piece):
-            text = text.replace(piece, MASK)
+        if len(plain := _plain(piece)) >= _LEAST_TO_FIND and not is_known(piece):
+            text = _replaced(text, plain)
     return text
+
+
+def _spelled(text: str) -> tuple[list[str], str]:
+    """How each character is written, and which it is: Python and JSON write some by escapes, JSON also those of Python."""
+    spellings = re.findall(f"(?s:{_ESCAPED}|.)", text)
+    return spellings, "".join(map(_character, spellings))
+
+
+def _character(spelling: str) -> str:
+    name = spelling.lstrip("\\")
+    if len(name) < 2:
+        return (_CONTROL.get(name, name) if name != spelling else name) or "\\"
+    if len(name) > len("U0010ffff"):  # two halves of one
+        return (bytes.fromhex(name[1:5]) + bytes.fromhex(name[-4:])).decode("utf-16-be")
+    number = int(name[1:], 16)
+    return chr(number) if number <= sys.maxunicode else " "
+
+
+def _plain(text: str) -> str:
+    return re.sub(_ESCAPED, lambda escaped: _character(escaped[0]), text).rstrip("\\")
+
+
+def _replaced(text: str, piece: str) -> str:
+    if "\\" not in text:
+        return text.replace(piece, MASK)
+    spellings, plain = _spelled(text)
+    parts, done = [], 0
+    while (at := plain.find(piece, done)) >= 0:
+        parts += [*spellings[done:at], MASK]
+        done = at + len(piece)
+    return "".join([*parts, *spellings[done:]])
 
 
 def lines_without_secrets(text: str, command: Sequence[str], environment: Mapping[str, str]) -> str:
     """The same of each line of a long log; what is not encoded alone is looked for."""
     parts = {
         re.escape(word[at : at + _LEAST_TO_FIND])
-        for word, _ in _redactions(command, environment)
+        for word in (_plain(word) for word, _ in _redactions(command, environment))
         for at in range(len(word) - _LEAST_TO_FIND + 1)
     }
     if not parts:
         return text
     has_part = re.compile("|".join(sorted(parts))).search
     return "".join(
-        without_secrets(line, command, environment) if has_part(line) else line
+        without_secrets(line, command, environment) if has_part(_plain(line)) else line
         for line in text.splitlines(keepends=True)
     )
 
@@ -136,6 +174,7 @@ def _redactions(command: Sequence[str], environment: Mapping[str, str]) -> list[
 
 def _without_parts(text: str, pairs: Iterable[tuple[str, str]]) -> str:
     """Text without parts of _PART characters of what is hidden, as it is or encoded; single known words stay."""
+    spellings, text = _spelled(text)
     there = {text[at : at + _PART] for at in range(len(text) - _PART + 1)}
     parts: set[str] = set()
     for word, masked_word in pairs:
@@ -148,7 +187,7 @@ def _without_parts(text: str, pairs: Iterable[tuple[str, str]]) -> str:
             marks[at : at + _PART] = b"\1" * _PART
     runs = (
         (mark, "".join(c for _, c in run))
-        for mark, run in groupby(zip(marks, text, strict=True), itemgetter(0))
+        for mark, run in groupby(zip(marks, spellings, strict=True), itemgetter(0))
     )
     return "".join(_masked_run(run) if mark else run for mark, run in runs)
 

@@ -85,7 +85,12 @@ def run(
     ):
         try:
             process = subprocess.Popen(
-                command, cwd=cwd, env=dict(env), stdout=to, stderr=subprocess.STDOUT if to else None
+                command,
+                cwd=cwd,
+                env=dict(env),
+                stdout=to,
+                stderr=subprocess.STDOUT if to else None,
+                close_fds=False,  # `<(...)` of a shell, the pipe of a make: ours are inherited by nobody
             )
         except (OSError, ValueError) as error:
             raise UsageError(

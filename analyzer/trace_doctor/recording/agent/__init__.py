@@ -5,6 +5,7 @@
     steps        sees where steps end          losses     sees what backward() is called on
     patches      torch's functions, replaced   unseen     calls that torch.compile does not see
     recorder     one phase after the other     tracing, memory, timing     what a phase records
+    home         one thread, known again
     ranks        the same phases on all        status     what `rank<N>.recording.json` says
     ending       exceptions, signals, exit
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 from trace_doctor.recording.agent.dynamo_ignore import Unseen
+from trace_doctor.recording.agent.home import Home
 from trace_doctor.recording.agent.patches import Function, Patches
 
 
@@ -22,7 +22,7 @@ class Losses:
         self._losses: list[Any] = []
         self._count = 0
         self._unscaled: tuple[Any, Any] | None = None
-        self._thread: int | None = None
+        self._home = Home()
         self._patches = Patches()
         self._unseen = Unseen(torch)
 
@@ -66,10 +66,7 @@ class Losses:
 
     def _observe(self, tensors: Any, gradients: Any) -> None:
         try:
-            thread = threading.get_ident()
-            if self._thread is None:
-                self._thread = thread
-            if thread != self._thread:
+            if not self._home.takes():
                 return
             self._count += 1
             if self.before_backward is not None:

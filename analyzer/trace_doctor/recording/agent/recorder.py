@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import statistics
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from trace_doctor.recording import machine, whole_files
+from trace_doctor.recording.agent.home import Home
 from trace_doctor.recording.agent.losses import Losses, total
 from trace_doctor.recording.agent.memory import MemoryHistory, peak_allocated
 from trace_doctor.recording.agent.status import Status, StepTable, loaded_files
@@ -89,6 +91,9 @@ class Recorder:
         self._unwatch: Callable[[], None] = lambda: None
         self._tries = 0
         self._again = False
+        self._home = Home()
+        self._home.settle()
+        self._threads_note = ""
         self._used = 0
         self._step_bytes = 0
         others.give_way = self._give_way
@@ -100,6 +105,7 @@ class Recorder:
         if self.phase is None:
             return True
         end = now(self.torch)
+        self._look_at_thread()
         losses, backwards = self.losses.take()
         self._rows.append(Row(self.step, self.phase, self._begin, end, losses))
         self._backwards.append(backwards)
@@ -121,6 +127,13 @@ class Recorder:
             self._flush()
         self._begin = now(self.torch)
         return self.phase is None
+
+    def _look_at_thread(self) -> None:
+        """The profiler belongs to a thread: a trace across several has holes, and nobody but its own thread can end it."""
+        if not self._home.here:
+            self._threads_note = "left out: steps come from several threads"
+        if self._threads_note and self._tracer is not None and self._tracer.here:
+            self._stop_tracer()
 
     def _why_settled(self) -> str:
         plan = getattr(self.plan, "plan", self.plan)
@@ -176,7 +189,7 @@ class Recorder:
             self._again = False
             self._phase_step = self.step
             self._warm_profiler(self.phase)
-        elif self._tracer is not None:
+        elif self._tracer is not None and self._tracer.here:
             if not self._tracer.running:
                 self._tracer.start(self.step)
             elif not self._enough_of_it(self._tracer):
@@ -215,14 +228,16 @@ class Recorder:
     # -- traces
 
     def _warm_profiler(self, phase: Phase) -> None:
-        if self.others.busy:
-            self._phase_note = "left out: the script's own profiler was running"
+        if self._threads_note or self.others.busy:
+            self._phase_note = self._threads_note or "left out: the script's own profiler was running"
             return
         detailed = phase == "detailed"
+        stacks = detailed and self.options.stacks
+        if stacks and (sys.getprofile() or getattr(threading, "_profile_hook", None)):
+            stacks = False  # there is one such function, and with stacks it would be torch's
+            self.status.warn("detailed: without stacks: the script has a profile function (sys.setprofile)")
         path = self.status.folder / capture_file(self.status.rank, phase)  # type: ignore[arg-type]
-        self._tracer = Tracer(
-            self.torch, path, shapes=detailed and self.options.shapes, stacks=detailed and self.options.stacks
-        )
+        self._tracer = Tracer(self.torch, path, shapes=detailed and self.options.shapes, stacks=stacks)
         self.others.warm(self._tracer)
         if detailed:  # with stacks one compilation makes millions of events
             self._unwatch = self._compilations.watch_beginnings(lambda _: self._stop_tracer())
@@ -237,12 +252,17 @@ class Recorder:
             self._again = True
 
     def _stop_tracer(self) -> None:
-        """Without writing what it has recorded."""
-        self._unwatch()
-        self._unwatch = lambda: None
-        tracer, self._tracer = self._tracer, None
-        if tracer is not None:
-            tracer.stop()
+        """Without writing what it has recorded. Whatever fails, the profiler is off."""
+        try:
+            self._stop_watching()
+        finally:
+            tracer, self._tracer = self._tracer, None
+            if tracer is not None:
+                tracer.stop()
+
+    def _stop_watching(self) -> None:
+        unwatch, self._unwatch = self._unwatch, lambda: None
+        unwatch()
 
     def _enough_of_it(self, tracer: Tracer) -> bool:
         """Ends the trace early when the next step would not fit on the disk any more."""
@@ -250,20 +270,25 @@ class Recorder:
         if (tracer.steps + 1) * step_bytes <= self._room():
             return False
         self._phase_note = f"{tracer.steps} steps traced: more would not fit into max_mb"
-        tracer.end_steps()
+        tracer.stop()
         return True
 
     def _room(self) -> float:
         return self.options.max_mb * 1e6 - self._used
 
     def _write_trace(self, phase: Phase) -> None:
-        self._unwatch()
-        tracer, self._tracer = self._tracer, None
-        if tracer is None or not tracer.running:
-            self._phase_note = self._phase_note or "left out: steps compiled something"
+        self._stop_watching()
+        tracer, why = self._tracer, self._threads_note
+        if tracer is not None and not tracer.here:
+            why = why or "left out: it ended in another thread than it began in"
+        if tracer is None or not tracer.running or why:
+            self._phase_note = self._phase_note or why or "left out: steps compiled something"
             self.status.warn(f"{phase}: not captured: {self._phase_note}")
             return
         tracer.stop()
+        self._tracer = None
+        if tracer.stacks_end:
+            self.status.warn(f"{phase}: stacks end where the script set a profile function (sys.setprofile)")
         room = self._room()
         size, step_count = tracer.write(room)
         if phase == "light":
@@ -344,8 +369,7 @@ class Recorder:
         try:
             if self.step >= self._phase_step:
                 self._leave(reason if reason == "recorder failed" else f"the script ended: {reason}")
-            elif self._tracer is not None:
-                self._tracer.stop()
+            self._stop_tracer()
             self._flush(wait=True)
             self.status.manifest["peak_allocated_bytes"] = peak_allocated(self.torch)
             if self.options.imports:

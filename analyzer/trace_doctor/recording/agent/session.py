@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import os
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ class Session:
         self._begin: Moment | None = None
         self._stopping = False
         self._call_off: Callable[[], None] = lambda: None
-        self._busy = False
+        self._busy = threading.Lock()
         self.losses = Losses(torch)
         self.others = OtherProfilers(torch)
         self.memory = MemoryHistory(torch, options.memory_entries)
@@ -81,20 +82,22 @@ class Session:
     def first_step(self) -> None:
         """The first step has begun: everything before it was set-up."""
         if self._begin is None:
-            self._begin = now(self.torch)
             self.finder.on_begin = self.losses.before_backward = None
+            try:
+                self._begin = now(self.torch)
+            except Exception as error:
+                self.give_up(error)
 
     def step_ended(self, found_by: str) -> None:
         """A step is over. Raises SystemExit when enough is recorded and the script is not to go on."""
-        if self.passive or self._busy:
+        if self.passive or not self._busy.acquire(blocking=False):
             return
-        self._busy = True
         try:
             self._step_ended(found_by)
         except Exception as error:
             self.give_up(error)
         finally:
-            self._busy = False
+            self._busy.release()
         if self.done and not self.options.let_it_run:
             self._stop()
 
@@ -169,13 +172,21 @@ class Session:
     def _uninstall(self) -> None:
         """Nothing more is to be seen."""
         for watcher in (self.finder, self.losses, self.others, self.memory):
-            watcher.uninstall()
+            with contextlib.suppress(Exception):
+                watcher.uninstall()
 
     def _training_begins(self) -> None:
         """What was taken for inference steps came before the training: an evaluation, or features of another model."""
         if self.recorder is not None and not self.done:
             self.recorder.discard()
             self.recorder = None
+
+    def leave(self, error: BaseException | None) -> None:
+        """The script leaves the block that is recorded, by this error or by none."""
+        if error is not None:
+            self._quietly(self.failed)(error)
+        self._quietly(self.finish)("script")
+        self.close()
 
     def close(self) -> None:
         """Nothing of this session sees anything from now on; what it has recorded stays."""
@@ -216,6 +227,7 @@ class Session:
                 lambda: recorder.status.warn(why),
                 lambda: recorder.finish("recorder failed"),
                 recorder.let_go,
+                recorder.status.write,
             ]
         for act in acts:  # what one of them leaves undone the next may still do
             with contextlib.suppress(Exception):
@@ -258,7 +270,7 @@ class Session:
             self._withdraw()
             self.recorder = None
             ending.end_without_libraries()
-        self._busy = False
+        self._busy = threading.Lock()
 
     def _quietly(self, act: Callable[..., None]) -> Callable[..., None]:
         def quiet(*args: Any) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import functools
 import sys
-import threading
 from collections.abc import Callable
 from typing import Any
 
 from trace_doctor.recording.agent.dynamo_ignore import Unseen
+from trace_doctor.recording.agent.home import Home
 from trace_doctor.recording.agent.losses import grad_scaler
 from trace_doctor.recording.agent.patches import Function, Patches
 
@@ -81,7 +81,7 @@ class Closing:
 
 
 class Finder:
-    """Watches optimizers and module calls in the thread that uses them first."""
+    """Watches optimizers and module calls in the thread that uses them first, and once it has ended in the next."""
 
     def __init__(self, torch: Any, on_step: OnStep, step_every: int | None) -> None:
         self.torch = torch
@@ -95,7 +95,7 @@ class Finder:
         self.calling = Closing()
         """the same of modules, where there is no optimizer"""
         self.active = True
-        self._thread: int | None = None
+        self._home = Home()
         self._depth = 0
         self._inside = False
         self._unseen = Unseen(torch)
@@ -252,12 +252,7 @@ class Finder:
 
     def _mine(self) -> bool:
         """Whether this is the thread that trains, and somebody still wants to know."""
-        if not self.active:
-            return False
-        thread = threading.get_ident()
-        if self._thread is None:
-            self._thread = thread
-        return thread == self._thread
+        return self.active and self._home.takes()
 
 
 _LIBRARIES = (

@@ -57,12 +57,17 @@ class Compilations:
         return int(counters["frames"]["total"]) + int(counters["stats"]["unique_graphs"])
 
     def watch_beginnings(self, begins: Callable[[Any], None]) -> Callable[[], None]:
-        """`begins` is called when a compilation begins. Gives what ends that."""
+        """`begins` is called when a compilation begins, until `torch._dynamo.reset()`. Gives what ends that."""
         handler = getattr(self._modules.get("torch._dynamo.callback"), "callback_handler", None)
         if handler is None or not hasattr(handler, "register_start_callback"):
             return lambda: None
         handler.register_start_callback(begins)
-        return lambda: handler.remove_start_callback(begins)
+
+        def unwatch() -> None:
+            with contextlib.suppress(ValueError):  # the script has reset torch.compile
+                handler.remove_start_callback(begins)
+
+        return unwatch
 
     def new(self) -> bool:
         """Whether anything was compiled since the last call."""

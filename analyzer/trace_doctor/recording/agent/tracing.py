@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gzip
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from trace_doctor.recording import whole_files
 from trace_doctor.recording.agent import shortening
+from trace_doctor.recording.agent.home import Home
 from trace_doctor.recording.agent.patches import Function, Patches
 
 
@@ -23,8 +25,13 @@ class Tracer:
         self.path = path
         self.steps = 0
         self.running = False
-        self._stopped = False
+        """whether it has begun, and nothing of it failed: torch ends the process where anything else is written"""
+        self._on = False
         self._mark: Any = None
+        self._home = Home()
+        self._function: Any = None
+        self.stacks_end = False
+        """whether the script has set a profile function meanwhile, in place of torch's"""
         on_gpu = torch.cuda.is_initialized()
         self.profile = profiler._KinetoProfile(
             activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])],
@@ -39,28 +46,44 @@ class Tracer:
 
     def start(self, step: int) -> None:
         """Raises RuntimeError where another profiler runs."""
+        self._home.settle()
+        self._on = not self.torch.autograd._profiler_enabled()  # also where it fails half-way
         self.profile.start_trace()
-        self.running = True
+        self._function = sys.getprofile()
         self._open(step)
+        self.running = True
+
+    @property
+    def here(self) -> bool:
+        """Whether this is the thread that it was started in: in another one torch cannot stop it, and ends the process where
+        it is written nevertheless."""
+        return not self._on or self._home.here
 
     def step(self, step: int) -> None:
         """The step so far is over; `step` begins."""
         self._close()
         self._open(step)
 
-    def end_steps(self) -> None:
-        """The last step is over; what follows is not recorded."""
-        self._close()
-        if self.running and not self._stopped:
-            self._stopped = True
+    def stop(self) -> None:
+        """The last step is over; what follows is not recorded. Whatever fails, the profiler is off."""
+        if not self._on:
+            return
+        complete = self.running
+        self._on = self.running = False
+        try:
+            self._close()
             if self.torch.cuda.is_initialized():
                 self.torch.cuda.synchronize()
+        finally:
+            theirs = sys.getprofile()
             self.profile.stop_trace()
-
-    def stop(self) -> None:
-        """The last step is over, and the recording of this trace."""
-        self.end_steps()
-        self.running = False
+            if self.profile.with_stack and theirs is not None and theirs is not self._function:
+                self.stacks_end = True
+                if hasattr(theirs, "enable"):
+                    theirs.enable()  # of cProfile
+                else:
+                    sys.setprofile(theirs)
+        self.running = complete
 
     def _open(self, step: int) -> None:
         self._mark = self.torch.autograd.profiler.record_function(f"ProfilerStep#{step}")
