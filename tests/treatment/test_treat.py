@@ -213,6 +213,22 @@ class TestLive:
         assert made.code == 2 and "1 file of yours changed" in made.verdict
         assert tree(root) == {**before, "data/cache.bin": b"of a run"}
 
+    @pytest.mark.parametrize("option", ["-o=html", "-o=json", "--patch", "default"])
+    def test_no_output_follows_a_link_that_a_run_made_in_its_place(self, tmp_path: Path, option: str) -> None:
+        root = tmp_path / "project"
+        root.mkdir()
+        (root / "s.py").write_text("mine")
+        place = root / "trace-doctor-treat.html" if option == "default" else tmp_path / "out"
+        link = f"import os\nif not os.path.lexists({str(place)!r}):\n    os.symlink({str(root / 's.py')!r}, {str(place)!r})\n"
+        (root / "train.py").write_text(link + WRITES.replace('"data"', '"."'))
+        if option.startswith("-o"):
+            chosen = ["-o", f"{option[3:]}={place}"]
+        else:
+            chosen = [] if option == "default" else ["--patch", str(place), "-o", "text"]
+        treat(*chosen, "--max-steps", "8", "--", sys.executable, "train.py", cwd=root)
+        assert (root / "s.py").read_text() == "mine"
+        assert option == "--patch" or not place.is_symlink()
+
     def test_the_fix_that_helps_is_kept_and_the_one_that_changes_the_losses_is_not(
         self, project: Path
     ) -> None:
