@@ -178,7 +178,7 @@ def rich(text: str = "", ranks: int = 1, oom: bool = False) -> m.Result:
                           verdict=text or "The GPU is idle for 43% of each step, mostly waiting for data."),
         time_ledger=[x for r in range(ranks) for x in (time_row(r), time_row(r, phase="warmup", steps=1))],
         memory_ledger=[memory_row(series)],
-        ownership=[m.OwnershipRow(input=r, rank=r, device=0, part="data_loading", total_ns=59_000_000, unowned_ns=9_000_000, findings=["TD101-1"],
+        ownership=[m.OwnershipRow(input=r, rank=r, device=0, part="data_loading", total_ns=295_000_000, unowned_ns=200_000_000, findings=["TD101-1"],
                                   blocks=[m.UnownedBlock(name="aten::copy_" + text, total_us=9_000.0, count=3, steps=3, longest_us=4_000.0, ts_us=1_621_401_187_223_005.0,
                                                          before="gemm" + text, behind="add" + text)]) for r in range(ranks)],
         steps=[m.StepRow(input=r, rank=r, index=i, start_us=i * 164_000.0, dur_us=164_000.0, warmup=i == 0) for r in range(ranks) for i in range(5)],
