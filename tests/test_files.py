@@ -13,7 +13,7 @@ import pytest
 from warm_commands import warm
 
 from trace_doctor.errors import UsageError
-from trace_doctor.files import replacing
+from trace_doctor.files import place_of, replacing
 from trace_doctor.testing import RunBuilder
 
 posix = pytest.mark.skipif(os.name != "posix", reason="links, owners and FIFOs are those of POSIX")
@@ -92,6 +92,44 @@ def test_a_link_of_ones_own_is_followed_and_stays(tmp_path: Path) -> None:
     write(tmp_path / "latest.html")
     assert (tmp_path / "latest.html").is_symlink()
     assert (tmp_path / "reports" / "today.html").read_bytes() == b"new"
+
+
+@posix
+@pytest.mark.parametrize("kind", ["link", "new link", "folder by a link", "link to a pipe"])
+def test_a_link_that_another_program_made_since_is_not_followed(tmp_path: Path, kind: str) -> None:
+    here, mine = tmp_path / "out", tmp_path / "mine"
+    here.mkdir()
+    mine.mkdir()
+    (mine / "page.html").write_bytes(b"mine")
+    if kind != "new link":
+        (here / "page.html").write_bytes(b"old")
+    place = place_of(here / "page.html")
+    if kind == "folder by a link":
+        here.rename(tmp_path / "aside")
+        here.symlink_to(mine)
+        with pytest.raises(UsageError, match="another folder by now"), replacing(here / "page.html", place):
+            pass
+    else:
+        if kind == "link to a pipe":
+            os.mkfifo(mine / "pipe")
+        (here / "page.html").unlink(missing_ok=True)
+        (here / "page.html").symlink_to(mine / ("pipe" if kind == "link to a pipe" else "page.html"))
+        with replacing(here / "page.html", place) as file:
+            file.write(b"new")
+        assert not (here / "page.html").is_symlink() and (here / "page.html").read_bytes() == b"new"
+        assert stat.S_IMODE((here / "page.html").stat().st_mode) & 0o111 == 0
+    assert (mine / "page.html").read_bytes() == b"mine"
+
+
+@posix
+def test_a_link_that_was_there_before_other_programs_ran_is_followed(tmp_path: Path) -> None:
+    write(tmp_path / "today.html", b"old")
+    (tmp_path / "latest.html").symlink_to("today.html")
+    with replacing(tmp_path / "latest.html", place_of(tmp_path / "latest.html")) as file:
+        file.write(b"new")
+    assert (tmp_path / "latest.html").is_symlink() and (tmp_path / "today.html").read_bytes() == b"new"
+    with replacing(Path("/dev/null"), place_of(Path("/dev/null"))) as file:
+        file.write(b"new")
 
 
 @posix

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import stat
@@ -90,6 +91,44 @@ def test_an_object_that_replaces_another_is_not_taken_for_it(job: Path, kind: st
     if believed != "default":
         git(job, "config", believed, "true")
     assert kind == "blob" or git(job, "status", "--porcelain") == ""
+    assert "uncommitted changes (1 file)" in (state(job) or "")
+
+
+@pytest.mark.parametrize("forged", ["graph", "split graph", "tree"])
+def test_a_tree_is_not_believed_that_git_does_not_check(job: Path, forged: str) -> None:
+    """`git status` says clean, and the commit names another tree."""
+    name, tree = ("pkg/model.py", "pkg") if forged == "tree" else ("train.py", "")
+    if forged != "tree":
+        split = ["--split"] if forged == "split graph" else []
+        git(job, "commit-graph", "write", "--reachable", *split)
+    old = git(job, "rev-parse", f"HEAD:{tree}").strip()
+    (job / name).write_text("a = 2\n")
+    git(job, "add", name)
+    new = git(job, "rev-parse", f"{git(job, 'write-tree').strip()}:{tree}").strip()
+    objects = job / ".git" / "objects"
+    if forged == "tree":
+        place = objects / old[:2] / old[2:]
+        place.unlink()
+        shutil.copy(objects / new[:2] / new[2:], place)
+    else:
+        [graph] = [p for p in (objects / "info").rglob("*graph") if p.is_file()]
+        data = graph.read_bytes()[:-20].replace(bytes.fromhex(old), bytes.fromhex(new))
+        graph.chmod(0o644)
+        graph.write_bytes(data + hashlib.sha1(data).digest())
+    assert git(job, "status", "--porcelain") == ""
+    assert "uncommitted changes (1 file)" in (state(job, name) or "")
+
+
+def test_folders_are_compared_in_the_order_of_git(job: Path) -> None:
+    """Where a folder is called as a file begins, and where it holds but folders."""
+    for name in ("a/x.py", "a.py", "a-b/c/d/e.py", "a0.py", "b/c/x.py", "b.c/x.py"):
+        (job / name).parent.mkdir(parents=True, exist_ok=True)
+        (job / name).write_text(f"'{name}'\n")
+    (job / "a.py").chmod(0o755)
+    git(job, "add", "-A")
+    git(job, "commit", "-q", "-m", "second")
+    assert state(job) is None
+    git(job, "rm", "-q", "--cached", "a-b/c/d/e.py")
     assert "uncommitted changes (1 file)" in (state(job) or "")
 
 

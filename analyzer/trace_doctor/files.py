@@ -43,16 +43,19 @@ def read_regular(path: Path, most: int | None = None) -> bytes:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[IO[bytes]]:
+def replacing(path: Path, place: Path | None = None) -> Iterator[IO[bytes]]:
     """A file to write to, a temporary one beside `path` that takes its place at the end, with the permissions of the file
     that it replaces. A link of the user's own is followed to the file it leads to; a device or a pipe is written to as it
     is. Raises UsageError when the place cannot be written, is a link that leads nowhere or that somebody else made, or a
-    pipe of somebody else or that nobody reads."""
+    pipe of somebody else or that nobody reads.
+
+    `place`: what `place_of` said of the path before other programs ran. A link that one of them has made since is never
+    followed: in place of the file it is replaced itself, in place of a folder on the way it is refused."""
     try:
         check_folders(path)
-        target = _target(path)
+        target = _target(path) if place is None else _unmoved(place)
         if target is None:
-            with _opened_as_it_is(path) as file:
+            with _opened_as_it_is(place or path) as file:
                 yield file
             return
         temporary, number = _aside(target)
@@ -71,16 +74,36 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 def _target(path: Path) -> Path | None:
     """The file that is to be written; None for a device or a pipe. Raises OSError and UsageError."""
-    if (
-        path.parts[:2] == ("/", "dev")
-        or _STREAM.fullmatch(str(path))
-        or (path.exists() and not path.is_file())
-    ):
+    if _is_of_system(path) or (path.exists() and not path.is_file()):
         return None
     if path.is_symlink():
         check_link(path)
         return Path(os.path.realpath(path))
     return path
+
+
+def place_of(path: Path) -> Path:
+    """Where a path leads now, links followed. Raises UsageError where nothing can be written to it."""
+    check_folders(path)
+    try:
+        _target(path)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None
+    return path if _is_of_system(path) else Path(os.path.realpath(path))
+
+
+def _unmoved(place: Path) -> Path | None:
+    """The file that is to be written; None for a device or a pipe. Raises UsageError where the way to it leads elsewhere."""
+    if _is_of_system(place):
+        return None
+    if os.path.realpath(place.parent) != str(place.parent):
+        raise UsageError(f"{place.parent} is another folder by now: nothing is written there")
+    return place if place.is_symlink() or not place.exists() or place.is_file() else None
+
+
+def _is_of_system(path: Path) -> bool:
+    """Whether a path names a device or what this process has open already."""
+    return path.parts[:2] == ("/", "dev") or _STREAM.fullmatch(str(path)) is not None
 
 
 def _opened_as_it_is(path: Path) -> BinaryIO:
@@ -203,7 +226,8 @@ def _aside(target: Path) -> tuple[Path, int]:
     temporary = target.with_name(f".trace-doctor.{secrets.token_hex(8)}.tmp")
     number = os.open(temporary, flags, 0o666)
     with suppress(OSError):  # what is there keeps its permissions
-        os.chmod(temporary, stat.S_IMODE(target.stat().st_mode))
+        if stat.S_ISREG(there := target.lstat().st_mode):
+            os.chmod(temporary, stat.S_IMODE(there))
     return temporary, number
 
 

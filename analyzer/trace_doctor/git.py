@@ -26,6 +26,7 @@ _SETTINGS = (
     "core.fsmonitor=false", f"core.hooksPath={os.devnull}", "core.pager=cat", "core.untrackedCache=false",
     "submodule.recurse=false", "protocol.allow=never", "credential.helper=", "core.quotePath=false",
     "core.useReplaceRefs=false",  # a repository that sets it is not turned back by GIT_NO_REPLACE_OBJECTS
+    "core.commitGraph=false",  # says which tree a commit has, and is held against nothing
 )  # fmt: skip
 _ENVIRONMENT = {
     "GIT_OPTIONAL_LOCKS": "0",
@@ -211,7 +212,7 @@ def _survey(root: Path, files: Sequence[Path]) -> tuple[list[str], list[Path]]:
         turned = {entry.path for entry in entries if work_tree.is_turned(entry)}
         others = [entry for entry in entries if entry.path not in turned]
         changed = [entry for entry in others if not work_tree.same(entry, entry.path in names)]
-        staged = _staged(here) if listed or here != root else 0
+        staged = _staged(here, listed) if listed or here != root else 0
         reasons += [*_not_conversions(here, changed), *[""] * (len(turned) + staged)]
         untracked += [f for name, f in names.items() if name not in tracked]
         compared = work_tree.compared
@@ -257,15 +258,42 @@ def _index(root: Path) -> Iterator[_Entry]:
         raise GitFailed("git lists its index in a form that is not known")
 
 
-def _staged(root: Path) -> int:
-    """Files whose entry in the index is not that of HEAD."""
-    if not _commit(root):
+def _staged(root: Path, entries: Sequence[_Entry]) -> int:
+    """Files whose entry in the index is not that of HEAD. git does not check the trees it reads, nor what it keeps of commits
+    beside them: the hash of the index as a tree decides, and that of the commit."""
+    commit = _commit(root)
+    if not commit:
         return 1  # nothing is committed yet
+    content = git(root, "cat-file", "commit", commit)
+    if _digest_of(content, commit, b"commit") != commit:
+        raise GitFailed("the commit is not what its name says")
+    if content.startswith(b"tree %s\n" % _tree(entries, commit).encode()):
+        return 0
     raw = git(
         root, "diff-index", "--cached", "--raw", "-z", "--no-renames", "--no-ext-diff",
         "--ignore-submodules=none", "HEAD",
     )  # fmt: skip
-    return raw.count(b"\0") // 2
+    return max(raw.count(b"\0") // 2, 1)
+
+
+def _tree(entries: Sequence[_Entry], like: str) -> str:
+    """The hash of the tree that a commit of these entries would have."""
+    folders: dict[bytes, list[tuple[bytes, bytes, str]]] = {b"": []}
+    for entry in entries:
+        folder, name = os.path.split(entry.path)
+        folders.setdefault(folder, []).append((name, b"%o" % entry.mode, entry.digest))
+        while folder := os.path.dirname(folder):
+            folders.setdefault(folder, [])
+    for folder in sorted(folders, key=lambda f: (f.count(b"/"), f), reverse=True):
+        lines = [
+            b"%s %s\0%s" % (mode, name.rstrip(b"/"), bytes.fromhex(digest))
+            for name, mode, digest in sorted(folders[folder])
+        ]
+        digest = _digest_of(b"".join(lines), like, b"tree")
+        if folder:  # git sorts folders as if their names ended so
+            above, name = os.path.split(folder)
+            folders[above].append((name + b"/", b"40000", digest))
+    return digest
 
 
 def _index_written(root: Path) -> int:
@@ -352,14 +380,14 @@ def _digest(path: bytes, now: os.stat_result, like: str) -> str:
     return digest.hexdigest()
 
 
-def _digest_of(content: bytes, like: str) -> str:
-    digest = _begun(len(content), like)
+def _digest_of(content: bytes, like: str, kind: bytes = b"blob") -> str:
+    digest = _begun(len(content), like, kind)
     digest.update(content)
     return digest.hexdigest()
 
 
-def _begun(size: int, like: str) -> hashlib._Hash:
-    return (hashlib.sha1 if len(like) == 40 else hashlib.sha256)(b"blob %d\0" % size)
+def _begun(size: int, like: str, kind: bytes = b"blob") -> hashlib._Hash:
+    return (hashlib.sha1 if len(like) == 40 else hashlib.sha256)(b"%s %d\0" % (kind, size))
 
 
 def _not_conversions(root: Path, changed: Iterable[_Entry]) -> list[str]:

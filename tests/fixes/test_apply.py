@@ -6,12 +6,15 @@ import ast
 import codecs
 import os
 import re
+import shutil
+import stat
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from access_lists import set_list
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -240,6 +243,41 @@ def test_permissions_owner_and_attributes_are_kept(script: Path) -> None:
     assert (after.st_mode, after.st_uid, after.st_gid) == (before.st_mode, before.st_uid, before.st_gid)
     if labelled:
         assert os.getxattr(script, "user.label") == b"kept"
+
+
+def test_a_list_that_the_folder_gives_to_new_files_lets_nobody_into_the_script(script: Path) -> None:
+    script.chmod(0o660)
+    set_list(script.parent, "default")
+    assert apply(plan(result("zero"), script.parent), allow_dirty=True) == ["train.py"]
+    assert "system.posix_acl_access" not in os.listxattr(script)
+    assert stat.S_IMODE(script.stat().st_mode) == 0o660
+
+
+def test_the_list_of_a_script_is_kept(script: Path) -> None:
+    set_list(script, "access")
+    before = os.getxattr(script, "system.posix_acl_access")
+    apply(plan(result("zero"), script.parent), allow_dirty=True)
+    assert os.getxattr(script, "system.posix_acl_access") == before
+
+
+def test_the_project_that_was_planned_is_edited_from_any_folder(
+    script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(script.parent, other)
+    monkeypatch.chdir(script.parent)
+    planned, before = plan(result("zero"), Path(".")), script.read_bytes()
+    monkeypatch.chdir(other)
+    assert apply(planned, allow_dirty=True) == ["train.py"]
+    assert (other / "train.py").read_bytes() == before != script.read_bytes()
+
+
+@pytest.mark.parametrize("gone", ["script", "folder"])
+def test_what_is_gone_is_refused_in_one_line(script: Path, gone: str) -> None:
+    planned = plan(result("zero"), script.parent)
+    shutil.rmtree(script.parent) if gone == "folder" else script.unlink()
+    with pytest.raises(UsageError, match="nothing was written"):
+        apply(planned, allow_dirty=True)
 
 
 # ---------------------------------------------------------------------- what is refused

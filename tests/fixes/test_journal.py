@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from access_lists import set_list
 
 from trace_doctor.errors import UsageError
 from trace_doctor.fixes import apply as applying
@@ -281,7 +282,7 @@ HALF_DONE = {"a.py": NEW["a.py"], "b.py": OLD["b.py"]}
         "folder of another", "folder that others write", "folder that a group writes", "folder by a link",
         "journal of another", "journal that others write", "journal by a link", "journal that is a FIFO",
         "way that others write", "way of another", "way by a link of another",
-        "way that a group of others writes",
+        "way that a group of others writes", "way that a list lets others write",
     ],
 )  # fmt: skip
 def test_a_journal_that_somebody_else_may_have_written_is_not_obeyed(
@@ -301,6 +302,8 @@ def test_a_journal_that_somebody_else_may_have_written_is_not_obeyed(
     elif kind.endswith("a group of others writes"):
         os.chown(place, -1, 1234)
         place.chmod(0o770)
+    elif kind.endswith("lets others write"):
+        set_list(place, "access", others=5)
     elif kind.endswith("others write"):
         place.chmod(place.stat().st_mode | 0o002)
     elif kind.endswith("group writes"):
@@ -452,6 +455,24 @@ def test_what_cannot_be_taken_away_is_named_with_what_became_of_the_files(
     assert str(said.value).count("cannot be removed: Operation not permitted") == 1 + (stays == "asides")
     assert {name: (job / name).read_bytes() for name in OLD} == (OLD if moment == "before" else NEW)
     assert len(left_in_state(job)) == (stays == "journal")
+
+
+def test_a_recovery_whose_journal_cannot_be_removed_says_what_it_did(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a file system that was made read-only meanwhile."""
+    file, unlink = half_done(job), Path.unlink
+
+    def refused(path: Path, missing_ok: bool = False) -> None:
+        if path.parent == file.parent:
+            raise OSError(30, "Read-only file system", str(path))
+        unlink(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refused)
+    [said] = recover(job)
+    assert said.startswith("an interrupted edit was completed: a.py, b.py; ")
+    assert said.endswith(f"{file} cannot be removed: Read-only file system")
+    assert contents(job) == NEW
 
 
 def broken_journals(job: Path) -> dict[str, bytes]:

@@ -306,6 +306,18 @@ def test_parameters_that_no_codemod_takes_name_the_finding_and_the_parameter(tmp
     assert len(said) < 300 and said.isprintable()
 
 
+@pytest.mark.parametrize(
+    "params",
+    [{"args": {"dynamic": True}, "remove": ["dynamic"]}, {"remove": ["mode", "mode"]}],
+    ids=["set and removed", "removed twice"],
+)
+def test_an_argument_that_is_named_twice_is_refused(tmp_path: Path, params: dict[str, Any]) -> None:
+    case = Case("set-call-args", {}, {}, {}, None)
+    (tmp_path / "r.json").write_bytes(case.result({"callee": "torch.compile", **params}))
+    with pytest.raises(UnusableResult, match=r"TD101-1, fix 1 \(set-call-args\): .*named twice"):
+        read_saved(tmp_path / "r.json")
+
+
 def test_a_codemod_of_a_newer_version_is_shown(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "train.py").write_text("import torch\n")

@@ -216,6 +216,20 @@ def test_a_finding_is_copied_as_a_link_and_as_markdown(rich_result: Result, tmp_
     assert text.startswith("**TD101 ") and "saves up to 33% of step" in text and "```diff\n" in text
 
 
+def test_findings_whose_ids_no_page_can_hold_are_copied_too(rich_result: Result, tmp_path: Path) -> None:
+    """Of a saved result, whose texts are any: a page shows another character for some."""
+    findings = [
+        msgspec.structs.replace(f, id=f"{f.id}\n\x1b\u2028", title=f"number {n}")
+        for n, f in enumerate(rich_result.findings)
+    ]
+    page = render(msgspec.structs.replace(rich_result, findings=findings), "html")
+    opened = Opened(with_script(page, _COPY.replace("#TD101-1", ".finding")), tmp_path)
+    assert opened.console == []
+    texts = re.findall(r'<pre class="clipboard">(.*?)</pre>', opened.dom, re.DOTALL)
+    numbers = [match[1] for text in texts if (match := re.match(r"\*\*TD\d+ number (\d)", text))]
+    assert numbers == [str(n) for n in range(len(findings))]
+
+
 def test_one_rank_is_printed_on_six_pages_with_its_details_folded(
     rich_result: Result, tmp_path: Path
 ) -> None:

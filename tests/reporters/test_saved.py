@@ -22,7 +22,7 @@ from trace_doctor.gate.baseline import Baseline, read_baseline
 from trace_doctor.model import Finding, Fix, Result
 from trace_doctor.reporters import FORMATS, render
 from trace_doctor.reporters.embedded_json import LARGEST, embedded
-from trace_doctor.reporters.saved import is_of_treat, is_page_of_ours, read_saved
+from trace_doctor.reporters.saved import is_page_of_ours, read_saved
 
 SCRIPT = """\
 import torch
@@ -106,6 +106,32 @@ def test_a_damaged_result_is_used_or_refused_in_one_line(
                 compare(*sides)
             except TraceDoctorError as refused:
                 assert "\n" not in str(refused)
+
+
+@pytest.mark.parametrize("text", ["zz", "", "a\n\u2028\x1b[31m::error::x"], ids=["word", "empty", "lines"])
+def test_every_text_of_a_saved_result_may_be_any(rich_result: Result, tmp_path: Path, text: str) -> None:
+    """One of each kind of place at a time: refused in one line, or rendered in every format."""
+    saved, rendered = json.loads(rich_result.to_json()), 0
+    kinds: dict[Path_, Path_] = {}
+    for path in places(saved):
+        kinds.setdefault(tuple(p for p in path if isinstance(p, str)), path)
+    for path in kinds.values():
+        owner = changed = deepcopy(saved)
+        for key in path[:-1]:
+            owner = owner[key]
+        if not isinstance(owner[path[-1]], str):
+            continue
+        owner[path[-1]] = text
+        (tmp_path / "r.json").write_text(json.dumps(changed))
+        try:
+            read = read_saved(tmp_path / "r.json")
+        except NotACapture as refused:
+            assert str(refused).isprintable() and len(str(refused)) < 500, path
+            continue
+        for fmt in sorted(FORMATS):
+            render(read, fmt, zoom=False)
+        rendered += 1
+    assert rendered > 30
 
 
 @settings(deadline=None, max_examples=40, suppress_health_check=list(HealthCheck))
@@ -279,7 +305,7 @@ def test_what_is_larger_than_any_result_is_none_and_is_not_read(
     file.write_text(render(rich_result, suffix[1:], zoom=False), encoding="utf-8")
     assert read_saved(file).summary == rich_result.summary
     os.truncate(file, LARGEST + 1)
-    assert not is_page_of_ours(file, Result) and not is_of_treat(file)
+    assert not is_page_of_ours(file, Result)
     with pytest.raises(NotACapture, match=f"report{suffix}: larger than 256 MiB"):
         read_saved(file)
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -139,3 +140,34 @@ def test_nothing_is_said_where_nothing_was_left(tmp_path: Path) -> None:
         cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True,
     )  # fmt: skip
     assert done.stdout.split() == ["0"]
+
+
+@pytest.mark.skipif(not LINUX, reason="what a shell has started is found by /proc")
+def test_an_interrupt_of_ours_alone_ends_what_a_shell_waits_for(tmp_path: Path) -> None:
+    """A shell obeys SIGINT when its child has ended, and then only if that was ended by it."""
+    script = tmp_path / "go.sh"
+    sleep = ["sleep", f"12{os.getpid()}"]
+    script.write_text(f"{' '.join(sleep)}; touch over")
+    process = subprocess.Popen(
+        [*FRESH, "treat", "-o", "text", "--", "sh", "go.sh"], cwd=tmp_path, start_new_session=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(tmp_path.parent)},
+    )  # fmt: skip
+    found: list[int] = []
+    try:
+        while process.poll() is None and not found:
+            found = [p for p in map(int, filter(str.isdigit, os.listdir("/proc"))) if _command(p) == sleep]
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=40)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 130, err
+    assert not any(map(processes.alive, found))
+
+
+def _command(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1]
+    except OSError:
+        return []

@@ -68,6 +68,10 @@ WRITES: list[tuple[str, Callable[[Path], object], list[tuple[str, str, str]]]] =
     ("small", lambda p: (p / "small.bin").write_bytes(b"2"), [("small.bin", "changed", "")]),
     ("link", lambda p: link_again(p / "weights"), [("weights", "changed", "weights")]),
     ("replaced", lambda p: replaced(p / "train.py"), [("aside.py", "created", ""), ("train.py", "changed", "")]),
+    ("rights of a folder", lambda p: (p / "data/deep").chmod(0o777), [("data/deep", "changed", "data")]),
+    ("rights of the project", lambda p: p.chmod(0o777), [(".", "changed", "")]),
+    ("closed folder", lambda p: (p / "data").chmod(0), [("data", "changed", "data")]),
+    ("rights of a folder outside", lambda p: (p / "images").chmod(0o777), [("images -> {store}", "changed", "images")]),
     ("folder", lambda p: (p / "new" / "deep").mkdir(parents=True), [("new", "created", "")]),
     ("nothing", lambda p: (p / "train.py").write_bytes((p / "train.py").read_bytes()), []),
     ("cache", lambda p: (p / "__pycache__").mkdir(), []),
@@ -167,24 +171,22 @@ METHOD = Method(
 )
 
 
-def test_what_another_treat_of_the_project_writes_is_named_and_no_change(project: Path) -> None:
-    """By what is in it: a patch of somebody else, a page that is none of a treatment, and what goes stay changes."""
-    page = treatment.render(Treatment(code=0, verdict="v", method=METHOD), Options())
-    (project / "old.html").write_text(page)
-    (project / "gone.html").write_text(page)
+@pytest.mark.parametrize("name", ["s.py", "notes.html", "conf.json", "new.patch"])
+def test_what_looks_like_an_output_of_ours_is_a_change(project: Path, name: str) -> None:
+    """A run can write that as well as another treat can, and over a script of the user's."""
+    made = Treatment(code=0, verdict="v", method=METHOD)
+    texts = {
+        "s.py": "# unsafe: TD101-1 n: t\n--- a\n",
+        "new.patch": "# unsafe: TD101-1 n: t\n--- a\n",
+        "notes.html": treatment.render(made, Options()),
+        "conf.json": made.to_json().decode(),
+    }
+    if name != "new.patch":
+        (project / name).write_text("mine")
     with Scratch(project, project) as scratch:
-        (project / "p.patch").write_text("# unsafe: TD101-1 n: t\n--- a\n")
-        (project / "old.html").write_text(page.replace("<body", "<body "))
-        (project / "t.json").write_bytes(Treatment(code=1, verdict="w", method=METHOD).to_json())
-        (project / "other.patch").write_text("--- a\n")
-        (project / "other.html").write_text("<!doctype html><p>minutes</p>")
-        (project / "config.json").write_text("{}")
-        (project / "gone.html").unlink()
-        changed = [(c.name, c.how) for c in scratch.changes()]
-        assert changed == [
-            ("config.json", "created"), ("gone.html", "deleted"), ("other.html", "created"), ("other.patch", "created"),
-        ]  # fmt: skip
-        assert scratch.of_other_treats() == ["old.html", "p.patch", "t.json"]
+        (project / name).write_text(texts[name])
+        how = "created" if name == "new.patch" else "changed"
+        assert [(c.name, c.how) for c in scratch.changes()] == [(name, how)]
 
 
 def test_a_change_is_in_every_report_and_ends_with_2() -> None:

@@ -213,6 +213,19 @@ class TestLive:
         assert made.code == 2 and "1 file of yours changed" in made.verdict
         assert tree(root) == {**before, "data/cache.bin": b"of a run"}
 
+    @pytest.mark.parametrize("option", ["html", "json", "default"])
+    def test_no_output_follows_a_link_that_a_run_made_in_its_place(self, tmp_path: Path, option: str) -> None:
+        root = tmp_path / "project"
+        root.mkdir()
+        (root / "s.py").write_text("mine")
+        place = root / "trace-doctor-treat.html" if option == "default" else tmp_path / "out"
+        link = f"import os\nif not os.path.lexists({str(place)!r}):\n    os.symlink({str(root / 's.py')!r}, {str(place)!r})\n"
+        (root / "train.py").write_text(link + WRITES.replace('"data"', '"."'))
+        chosen = [] if option == "default" else ["-o", f"{option}={place}"]
+        done = treat(*chosen, "--max-steps", "8", "--", sys.executable, "train.py", cwd=root)
+        assert (root / "s.py").read_text() == "mine"
+        assert place.is_file() and not place.is_symlink(), done.stderr
+
     def test_the_fix_that_helps_is_kept_and_the_one_that_changes_the_losses_is_not(
         self, project: Path
     ) -> None:

@@ -67,9 +67,9 @@ class Console:
         if not self.silent:
             self.note(text)
 
-    def write(self, path: Path, data: str | bytes) -> None:
+    def write(self, path: Path, data: str | bytes, place: Path | None = None) -> None:
         """A file, whole or not at all. Raises UsageError when the place cannot be written."""
-        with replacing(path) as file:
+        with replacing(path, place) as file:
             file.write(data if isinstance(data, bytes) else data.encode("utf-8", "surrogateescape"))
 
     def print_bytes(self, data: bytes) -> None:

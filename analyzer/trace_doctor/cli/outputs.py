@@ -42,6 +42,8 @@ class Sink:
     """written because nothing else was asked for: where it cannot be, a note is enough"""
     option: str = "output"
     """that names it"""
+    place: Path | None = None
+    """where `path` led before other programs ran"""
 
 
 def parse_outputs(texts: Sequence[str]) -> list[Sink]:
@@ -163,7 +165,7 @@ def deliver(console: Console, sink: Sink, render: Callable[[str, Options], str],
     """One rendering to its file, or to stdout: text as the terminal can show it; what programs read is UTF-8 in every
     locale. `render` is given the format and the options."""
     if sink.path is not None:
-        console.write(sink.path, _sealed(sink.format, render(sink.format, options)))
+        console.write(sink.path, _sealed(sink.format, render(sink.format, options)), sink.place)
     elif sink.format == "text":
         console.print_text(partial(render, sink.format), options)
     elif not console.silent:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +16,7 @@ from trace_doctor.cli.fix import finish_or_name_edits
 from trace_doctor.cli.outputs import Sink, deliver_all, is_replaceable, sinks_among
 from trace_doctor.cli.paths import spare
 from trace_doctor.errors import UsageError
+from trace_doctor.files import place_of
 
 if TYPE_CHECKING:
     from trace_doctor.reporters import Options
@@ -95,6 +97,8 @@ def treat(
     config = setup.load(source=source)
     spare([*sinks, Sink("patch", patch, option="patch")], [source], config)
     _refuse_to_replace(sinks, patch)
+    sinks = [replace(s, place=place_of(s.path)) if s.path is not None else s for s in sinks]
+    patch_place = place_of(patch)
     options = TreatOptions(
         unsafe=unsafe_fixes,
         select=tuple(o.in_parts(select, "select")),
@@ -119,7 +123,7 @@ def treat(
         command, source, options, config=config, torch_version=setup.torch_version,
         choose=partial(_choose, console) if interactive else None, say=console.hint,
     )  # fmt: skip
-    _hand_over(console, treated, patch, apply, allow_dirty)
+    _hand_over(console, treated, patch, patch_place, apply, allow_dirty)
     deliver_all(console, sinks, partial(_render, treated.treatment))
     raise typer.Exit(treated.treatment.code)
 
@@ -137,12 +141,14 @@ def _refuse_to_replace(sinks: Sequence[Sink], patch: Path) -> None:
         raise UsageError(f"{patch} exists and is no patch of ours; use --patch FILE")
 
 
-def _hand_over(console: Console, treated: Treated, patch: Path, apply: bool, allow_dirty: bool) -> None:
+def _hand_over(
+    console: Console, treated: Treated, patch: Path, place: Path, apply: bool, allow_dirty: bool
+) -> None:
     """The patch to its file; into the scripts only where that was asked for and all is decided."""
     data = treated.edits.patch()
     if not data:
         return
-    console.write(patch, data)
+    console.write(patch, data, place)
     console.hint(f"patch of what helped: {patch}; apply it with `git apply {patch}`")
     if apply and treated.treatment.code == 0:
         console.hint(f"applied to {', '.join(treated.apply(allow_dirty=allow_dirty))}")

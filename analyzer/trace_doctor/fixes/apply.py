@@ -59,9 +59,9 @@ def apply(plan: Plan, *, allow_dirty: bool = False) -> list[str]:
         if notes := interrupted_edits(root):
             raise UsageError(notes[0])
         for name, (script, _) in outputs.items():
-            _writable(targets[name], name)
             if _read(targets[name], name) != script.data:
                 raise UsageError(f"{name} changed while it was being fixed: nothing was written")
+            _writable(targets[name], name)
         edit = Edit.of(root, [(name, script.data, data) for name, (script, data) in outputs.items()])
         with open_journal(edit) as journal:
             _replace_all(journal)
@@ -286,7 +286,10 @@ def _alone(root: Path) -> Iterator[None]:
     if fcntl is None:
         yield
         return
-    folder = os.open(root, os.O_RDONLY)
+    try:
+        folder = os.open(root, os.O_RDONLY)
+    except OSError as error:
+        raise UsageError(f"cannot read {root}: {error.strerror}; nothing was written") from None
     try:
         with contextlib.suppress(OSError):  # a file system without locks
             end = time.monotonic() + _PATIENCE

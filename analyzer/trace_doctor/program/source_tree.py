@@ -50,6 +50,7 @@ class SourceTree:
             raise UsageError(f"--source {source}: neither a folder nor a file")
         if source.is_file() and not is_utf8(source.name):
             raise UsageError(f"--source {source}: its name is not UTF-8; rename it")
+        source = source.absolute()  # an edit may come after the program went to another folder
         self.single = None if source.is_dir() else source
         self.root = source if source.is_dir() else source.parent
         self.unreadable: dict[str, str] = {}

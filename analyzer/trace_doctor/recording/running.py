@@ -31,6 +31,7 @@ _TYPED = (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP)
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 _START_UP = 30.0
 """seconds that a command gets to import torch, however little is to be recorded"""
+_MEAN_TO_END = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _TO_END = ((signal.SIGINT, 0.0), (signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0))
 """what ends a script, and how many seconds it gets before the next"""
 _TO_LEAVE = 2.0
@@ -104,7 +105,7 @@ def run(
                 try:
                     process.wait(_LOOKS_EVERY)
                 except subprocess.TimeoutExpired:
-                    watch.look()
+                    watch.look(leave_nothing and any(number in _MEAN_TO_END for number in signals))
             seconds = time.monotonic() - began
             if leave_nothing and watch.why is None:
                 leftover = _end_left(watch.pids, options.grace_seconds, say)
@@ -153,6 +154,8 @@ class _Watch:
         self._age = 0.0
         self._last = max(options.max_seconds, _START_UP)
         self._most = most_seconds
+        self._until_asked = math.inf
+        """until when a command that was asked to end may go on"""
         self._until = math.inf
         """until when the recorder inside is not cut short while it writes"""
         self._torches = 0
@@ -178,8 +181,9 @@ class _Watch:
         }
         return {rank: min(round(waited / age, 4), 1.0) for rank, (age, waited) in spans.items() if age > 0}
 
-    def look(self) -> None:
-        """Time in which we were stopped (Ctrl-Z) does not count: the command was stopped as well."""
+    def look(self, asked_to_leave: bool = False) -> None:
+        """Time in which we were stopped (Ctrl-Z) does not count: the command was stopped as well. `asked_to_leave`: it got a
+        signal that means to end, which a shell keeps to itself until what it has started ends."""
         now = time.monotonic()
         self._age += min(now - self._now, 4 * _LOOKS_EVERY)
         self._now = now
@@ -189,6 +193,8 @@ class _Watch:
                 self._waits.setdefault(rank, [(self._age, waited)] * 2)[1] = (self._age, waited)
         if self._options.let_it_run:
             return
+        if asked_to_leave:
+            self._until_asked = min(self._until_asked, self._age + _TO_LEAVE)
         if self.why is None:
             self.why = self._time_to_end()
         if self.why is not None and self._age >= self._next:
@@ -198,6 +204,9 @@ class _Watch:
         if self._enough is not None and self._stays():
             self._to_come = iter(_TO_END[1:])
             return "enough"
+        if self._age >= self._until_asked:
+            self._say("ending the command, which goes on after the signal to end")
+            return "time"
         if self._age >= self._most:
             self._say(f"ending the script {self._age:.0f} s after its start: no time is left for it")
             return "time"

@@ -109,17 +109,3 @@ def is_patch_of_ours(path: Path) -> bool:
     """Whether a file begins as the patches that `fix` and `treat` write do. Raises OSError."""
     with open_regular(path) as file:
         return file.read(256).startswith(_PATCH)
-
-
-def is_of_treat(path: Path) -> bool:
-    """Whether a file is what a `treat` writes in the end: its patch, or its page or JSON."""
-    try:
-        if is_patch_of_ours(path):
-            return True
-        with open_regular(path) as file:
-            may_be_ours = file.read(1) in (b"<", b"{")
-        if not may_be_ours or is_page_of_ours(path, Treatment):
-            return may_be_ours
-        return msgspec.json.decode(read_regular(path, LARGEST), type=Treatment).tool.name == Tool().name
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return False

@@ -306,7 +306,7 @@ def copy_file(root: Path, name: str, tree: Confined, to: str, record: CopyRecord
     if info is None:
         raise OSError(errno.ENOENT, "the copy was taken away")
     record.files[name] = state(info)
-    record.originals[name] = stamp(before) if data is None else digest(data, before.st_mode)
+    record.originals[name] = stamp(before) if data is None else digest(data, before)
     if data is not None and os.fsencode(root) in data:
         text = data.decode("utf-8", "surrogateescape")
         record.own_path_names |= {name} if mention(str(root)).search(text) else set()

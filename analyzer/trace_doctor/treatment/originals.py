@@ -12,13 +12,14 @@ from pathlib import Path
 
 from trace_doctor.errors import printable
 from trace_doctor.model.treatment import FileChange, How
-from trace_doctor.reporters.saved import is_of_treat
 from trace_doctor.treatment.copying import CACHES
 from trace_doctor.treatment.states import LARGE_SCRIPT, Stamp, digest, open_unlinked, stamp
 
 MOST_OUTSIDE = 100_000
 """entries of all folders outside of the project that are compared"""
 _SYSTEM = ("/proc", "/sys", "/dev/")
+_PROJECT = "."
+"""name of the project's own folder"""
 
 
 @dataclass
@@ -36,9 +37,6 @@ class Originals:
     ours: list[Path] = field(default_factory=list)
     blind_spots: list[str] = field(default_factory=list)
     """links to folders outside that hold too much to be compared"""
-    of_other_treats: list[str] = field(default_factory=list)
-    """patches and pages that another `treat` of the project wrote meanwhile, by the last look: no run makes those, and they are
-    no files of the user's"""
 
     def __post_init__(self) -> None:
         self._before = {**self._now(MOST_OUTSIDE), **self.stamps}
@@ -52,21 +50,24 @@ class Originals:
         names = sorted(n for n in self._before.keys() | now.keys() if self._before.get(n) != now.get(n))
         ours = _output_files() if names else set()
         by_name: dict[str, FileChange] = {}
-        self.of_other_treats = []
         for name in names:
-            above = next((f for f in _above(name) if f in by_name and by_name[f].how != "changed"), None)
             how: How = "created" if name not in self._before else "changed" if name in now else "deleted"
-            if above is not None or self._identity(name) in ours or self._is_ours(name, how):
+            told_above = any(f in by_name and self._tells(by_name[f], f, how) for f in _above(name))
+            if told_above or self._identity(name) in ours or self._is_ours(name, how):
                 continue
-            if how != "deleted" and is_of_treat(self.root / name):
-                self.of_other_treats.append(printable(name))
-            else:
-                through = next((link for link in self.behind if _lies_behind(name, link)), "")
-                by_name[name] = FileChange(name=printable(name), how=how, through=printable(through))
+            through = next((link for link in self.behind if _lies_behind(name, link)), "")
+            by_name[name] = FileChange(name=printable(name), how=how, through=printable(through))
         return list(by_name.values())
+
+    def _tells(self, above: FileChange, folder: str, how: How) -> bool:
+        """Whether what is said of a folder says enough of what lies in it: it came or went, or may not be read any more."""
+        closed = how == "deleted" and not os.access(self.root / folder, os.R_OK | os.X_OK)
+        return above.how != "changed" or closed
 
     def _now(self, most: float = inf) -> dict[str, Stamp]:
         stamps, room = dict(self._below(self.root, "")), most
+        with suppress(OSError):
+            stamps[_PROJECT] = stamp(os.stat(self.root))
         visited: set[str] = set()
         for link, target in self.behind.items():
             if target is None or target in visited or link in self.blind_spots or self._not_data(target):
@@ -106,7 +107,7 @@ class Originals:
     def _digest(self, name: str) -> Stamp | None:
         try:
             with open_unlinked(self.root / name) as file:
-                return digest(file.read(LARGE_SCRIPT + 1), os.fstat(file.fileno()).st_mode)
+                return digest(file.read(LARGE_SCRIPT + 1), os.fstat(file.fileno()))
         except OSError:
             return None
 
@@ -142,6 +143,7 @@ def _above(name: str) -> Iterator[str]:
     while "/" in name:
         name = name.rpartition("/")[0]
         yield name
+    yield _PROJECT
 
 
 def _output_files() -> set[tuple[int, int]]:

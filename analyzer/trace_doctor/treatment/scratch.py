@@ -323,10 +323,6 @@ class Scratch:
         """Files of the user's that are not as they were."""
         return self._originals.changes()
 
-    def of_other_treats(self) -> list[str]:
-        """What other treats of the project have written meanwhile, by the last look at changes."""
-        return self._originals.of_other_treats
-
     def writes(self, folder: Path) -> None:
         """Has what we write into this folder ourselves be no change of the user's files."""
         self._originals.ours.append(folder.resolve())

@@ -25,13 +25,15 @@ def state(info: os.stat_result) -> State:
 
 
 def stamp(info: os.stat_result) -> int:
-    """The state of an original. A folder is another one only where what is in it is."""
-    return 0 if stat.S_ISDIR(info.st_mode) else hash((info.st_mode, *state(info)))
+    """The state of an original. Of a folder who may do what with it: what is in it has states of its own."""
+    rights = (info.st_mode, info.st_uid, info.st_gid)
+    return hash(rights if stat.S_ISDIR(info.st_mode) else (*rights, *state(info)))
 
 
-def digest(data: bytes, mode: int) -> bytes:
+def digest(data: bytes, info: os.stat_result) -> bytes:
     """Of a script or a configuration file: what is in it, and who may do what with it."""
-    return hashlib.sha256(stat.S_IMODE(mode).to_bytes(4) + data).digest()
+    rights = f"{stat.S_IMODE(info.st_mode)} {info.st_uid} {info.st_gid}\n"
+    return hashlib.sha256(rights.encode() + data).digest()
 
 
 def is_hashed(name: str, info: os.stat_result) -> bool:

@@ -300,10 +300,6 @@ class _Outcome:
         with self.whatever_comes():
             self.changes = scratch.changes()
             compared = True
-            if others := scratch.of_other_treats():
-                self.notes.append(
-                    f"written meanwhile by another treat of this project: {', '.join(others[:10])}"
-                )
         if not compared:
             self.notes.append("your own files were not compared with their state before: interrupted")
 
