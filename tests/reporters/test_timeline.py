@@ -65,6 +65,28 @@ def test_a_saved_page_keeps_its_timeline(result: Result, tmp_path: Path) -> None
     assert render(read_saved(tmp_path / "page.html"), "html") == page
 
 
+@pytest.mark.parametrize(
+    ("sequence", "clock"), [(True, "one clock (by collectives)"), (False, "the clock of the host")]
+)
+def test_ranks_of_several_hosts_are_shown_on_one_clock(sequence: bool, clock: str, tmp_path: Path) -> None:
+    """The clock of rank 1 is 3.4 ms ahead."""
+    for rank in range(2):
+        made = RunBuilder(rank=rank, world_size=2)
+        for number in range(12):
+            made.now = 10_000 + number * 1000.0 + 3_400 * rank
+            with made.step():
+                made.launch(300, "ncclDevKernel_AllReduce", **({"Seq": number} if sequence else {}))  # type: ignore[arg-type]
+                made.sync()
+        made.write(tmp_path / f"rank{rank}.json")
+    page = render(trace_doctor.analyze(tmp_path, detail=True), "html")
+    found = re.search(r'data-timeline="(.*?)"', page)
+    assert found is not None
+    given = json.loads(unescape(found[1]))
+    assert given["together"] == f"all ranks, on {clock}"
+    (_, _, first), (_, _, second) = given["captures"]
+    assert second - first == pytest.approx(0 if sequence else 3_400, abs=1)
+
+
 _DRIVE = """setTimeout(function () {
   var box = document.querySelector(".timeline-box"), picked = document.querySelector(".picked"), log = [];
   var key = function (name) { box.dispatchEvent(new KeyboardEvent("keydown", { key: name, bubbles: true })); };

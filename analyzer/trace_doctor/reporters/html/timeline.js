@@ -56,7 +56,7 @@
       var events = detail && detail.events, capture = { input: input, name: pair[1], offset: 0, spans: [], tracks: [], length: 0 };
       if (events) {
         capture.clock = events.start_us;
-        capture.epoch = events.epoch_us;
+        capture.epoch = pair[2];
         capture.length = events.dur_us;
         capture.cut = events.shown < events.of;
         if (found.findings.some(function (f) { return (f.input || 0) === input && (f.spans || []).length; })) capture.tracks.push(ofFindings(capture, found));
@@ -91,10 +91,10 @@
   var build = function (found, details) {
     var captures = capturesOf(found, details), rows, view, from, to, picked = null, under = null, hits = [], matches = new Map(), colours = {};
     var views = captures.map(function (capture) { return { name: capture.name || "the capture", captures: [capture], zero: 0 }; });
-    if (given.one_clock) {
+    if (given.together) {
       var zero = Math.min.apply(null, captures.map(function (c) { return c.epoch; }));
       captures.forEach(function (c) { c.offset = c.epoch - zero; });
-      views.push({ name: "all ranks, on the clock of the host", captures: captures });
+      views.push({ name: given.together, captures: captures });
     }
     var canvas = make("canvas", "", { "aria-hidden": "true" }), pen = canvas.getContext("2d"), space = make("div"), tip = make("div", "", { "class": "tip", "aria-hidden": "true" });
     var scroller = make("div", "", { "class": "timeline-box", tabindex: "0", role: "application", "aria-label": "Timeline: W and S zoom, A and D move, arrow keys select an event" });
