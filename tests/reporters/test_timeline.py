@@ -136,6 +136,75 @@ def test_it_opens_at_a_finding_and_is_driven_by_keys_and_search(result: Result, 
     assert "<img" not in opened.dom
 
 
+_FOLD = """setTimeout(function () {
+  var box = document.querySelector(".timeline-box"), canvas = box.querySelector("canvas"), picked = document.querySelector(".picked"), log = [];
+  var choice = document.querySelector(".timeline-panel select"), place = canvas.getBoundingClientRect();
+  var key = function (name) { box.dispatchEvent(new KeyboardEvent("keydown", { key: name, bubbles: true })); };
+  var heights = function () { log.push(box.scrollHeight); };
+  canvas.setPointerCapture = function () {};
+  var click = function (row) {
+    ["pointerdown", "pointerup"].forEach(function (kind) {
+      canvas.dispatchEvent(new PointerEvent(kind, { clientX: place.left + 20, clientY: place.top + 24 + 17 * row + 8, bubbles: true }));
+    });
+  };
+  choice.value = String(choice.options.length - 1);
+  choice.dispatchEvent(new Event("change"));
+  box.scrollTop = 0;
+  heights();
+  var row = 0, before = box.scrollHeight;
+  while (row < 20 && box.scrollHeight === before) click(row++);
+  heights();
+  click(row - 1);
+  heights();
+  for (var n = 0; n < row; n++) key("ArrowDown");
+  log.push(picked.textContent);
+  key("f");
+  heights();
+  key("ArrowDown");
+  log.push(picked.textContent);
+  key("f");
+  heights();
+  log.push(picked.textContent);
+  var query = document.querySelector(".timeline-panel input");
+  query.value = "aten::addmm";
+  query.dispatchEvent(new Event("input"));
+  query.dispatchEvent(new KeyboardEvent("keydown", { key: "Enter" }));
+  log.push(picked.textContent);
+  var out = document.createElement("pre");
+  out.id = "log";
+  out.textContent = JSON.stringify(log);
+  document.body.append(out);
+}, 3000);"""
+
+
+@in_a_browser
+def test_threads_of_many_ranks_start_collapsed_and_open_by_name_key_and_search(tmp_path: Path) -> None:
+    for rank in range(9):
+        made = RunBuilder(rank=rank, world_size=9)
+        for number in range(6):
+            made.now = 10_000 + number * 1000.0
+            with made.step():
+                with made.op("aten::linear"), made.op("aten::addmm"):
+                    made.launch(100, "gemm")
+                made.launch(200, "ncclDevKernel_AllReduce", Seq=number)
+                made.sync()
+        made.write(tmp_path / f"rank{rank}.json")
+    page = render(trace_doctor.analyze(tmp_path, detail=True), "html")
+    opened = Opened(with_script(page, _FOLD), tmp_path, "#panel=timeline")
+    assert opened.console == []
+    found = re.search(r'<pre id="log">(.*?)</pre>', opened.dom, re.DOTALL)
+    assert found is not None
+    start, clicked, again, first, expanded, inner, collapsed, outer, hit = json.loads(unescape(found[1]))
+    assert clicked > start == again == collapsed
+    assert expanded == clicked
+    assert "main thread" in first
+    assert first.endswith("collapsed, F expands it")
+    assert "collapsed" not in inner
+    assert outer == first
+    assert hit.startswith("aten::addmm")
+    assert "collapsed" not in hit
+
+
 _AXE = """%s
 setTimeout(function () { axe.run(".timeline-panel").then(function (found) {
   var out = document.createElement("pre");
