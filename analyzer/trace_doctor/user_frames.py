@@ -11,6 +11,7 @@ import ntpath
 import posixpath
 import re
 import sys
+from collections.abc import Iterable
 from functools import lru_cache
 from itertools import takewhile
 from pathlib import Path, PurePosixPath
@@ -150,6 +151,18 @@ def shared_parts(one: str, other: str) -> int:
     )
     moved = shared > 1 and all(path.startswith("/") or path[1:3] == ":/" for path in (one, other))
     return shared if moved or shared == min(len(a), len(b)) else 0
+
+
+def one_name_each(files: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
+    """(fault, path of its file) -> the path that stands for all that name the same file: the longest, as a tail names less."""
+    known: dict[str, list[str]] = {}
+    names: dict[tuple[str, str], str] = {}
+    for fault, file in sorted(set(files), key=lambda each: (-len(each[1]), each)):
+        same = next((name for name in known.setdefault(fault, []) if shared_parts(name, file)), None)
+        if same is None:
+            known[fault].append(file)
+        names[fault, file] = file if same is None else same
+    return names
 
 
 def shown_path(filename: str, source: Path | None) -> str:

@@ -106,6 +106,74 @@ def test_without_numbers_what_does_not_overlap_is_not_believed(
         everything[0][RankedCollectives]
 
 
+@pytest.mark.parametrize(
+    ("ahead", "drift", "sequence", "clock"),
+    [
+        (3_400.0, 0.0, True, 3_400_000),
+        (-40_000.0, 0.0, True, -40_000_000),
+        (3_400.0, 20e-6, True, 3_400_000),
+        (0.0, 0.0, True, 0),
+        (3_400.0, 0.0, False, None),
+        (-100_000.0, 1.0, True, None),  # runs at twice the speed: no clock does
+    ],
+)
+def test_clocks_of_hosts_are_told_by_the_ends_of_numbered_collectives(
+    ahead: float,
+    drift: float,
+    sequence: bool,
+    clock: int | None,
+    make_job: Callable[..., list[RankOfJob]],
+) -> None:
+    """Rank 1 comes last to each of 100 and takes 9 us of them; its clock is ahead."""
+    ranks = tuple(RunBuilder(rank=r, world_size=2) for r in range(2))
+    for r, us in enumerate((50.0, 9.0)):
+        for number in range(100):
+            end = 100_000 + number * 1000.0
+            ranks[r].now = end - us + r * (ahead + drift * end)
+            with ranks[r].step():
+                ranks[r].launch(us, "ncclDevKernel_AllReduce", **({"Seq": number} if sequence else {}))  # type: ignore[arg-type]
+                ranks[r].sync()
+    job = make_job(*ranks)
+    if clock is None:
+        with pytest.raises(NotCaptured, match="do not overlap"):
+            job[0][RankedCollectives]
+        return
+    ranked = job[0][RankedCollectives]
+    assert ranked.clock_ns[0] == 0
+    assert ranked.clock_ns[1] == pytest.approx(clock, abs=5_000)
+    [match] = ranked.matches
+    assert (match.last == 1).all()
+    assert set(match.wait[0].tolist()) == {41_000}
+
+
+def test_the_clock_of_a_rank_is_told_by_way_of_another(make_job: Callable[..., list[RankOfJob]]) -> None:
+    """Ranks 0 and 1, 1 and 2 meet; rank 2 is 5 ms ahead of both."""
+    ranks = tuple(RunBuilder(rank=r, world_size=3) for r in range(3))
+    for number in range(6):
+        for r, b in enumerate(ranks):
+            b.now = 10_000 + number * 1000.0 + (5_000 if r == 2 else 0)
+            with b.step():
+                for at, group in enumerate(((0, 1), (1, 2))):
+                    if r in group:
+                        b.wait(max(0, 10_300 + number * 1000 + at * 300 + (5_000 if r == 2 else 0) - b.now))
+                        named = {"Process Group Name": str(at), "Seq": number}
+                        b.launch(50, "ncclDevKernel_AllReduce", **named)  # type: ignore[arg-type]
+                        b.sync()
+    assert make_job(*ranks)[0][RankedCollectives].clock_ns == (0, 0, 5_000_000)
+
+
+def test_a_broadcast_does_not_tell_the_clocks(make_job: Callable[..., list[RankOfJob]]) -> None:
+    """Its root may be through long before the others."""
+    ranks = tuple(RunBuilder(rank=r, world_size=2) for r in range(2))
+    for number in range(6):
+        for r, b in enumerate(ranks):
+            b.now = 1000.0 + number * 1000 + 200 * r
+            with b.step():
+                b.launch(9, "ncclDevKernel_Broadcast", Seq=number)
+                b.sync()
+    assert make_job(*ranks)[0][RankedCollectives].clock_ns == (0, None)
+
+
 def test_clocks_that_differ_by_more_than_a_collective_takes(make_job: Callable[..., list[RankOfJob]]) -> None:
     """Rank 1 comes last to each and takes 9 us; its clock is 20 us ahead."""
     ranks = (RunBuilder(rank=0, world_size=2), RunBuilder(rank=1, world_size=2))

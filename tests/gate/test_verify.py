@@ -256,6 +256,29 @@ def test_the_same_fault_in_another_place_is_gone_and_new() -> None:
     assert (fates(made), [n.id for n in made.new], made.code) == (["gone"], ["TD101-1"], 1)
 
 
+def in_file(file: str, n: int = 1) -> m.Finding:
+    return fault(n=n, fingerprint="utils.py load", location=m.Location(file=file, function="load"))
+
+
+def test_two_files_of_one_name_are_two_faults() -> None:
+    two = result(in_file("/old/a/utils.py"), in_file("/old/b/utils.py", 2))
+    made = verify(two, result(in_file("/new/b/utils.py")))
+    assert (fates(made), made.new) == (["gone", "still_there"], [])
+    assert [f.measured_us for f in made.findings] == [made.promise.measured_us, None]
+    assert verify(two, result()).promise.time_us_per_step == 80_000.0
+    both = difference(two, result()).rules
+    assert [rule.findings_before for rule in both if rule.code == "TD101"] == [2]
+    silenced = m.Suppressed(finding=in_file("/new/b/utils.py"), kind="comment", where="train.py:41")
+    assert fates(verify(two, result(suppressed=[silenced]))) == ["gone", "still_there"]
+
+
+def test_a_file_that_was_moved_is_the_same() -> None:
+    moved = verify(result(in_file("/base/utils.py")), result(in_file("/fix/utils.py")))
+    assert (fates(moved), moved.new) == (["still_there"], [])
+    another = verify(result(in_file("a/utils.py"), in_file("b/utils.py", 2)), result(in_file("c/utils.py")))
+    assert (fates(another), len(another.new)) == (["gone", "gone"], 1)
+
+
 def test_each_finding_of_after_answers_for_one_of_before() -> None:
     twice = [fault(), fault(n=2)]
     assert fates(verify(result(*twice), result(fault()))) == ["still_there", "gone"]

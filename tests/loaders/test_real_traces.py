@@ -92,12 +92,11 @@ def test_columns_equal_a_plain_reading(trace_file: Path) -> None:
     assert (
         np.isin(run.cat, [Cat.KERNEL, Cat.MEMCPY, Cat.MEMSET]).tolist() == on_gpu or "mtia" in trace_file.name
     )
-    for row in run.gpu.tolist():
-        if on_gpu[row]:
-            assert (run.device[row], run.stream[row]) == (
-                argument(wanted[row], "device"),
-                argument(wanted[row], "stream"),
-            )
+    rows = [row for row in run.gpu.tolist() if on_gpu[row]]
+    assert run.stream[rows].tolist() == [argument(wanted[row], "stream") for row in rows]
+    devices = {(int(run.device[row]), argument(wanted[row], "device")) for row in rows}
+    # of one GPU ROCm writes the number among the CPU sockets
+    assert all(a == b for a, b in devices) or ("hip_runtime_version" in head and len(devices) == 1)
     assert (
         run.device[~run.is_cat(*(Cat.KERNEL, Cat.MEMCPY, Cat.MEMSET, Cat.SYNC, Cat.GPU_ANNOTATION))] == -1
     ).all()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from handwritten import event, load, names, sound, trace
 
+from trace_doctor.loaders.kineto.trace import load_trace
 from trace_doctor.run import Cat
 
 
@@ -215,6 +216,36 @@ def test_device_and_stream_come_from_the_arguments_first(
 ) -> None:
     run = load(tmp_path, trace(json.dumps(event("k", 1, cat="kernel", pid=pid, tid=tid, args=args))))
     assert (run.device[0], run.stream[0]) == place
+
+
+@pytest.mark.parametrize(
+    ("seen", "allocated", "call", "on", "number"),
+    [
+        (1, [], "hipLaunchKernel", [2], [0]),  # the only GPU that the process sees
+        (8, [0], "hipLaunchKernel", [2], [0]),  # the only one that it allocates on
+        (8, [], "hipLaunchKernel", [2], [2]),
+        (8, [0, 1], "hipLaunchKernel", [2], [2]),
+        (2, [0, 1], "hipLaunchKernel", [2, 3], [2, 3]),
+        (1, [], "cudaLaunchKernel", [2], [2]),
+    ],
+)
+def test_rocm_counts_the_gpus_of_kernels_behind_the_cpus(
+    tmp_path: Path, seen: int, allocated: list[int], call: str, on: list[int], number: list[int]
+) -> None:
+    events = [event(call, 1, cat="cuda_runtime")]
+    events += [event("k", 2 + n, cat="kernel", pid=n, args={"device": n, "stream": 0}) for n in on]
+    events += [
+        {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "pid": 1, "tid": 1, "ts": 5 + n,
+         "args": {"Bytes": 512, "Device Type": 6, "Device Id": n}}
+        for n in allocated
+    ]  # fmt: skip
+    path = tmp_path / "trace.json"
+    properties = [{"id": n, "name": "AMD Instinct MI300X"} for n in range(seen)]
+    path.write_text(json.dumps({"schemaVersion": 1, "deviceProperties": properties, "traceEvents": events}))
+    run = load_trace(path, path.name)
+    assert run.device[run.device >= 0].tolist() == number
+    if run.memory is not None:
+        assert run.memory.device.tolist() == allocated
 
 
 def test_host_rows_have_no_device(tmp_path: Path) -> None:

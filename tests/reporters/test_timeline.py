@@ -65,6 +65,28 @@ def test_a_saved_page_keeps_its_timeline(result: Result, tmp_path: Path) -> None
     assert render(read_saved(tmp_path / "page.html"), "html") == page
 
 
+@pytest.mark.parametrize(
+    ("sequence", "clock"), [(True, "one clock (by collectives)"), (False, "the clock of the host")]
+)
+def test_ranks_of_several_hosts_are_shown_on_one_clock(sequence: bool, clock: str, tmp_path: Path) -> None:
+    """The clock of rank 1 is 3.4 ms ahead."""
+    for rank in range(2):
+        made = RunBuilder(rank=rank, world_size=2)
+        for number in range(12):
+            made.now = 10_000 + number * 1000.0 + 3_400 * rank
+            with made.step():
+                made.launch(300, "ncclDevKernel_AllReduce", **({"Seq": number} if sequence else {}))  # type: ignore[arg-type]
+                made.sync()
+        made.write(tmp_path / f"rank{rank}.json")
+    page = render(trace_doctor.analyze(tmp_path, detail=True), "html")
+    found = re.search(r'data-timeline="(.*?)"', page)
+    assert found is not None
+    given = json.loads(unescape(found[1]))
+    assert given["together"] == f"all ranks, on {clock}"
+    (_, _, first), (_, _, second) = given["captures"]
+    assert second - first == pytest.approx(0 if sequence else 3_400, abs=1)
+
+
 _DRIVE = """setTimeout(function () {
   var box = document.querySelector(".timeline-box"), picked = document.querySelector(".picked"), log = [];
   var key = function (name) { box.dispatchEvent(new KeyboardEvent("keydown", { key: name, bubbles: true })); };
@@ -112,6 +134,75 @@ def test_it_opens_at_a_finding_and_is_driven_by_keys_and_search(result: Result, 
     assert "step 7" in kernel
     assert call.startswith("cudaLaunchKernel · ")
     assert "<img" not in opened.dom
+
+
+_FOLD = """setTimeout(function () {
+  var box = document.querySelector(".timeline-box"), canvas = box.querySelector("canvas"), picked = document.querySelector(".picked"), log = [];
+  var choice = document.querySelector(".timeline-panel select"), place = canvas.getBoundingClientRect();
+  var key = function (name) { box.dispatchEvent(new KeyboardEvent("keydown", { key: name, bubbles: true })); };
+  var heights = function () { log.push(box.scrollHeight); };
+  canvas.setPointerCapture = function () {};
+  var click = function (row) {
+    ["pointerdown", "pointerup"].forEach(function (kind) {
+      canvas.dispatchEvent(new PointerEvent(kind, { clientX: place.left + 20, clientY: place.top + 24 + 17 * row + 8, bubbles: true }));
+    });
+  };
+  choice.value = String(choice.options.length - 1);
+  choice.dispatchEvent(new Event("change"));
+  box.scrollTop = 0;
+  heights();
+  var row = 0, before = box.scrollHeight;
+  while (row < 20 && box.scrollHeight === before) click(row++);
+  heights();
+  click(row - 1);
+  heights();
+  for (var n = 0; n < row; n++) key("ArrowDown");
+  log.push(picked.textContent);
+  key("f");
+  heights();
+  key("ArrowDown");
+  log.push(picked.textContent);
+  key("f");
+  heights();
+  log.push(picked.textContent);
+  var query = document.querySelector(".timeline-panel input");
+  query.value = "aten::addmm";
+  query.dispatchEvent(new Event("input"));
+  query.dispatchEvent(new KeyboardEvent("keydown", { key: "Enter" }));
+  log.push(picked.textContent);
+  var out = document.createElement("pre");
+  out.id = "log";
+  out.textContent = JSON.stringify(log);
+  document.body.append(out);
+}, 3000);"""
+
+
+@in_a_browser
+def test_threads_of_many_ranks_start_collapsed_and_open_by_name_key_and_search(tmp_path: Path) -> None:
+    for rank in range(9):
+        made = RunBuilder(rank=rank, world_size=9)
+        for number in range(6):
+            made.now = 10_000 + number * 1000.0
+            with made.step():
+                with made.op("aten::linear"), made.op("aten::addmm"):
+                    made.launch(100, "gemm")
+                made.launch(200, "ncclDevKernel_AllReduce", Seq=number)
+                made.sync()
+        made.write(tmp_path / f"rank{rank}.json")
+    page = render(trace_doctor.analyze(tmp_path, detail=True), "html")
+    opened = Opened(with_script(page, _FOLD), tmp_path, "#panel=timeline")
+    assert opened.console == []
+    found = re.search(r'<pre id="log">(.*?)</pre>', opened.dom, re.DOTALL)
+    assert found is not None
+    start, clicked, again, first, expanded, inner, collapsed, outer, hit = json.loads(unescape(found[1]))
+    assert clicked > start == again == collapsed
+    assert expanded == clicked
+    assert "main thread" in first
+    assert first.endswith("collapsed, F expands it")
+    assert "collapsed" not in inner
+    assert outer == first
+    assert hit.startswith("aten::addmm")
+    assert "collapsed" not in hit
 
 
 _AXE = """%s

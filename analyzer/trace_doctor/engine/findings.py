@@ -32,7 +32,7 @@ from trace_doctor.model import (
 from trace_doctor.model.parameters import misfit
 from trace_doctor.recording.folder import BUSY
 from trace_doctor.rule import Claim, Rule
-from trace_doctor.user_frames import shared_parts
+from trace_doctor.user_frames import one_name_each
 
 LEVEL: dict[Severity, int] = {"info": 0, "warning": 1, "critical": 2}
 WEIGHT: dict[Confidence, float] = {"high": 1.0, "medium": 0.7, "low": 0.4}
@@ -228,20 +228,15 @@ Fault = tuple[str, str, int, str]
 def merge(filings: Sequence[Filing], settings: Settings, jobs: Mapping[int, int] | None = None) -> Merged:
     """One finding per fault: the same fault on other ranks or files of one folder becomes a table in the worst one. `jobs`:
     the job of each input; without it all are of one."""
-
-    files: dict[str, list[str]] = {}
+    files = one_name_each((f.finding.fingerprint, f.finding.location.file or "") for f in filings)
 
     def fault(filing: Filing) -> Fault:
         folder = str(PurePosixPath(filing.path).parent)
         known_as, file = filing.finding.fingerprint, filing.finding.location.file or ""
-        known = files.setdefault(known_as, [])
-        same = next((name for name in known if shared_parts(name, file)), None)
-        if same is None:
-            known.append(file)
-        return known_as, folder, (jobs or {}).get(filing.input, 0), file if same is None else same
+        return known_as, folder, (jobs or {}).get(filing.input, 0), files[known_as, file]
 
     groups: dict[Fault, list[Filing]] = {}
-    for f in sorted(filings, key=lambda f: -len(f.finding.location.file or "")):  # a tail names less
+    for f in filings:
         groups.setdefault(fault(f), []).append(f)
     pairs = []
     elsewhere: dict[int, list[Filing]] = {}

@@ -133,10 +133,14 @@ def path_of(finding: Finding, result: Result) -> tuple[str, bool]:
 
 def alike(known: Known, finding: Finding, result: Result) -> int:
     """How many last parts of their paths a finding and one of the same fingerprint share; 0 where it is another file."""
-    path, in_project = path_of(finding, result)
-    if in_project and known.in_project:
-        return len(path) + 1 if path == known.path else 0
-    return shared_parts(path, known.path)
+    return same_file(path_of(finding, result), (known.path, known.in_project))
+
+
+def same_file(one: tuple[str, bool], other: tuple[str, bool]) -> int:
+    """How many last parts two paths of `path_of` share; 0 where they are of two files."""
+    if one[1] and other[1]:
+        return len(one[0]) + 1 if one == other else 0
+    return shared_parts(one[0], other[0])
 
 
 def place(finding: Finding) -> str:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from trace_doctor.gate.comparable import another_clock, comparable, side
 from trace_doctor.gate.evidence import not_judged, not_whole
-from trace_doctor.gate.matching import follow
+from trace_doctor.gate.matching import faults, follow
 from trace_doctor.gate.runs import cost, runs_of
 from trace_doctor.gate.samples import Figures, Sample, kernels, operators, peak_parts, time_parts
 from trace_doctor.gate.step_times import LEAST_CHANGE, LEAST_STEPS, step_times
@@ -177,8 +177,8 @@ def _rule(
         title=outcome.title,
         before=a.outcome if a else None,
         after=b.outcome if b else None,
-        findings_before=len({f.fingerprint for f in before}),
-        findings_after=len({f.fingerprint for f in after}),
+        findings_before=len(set(faults(before).values())),
+        findings_after=len(set(faults(after).values())),
         cost_before=max((c for f in before if (c := cost(f)) is not None), default=None),
         cost_after=max((c for f in after if (c := cost(f)) is not None), default=None),
         confidence=max(sure, key=_CONFIDENCE.index, default=None),

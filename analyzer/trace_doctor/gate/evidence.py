@@ -134,8 +134,8 @@ def hidden_findings(shown: Result, whole: Result | None) -> list[Finding]:
     return [*(s.finding for s in shown.suppressed), *besides]
 
 
-def _fault(finding: Finding) -> tuple[str, str, int]:
-    return finding.code, finding.fingerprint, finding.input
+def _fault(finding: Finding) -> tuple[str, str, str, int]:
+    return finding.code, finding.fingerprint, finding.location.file or "", finding.input
 
 
 def not_followed(before: Result, unseen: Sequence[Finding]) -> str:

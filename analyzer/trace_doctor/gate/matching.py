@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 
+from trace_doctor.gate.baseline import path_of, same_file
 from trace_doctor.gate.decision import LEVELS
 from trace_doctor.model import LOOKED, Finding, Input, Outcome, Result, Saving
 from trace_doctor.model.captures import LEAST_LAUNCHES
 from trace_doctor.model.comparison import Appeared, Fate, Followed
+from trace_doctor.user_frames import one_name_each
 
 SMALLER = 0.8
 """a fault found again is `smaller` when removing it would save at most this part of what it would have saved before"""
@@ -27,11 +30,13 @@ _KINDS: dict[str, tuple[Callable[[Input], bool], str]] = {
 
 def follow(before: Result, after: Result, chosen: Sequence[Finding]) -> tuple[list[Followed], list[Appeared]]:
     """What became of the chosen findings of BEFORE, in its order, and what AFTER alone shows."""
-    same = _same(before.findings, after.findings)
+    alike = _alike(before, after)
+    same = _same(before.findings, after.findings, alike)
+    known_as = faults(before.findings)
     followed = [
         _found_again(finding, again, before, after)
-        if (again := _again(finding, before, same))
-        else _lost(finding, before, after)
+        if (again := _again(finding, before, same, known_as))
+        else _lost(finding, before, after, alike)
         for finding in chosen
     ]
     known = {f.id for f in same.values()}
@@ -46,34 +51,69 @@ def follow(before: Result, after: Result, chosen: Sequence[Finding]) -> tuple[li
     return followed, new
 
 
-def _again(finding: Finding, before: Result, same: dict[str, Finding]) -> Finding | None:
+def _again(
+    finding: Finding, before: Result, same: Mapping[str, Finding], known_as: Mapping[str, Fault]
+) -> Finding | None:
     """The finding of AFTER that is the same fault. A fault that several recordings of BEFORE show is found again when it
     is in one recording of AFTER."""
-    elsewhere = [f for f in before.findings if _same_fingerprint(f, finding) and f.input != finding.input]
+    own = known_as[finding.id]
+    elsewhere = [f for f in before.findings if known_as[f.id] == own and f.input != finding.input]
     return next((same[f.id] for f in (finding, *elsewhere) if f.id in same), None)
 
 
-def _same(before: Sequence[Finding], after: Sequence[Finding]) -> dict[str, Finding]:
-    """Id of a finding of BEFORE -> the finding of AFTER: of the same fingerprint (the same rank's first); then of the
-    same rule, where one of the two does not know its place in the script."""
+Fault = tuple[str, str]
+"""fingerprint, and the path that stands for the file"""
+
+
+def faults(findings: Sequence[Finding]) -> dict[str, Fault]:
+    """Id -> the fault, which several recordings and ranks of one side may show."""
+    named = {f.id: (f.fingerprint, f.location.file or "") for f in findings}
+    files = one_name_each(named.values())
+    return {id: (name[0], files[name]) for id, name in named.items()}
+
+
+def _alike(before: Result, after: Result) -> Callable[[Finding, Finding], int]:
+    """How many last parts of their paths a finding of BEFORE and one of AFTER share; 0 where they are two faults. A fault that
+    each side has in one file alone is the same, wherever the file was moved: nothing is called gone that may be there."""
+    files = [
+        Counter(
+            fingerprint
+            for fingerprint, _ in set(faults([*r.findings, *(s.finding for s in r.suppressed)]).values())
+        )
+        for r in (before, after)
+    ]
+
+    def shared(a: Finding, b: Finding) -> int:
+        if a.fingerprint != b.fingerprint:
+            return 0
+        moved = all(count[a.fingerprint] == 1 for count in files)
+        return same_file(path_of(a, before), path_of(b, after)) or int(moved)
+
+    return shared
+
+
+def _same(
+    before: Sequence[Finding], after: Sequence[Finding], alike: Callable[[Finding, Finding], int]
+) -> dict[str, Finding]:
+    """Id of a finding of BEFORE -> the finding of AFTER: of the same fault (the most similar path and the same rank first); then
+    of the same rule, where one of the two does not know its place in the script."""
+    by_fault: dict[str, list[Finding]] = {}
+    for other in after:
+        by_fault.setdefault(other.fingerprint, []).append(other)
+    same = [
+        (-shared, finding.rank != other.rank, finding, other)
+        for finding in before
+        for other in by_fault.get(finding.fingerprint, ())
+        if (shared := alike(finding, other))
+    ]
+    placeless = [(0, False, a, b) for a in before for b in after if _one_without_place(a, b)]
     pairs: dict[str, Finding] = {}
-    unmatched = {f.id: f for f in after}
-    for alike in (_same_rank, _same_fingerprint, _one_without_place):
-        for finding in before:
-            if finding.id in pairs:
-                continue
-            other = next((f for f in unmatched.values() if alike(finding, f)), None)
-            if other is not None:
-                pairs[finding.id] = unmatched.pop(other.id)
+    taken: set[str] = set()
+    for *_, finding, other in [*sorted(same, key=lambda pair: pair[:2]), *placeless]:
+        if finding.id not in pairs and other.id not in taken:
+            pairs[finding.id] = other
+            taken.add(other.id)
     return pairs
-
-
-def _same_fingerprint(a: Finding, b: Finding) -> bool:
-    return a.fingerprint == b.fingerprint
-
-
-def _same_rank(a: Finding, b: Finding) -> bool:
-    return a.fingerprint == b.fingerprint and a.rank == b.rank
 
 
 def _one_without_place(a: Finding, b: Finding) -> bool:
@@ -122,9 +162,11 @@ def _costs(before: Saving | None, after: Saving | None) -> list[tuple[float, flo
     return [(a, b) for a, b in pairs if a is not None and b is not None]
 
 
-def _lost(finding: Finding, before: Result, after: Result) -> Followed:
+def _lost(
+    finding: Finding, before: Result, after: Result, alike: Callable[[Finding, Finding], int]
+) -> Followed:
     """Not found again: gone only where the rule looked at the same rank with the same kind of recording."""
-    if silenced := next((s for s in after.suppressed if _same_fingerprint(s.finding, finding)), None):
+    if silenced := next((s for s in after.suppressed if alike(finding, s.finding)), None):
         return _followed(
             finding, "still_there", other=silenced.finding, reason=f"silenced by {silenced.where}"
         )

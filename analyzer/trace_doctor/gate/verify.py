@@ -18,7 +18,7 @@ from trace_doctor.gate.evidence import (
     not_looked_for,
     not_whole,
 )
-from trace_doctor.gate.matching import ON_THE_CAPTURE, follow
+from trace_doctor.gate.matching import ON_THE_CAPTURE, Fault, faults, follow
 from trace_doctor.gate.step_times import step_times
 from trace_doctor.model import Finding, Result, Saving, Severity, WhatIf, known_together
 from trace_doctor.model.comparison import Appeared, Followed, MemoryChange, StepChange
@@ -197,20 +197,21 @@ def _promise(
     if (replayed := _replayed(before, timed)) is not None:
         promise = replace(promise, time_us_per_step=replayed[0], basis=replayed[1].basis, how=replayed[2])
         return _as_known(promise, [f.saving for f in timed if f.saving])
-    faults: dict[str, Saving] = {}  # recorded several times, a fault still promises once: the most it did
+    known_as = faults(timed)
+    once: dict[Fault, Saving] = {}  # recorded several times, a fault still promises once: the most it did
     for f in timed:
         assert f.saving is not None
-        if _time(f.saving) >= _time(faults.get(f.fingerprint)):
-            faults[f.fingerprint] = f.saving
-    total, step = sum(map(_time, faults.values())), before.summary.step_us
-    alone = len(faults) == 1
+        if _time(f.saving) >= _time(once.get(known_as[f.id])):
+            once[known_as[f.id]] = f.saving
+    total, step = sum(map(_time, once.values())), before.summary.step_us
+    alone = len(once) == 1
     promise = replace(
         promise,
         time_us_per_step=total if step is None else min(total, step),
-        basis=next(iter(faults.values())).basis if alone else "bound",
+        basis=next(iter(once.values())).basis if alone else "bound",
         how="what the finding claims" if alone else "the sum of what the findings claim, at most the step",
     )
-    return _as_known(promise, faults.values())
+    return _as_known(promise, once.values())
 
 
 def _as_known(promise: Promise, savings: Iterable[Saving]) -> Promise:
@@ -234,18 +235,14 @@ def _replayed(before: Result, timed: Sequence[Finding]) -> tuple[float, WhatIf, 
 
     A combination that was not replayed gives at most what its members give alone, and at most what all give together.
     """
-    faults = {f.fingerprint for f in timed}
+    known_as = faults(timed)
     best: tuple[float, WhatIf, str] | None = None
     for number in sorted({w.input for w in before.what_if}):
         own_rows = [w for w in before.what_if if w.input == number]
         here = {f.id for f in timed if f.input == number}
         today = next((w for w in own_rows if not w.fixes), None)
         alone = {w.fixes[0]: w for w in own_rows if len(w.fixes) == 1}
-        if (
-            today is None
-            or not here <= set(alone)
-            or {f.fingerprint for f in timed if f.id in here} != faults
-        ):
+        if today is None or not here <= set(alone) or {known_as[id] for id in here} != set(known_as.values()):
             continue
         exact = next((w for w in own_rows if set(w.fixes) == here), None)
         if exact is not None:
@@ -269,19 +266,19 @@ def _replayed(before: Result, timed: Sequence[Finding]) -> tuple[float, WhatIf, 
 
 def _measured(requested: Sequence[Finding], followed: Sequence[Followed], promise: Promise) -> list[Followed]:
     """Measured changes beside a promise, where only one fault that went can have made them."""
-    faults = {f.id: f.fingerprint for f in requested}
+    known_as = faults(requested)
 
-    def alone(quantity: Literal["time_us_per_step", "bytes"]) -> str | None:
+    def alone(quantity: Literal["time_us_per_step", "bytes"]) -> Fault | None:
         moved = [f for f in followed if f.fate in ("gone", "smaller")]
-        promised = {faults[f.id] for f in moved if f.promised and getattr(f.promised, quantity)}
+        promised = {known_as[f.id] for f in moved if f.promised and getattr(f.promised, quantity)}
         return next(iter(promised)) if len(promised) == 1 else None
 
     time, memory = alone("time_us_per_step"), alone("bytes")
     return [
         replace(
             f,
-            measured_us=promise.measured_us if _moved(f) and faults[f.id] == time else None,
-            measured_bytes=promise.measured_bytes if _moved(f) and faults[f.id] == memory else None,
+            measured_us=promise.measured_us if _moved(f) and known_as[f.id] == time else None,
+            measured_bytes=promise.measured_bytes if _moved(f) and known_as[f.id] == memory else None,
         )
         for f in followed
     ]

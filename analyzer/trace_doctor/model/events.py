@@ -43,6 +43,8 @@ class Events(Struct, frozen=True, kw_only=True):
     """start of the window on the clock of the file, which is that of `Finding.spans`"""
     epoch_us: float
     """the same moment on the clock of the host, which ranks of one host share"""
+    clock_us: float | None = None
+    """by how much that clock is ahead of the first rank's, as the ends of collectives show; None where they do not"""
     dur_us: Us
     names: list[str]
     kinds: list[EventKind]

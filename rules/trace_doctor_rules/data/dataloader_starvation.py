@@ -244,11 +244,12 @@ class DataLoaderStarvation(TimeRule):
         source="workers share cores: 50 of 59 ms gained in practice",
     )
     min_starved: float = threshold(
-        0.03,
+        0.05,
         "launches that stall while the GPU is idle, in half of the steps, as a share of the steady steps, from which on no workers "
         "are offered: cores are short",
         unit="share",
-        source="launches take 5 to 20 us each: no capture with idle cores reaches it",
+        source="of 26 captures of several steps on a GPU 25 have no such launch; in one the same three kernels of each step take "
+        "3.9%, for another reason",
     )
     most_workers: int = threshold(
         8, "workers at most where the core count is not known", source="common node sizes"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import get_args
 
 import msgspec
@@ -13,6 +13,8 @@ from msgspec.structs import replace
 
 from trace_doctor.arrays import I64, Bool
 from trace_doctor.evidence.base import Facts
+from trace_doctor.evidence.distributed.collectives import RankedCollectives
+from trace_doctor.evidence.rank_summary import RankSummary, ranks_of_jobs
 from trace_doctor.evidence.trace.gpu_timeline import COMM, COPY, work_kinds
 from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.nesting import Nesting
@@ -45,11 +47,11 @@ def with_events(result: Result, captures: Sequence[tuple[int, Facts]], room: int
     """The result with what its page shows of each capture; `captures` with their numbers in `Result.inputs`."""
     details = [] if result.detail is UNSET else result.detail
     traced = {number: facts for number, facts in captures if facts.get(Steps) is not None}
-    each = room // max(1, len(traced))
+    each, clocks = room // max(1, len(traced)), _clocks(traced)
     return replace(
         result,
         detail=[
-            replace(d, events=events_of(traced[d.input], _spans(result, d.input), each))
+            replace(d, events=events_of(traced[d.input], _spans(result, d.input), each, clocks.get(d.input)))
             if d.input in traced
             else d
             for d in details
@@ -57,17 +59,29 @@ def with_events(result: Result, captures: Sequence[tuple[int, Facts]], room: int
     )
 
 
+def _clocks(traced: Mapping[int, Facts]) -> dict[int, float]:
+    """By how much the clock of each capture is ahead of its job's first rank, us, where that is known."""
+    ranks = ranks_of_jobs([RankSummary.of(facts, RankedCollectives.of_each) for facts in traced.values()])
+    clocks = {}
+    for number, rank in zip(traced, ranks, strict=True):
+        ranked = rank.get(RankedCollectives)
+        clock = dict(zip(ranked.ranks, ranked.clock_ns, strict=True)).get(rank.rank) if ranked else None
+        if clock is not None:
+            clocks[number] = clock / 1e3
+    return clocks
+
+
 def _spans(result: Result, number: int) -> list[Span]:
     return [span for finding in result.findings if finding.input == number for span in finding.spans]
 
 
-def events_of(facts: Facts, spans: Sequence[Span], room: int) -> Events:
+def events_of(facts: Facts, spans: Sequence[Span], room: int, clock_us: float | None = None) -> Events:
     """All that fits into `room` bytes of a page: what overlaps `spans` first, then the longest; Python functions
-    of libraries last. Raises NotCaptured without a trace."""
+    of libraries last. `clock_us`: as in `Events`. Raises NotCaptured without a trace."""
     chosen = _Choice(facts, spans)
     most = room // _PER_EVENT
     while True:
-        events = chosen.first(most)
+        events = replace(chosen.first(most), clock_us=clock_us)
         size = len(zlib.compress(msgspec.json.encode(events), 6)) * 4 // 3
         if size <= room or not events.shown:
             return events

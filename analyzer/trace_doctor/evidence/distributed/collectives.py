@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Self
 
@@ -39,6 +40,13 @@ the set-up of a communicator, not a steady cost"""
 SEVERAL = 3
 IN_LINE_NS = 10_000
 """a stream begins its next kernel so soon: one that begins later waited for something else than the one before"""
+_ENDING_TOGETHER = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all")
+"""collectives that no rank leaves before it has something of every other: they end on all within some 10 us"""
+SPREAD = 0.25
+"""of the distance of collectives: where the differences of their ends scatter by less around the median, that is by how much the
+clocks differ"""
+LEAST_NUMBERED = 4
+"""collectives of two ranks with one number: fewer do not show that they scatter little"""
 
 _KINDS = {
     "dispatch": "expert dispatch",
@@ -199,6 +207,9 @@ class RankedCollectives(JobEvidence, frozen=True):
     """per rank and steady step: the same, but it may also be waiting for a rank that was not read"""
     caused_ns: tuple[int, ...]
     """per rank: for how long the others together did nothing but wait for it, in all steady steps"""
+    clock_ns: tuple[int | None, ...]
+    """per rank: by how much its clock is ahead of that of the first, as the ends of numbered collectives show; None where
+    they do not"""
     members: tuple[RankSummary, ...]
 
     @classmethod
@@ -210,7 +221,8 @@ class RankedCollectives(JobEvidence, frozen=True):
                 "record the same steps on every rank and analyze the folder with all traces",
             )
         world = max((m.world or 0 for m in ranks), default=0)
-        matches = [m for key in _kinds(members) if (m := _matched(members, key, world)) is not None]
+        clocks = _clocks(members)
+        matches = [m for key in _kinds(members) if (m := _matched(members, key, world, clocks)) is not None]
         if not matches:
             raise NotCaptured(
                 "the collectives of the ranks do not overlap in time",
@@ -225,6 +237,7 @@ class RankedCollectives(JobEvidence, frozen=True):
             transfer_ns=transfers,
             untold_ns=untold,
             caused_ns=_caused(members, matches),
+            clock_ns=clocks,
             members=tuple(members),
         )
 
@@ -255,6 +268,10 @@ class RankedCollectives(JobEvidence, frozen=True):
         return float(np.delete(ahead, late).min()) / steps
 
     @cached_property
+    def _ahead(self) -> I64:
+        return _known(self.clock_ns)
+
+    @cached_property
     def _in_order(self) -> list[tuple[I64, I64, I64, Bool]]:
         """(members, wait, time beside no compute, whether it stood in line behind the one before) of each collective, by time."""
         alone = [_steady_alone(m) for m in self.members]
@@ -272,7 +289,9 @@ class RankedCollectives(JobEvidence, frozen=True):
             columns = zip(match.wait.T, exposed_ns.T, in_line.T, strict=True)
             found += [
                 (end, (match.members, *column))
-                for end, column in zip(match.end.max(axis=0).tolist(), columns, strict=True)
+                for end, column in zip(
+                    (match.end - self._ahead[match.members, None]).max(axis=0).tolist(), columns, strict=True
+                )
             ]
         return [collective for _, collective in sorted(found, key=lambda each: each[0])]
 
@@ -297,25 +316,69 @@ def _kinds(members: list[RankSummary]) -> list[Key]:
     return [key for key, ranks in rank_counts.items() if ranks > 1]
 
 
-def _matched(members: list[RankSummary], key: Key, world: int) -> Match | None:
+def _clocks(members: list[RankSummary]) -> tuple[int | None, ...]:
+    """By how much the clock of each rank is ahead of the first's, ns; of one that shares no collectives with the first, by way
+    of others."""
+    ends = [_numbered_ends(summary[Collectives]) for summary in members]
+    clocks: list[int | None] = [0, *([None] * (len(members) - 1))]
+    reached = [(0, 0)]
+    for by, clock in reached:
+        for i in range(len(members)):
+            if clocks[i] is None and (ahead := _clock_ahead(ends[by], ends[i])) is not None:
+                clocks[i] = clock + ahead
+                reached.append((i, clock + ahead))
+    return tuple(clocks)
+
+
+def _numbered_ends(own: Collectives) -> dict[tuple[Key, int], int]:
+    """When those ended that have a number and end on all ranks together."""
+    together = {key for key in set(own.keys) if kind_of(key[0]) in _ENDING_TOGETHER}
+    numbered = list(zip(own.keys, own.sequence.tolist(), strict=True))
+    counts = Counter(numbered)
+    return {
+        each: end
+        for each, end in zip(numbered, own.end.tolist(), strict=True)
+        if each[1] >= 0 and each[0] in together and counts[each] == 1
+    }
+
+
+def _clock_ahead(one: Mapping[tuple[Key, int], int], other: Mapping[tuple[Key, int], int]) -> int | None:
+    """By how much the clock of `other` is ahead, ns; None where what they have in common does not tell."""
+    common = [(end, other[each]) for each, end in one.items() if each in other]
+    if len(common) < LEAST_NUMBERED:
+        return None
+    ends = np.sort(np.array(common, dtype=np.int64), axis=0)[:, 0]
+    differences = np.array([b - a for a, b in common], dtype=np.int64)
+    ahead = float(np.median(differences))
+    spread = float(np.median(np.abs(differences - ahead)))
+    return round(ahead) if spread <= SPREAD * float(np.median(np.diff(ends))) else None
+
+
+def _known(clocks: Sequence[int | None]) -> I64:
+    return np.array([clock or 0 for clock in clocks], dtype=np.int64)
+
+
+def _matched(members: list[RankSummary], key: Key, world: int, clocks: Sequence[int | None]) -> Match | None:
     """The collectives of one kind in the steady steps of all ranks that have it; None where they do not fit together. They
     are counted from the end of the capture, or from where the first of the captures ended. `world`: ranks of the job, 0 where
-    nothing says."""
+    nothing says. `clocks`: as `RankedCollectives.clock_ns`."""
     rows = [_steady(summary, key) for summary in members]
     taking = [i for i, own in enumerate(rows) if len(own)]
     if len(taking) < 2:
         return None
     of_each = [(members[i][Collectives], rows[i]) for i in taking]
     own = [(c.start[of], c.end[of], c.sequence[of]) for c, of in of_each]
+    ahead = _known(clocks)[taking, None]
     size = max(int(c.group_size[of].max()) for c, of in of_each)
     if size <= 0:
         size = world if len(members) < world else len(taking)
-    for places in _places([numbers for _, _, numbers in own], *_in_common(own)):
+    on_one_clock = [(start - by, end - by) for (start, end, _), by in zip(own, ahead, strict=True)]
+    for places in _places([numbers for _, _, numbers in own], *_in_common(on_one_clock)):
         start = np.array([each[0][at] for each, at in zip(own, places, strict=True)])
         end = np.array([each[1][at] for each, at in zip(own, places, strict=True)])
         elements = np.array([c.elements[of][at] for (c, of), at in zip(of_each, places, strict=True)])
         lasting = (end - start).max(axis=0)
-        if start.size and lasting[_together(start, end)].sum() >= ALIGNED * lasting.sum():
+        if start.size and lasting[_together(start - ahead, end - ahead)].sum() >= ALIGNED * lasting.sum():
             read = (len(taking), max(size, len(taking)))
             return Match(key[0], np.array(taking), start, end, elements.max(axis=0), read)
     return None
@@ -334,12 +397,10 @@ def _places(numbers: list[I64], counts: list[int], all_of: list[int]) -> Iterato
         yield [np.arange(end - least, end) for end in ends]
 
 
-def _in_common(by_rank: list[tuple[I64, I64, I64]]) -> tuple[list[int], list[int]]:
+def _in_common(by_rank: list[tuple[I64, I64]]) -> tuple[list[int], list[int]]:
     """How many collectives each rank began before the first of the captures ended, and how many it has."""
-    ended = min(int(end.max()) for _, end, _ in by_rank)
-    return [int(np.searchsorted(start, ended)) for start, _, _ in by_rank], [
-        len(start) for start, _, _ in by_rank
-    ]
+    ended = min(int(end.max()) for _, end in by_rank)
+    return [int(np.searchsorted(start, ended)) for start, _ in by_rank], [len(start) for start, _ in by_rank]
 
 
 def _together(start: I64, end: I64) -> Bool:

@@ -151,6 +151,7 @@ def _assemble(
     rows["dur"] = _durations(rows["dur"], damage, warnings)
     _into_order(rows)
     memory = columns.memory(base_ns)
+    _agent_to_ordinal(rows, names, memory.device, info)
     number, how = meta.rank(info, display, rank, rank_how)
     return Run(
         path=display,
@@ -295,6 +296,27 @@ def _places(rows: dict[str, npt.NDArray[Any]], threads: list[Thread]) -> tuple[n
     stream[there] = np.where(numbered >= 0, numbered, np.array(by_tid or [0], dtype=np.int32)[track])
     stream[calls] = stream_of_calls
     return device, stream
+
+
+def _agent_to_ordinal(
+    rows: dict[str, npt.NDArray[Any]],
+    names: list[str],
+    of_memory: npt.NDArray[np.int16],
+    info: dict[str, Any],
+) -> None:
+    """ROCm numbers the GPU of a kernel among all HSA agents, CPU sockets first, and deviceProperties and `[memory]` among the
+    GPUs that the process sees. Where only one GPU did all work, and is the only one that it sees or allocates on, that is
+    its number; where there are more, the file does not tell which is which."""
+    device = rows["device"]
+    gpu = device >= 0
+    calls = np.unique(rows["name"][rows["cat"] == Cat.RUNTIME]).tolist()
+    if len(np.unique(device[gpu])) != 1 or not any(names[name].startswith("hip") for name in calls):
+        return
+    listed = [d["id"] for d in info.get("deviceProperties", ()) if "id" in d]
+    allocated = np.unique(of_memory[of_memory >= 0]).tolist()
+    told = {ids[0] for ids in (listed, allocated) if len(ids) == 1}
+    if len(told) == 1 and (own := told.pop()) <= np.iinfo(np.int16).max and set(allocated) <= {own}:
+        device[gpu] = own
 
 
 def _of(cat: npt.NDArray[np.uint8], cats: Iterable[Cat]) -> Bool:

@@ -4,7 +4,7 @@
   var doc = document, root = doc.documentElement, box = doc.querySelector("[data-timeline]");
   if (!box || typeof DecompressionStream === "undefined") return; /* the pictures remain */
   var given = JSON.parse(box.dataset.timeline), words = JSON.parse(doc.getElementById("zoom-words").textContent);
-  var ROW = 17, AXIS = 24, LEAST = 0.01; /* pixels, pixels, µs in view at least */
+  var ROW = 17, AXIS = 24, LEAST = 0.01, MANY = 8; /* pixels, pixels, µs in view at least, ranks whose threads are shown in full at most */
   var COLOURS = { operator: "k-dispatch", call: "k-launch", annotation: "k-annotation", python: "k-python", profiler: "k-profiler",
     critical: "critical", warning: "warning", info: "info" };
   var make = window.traceDoctor.make;
@@ -56,7 +56,7 @@
       var events = detail && detail.events, capture = { input: input, name: pair[1], offset: 0, spans: [], tracks: [], length: 0 };
       if (events) {
         capture.clock = events.start_us;
-        capture.epoch = events.epoch_us;
+        capture.epoch = pair[2];
         capture.length = events.dur_us;
         capture.cut = events.shown < events.of;
         if (found.findings.some(function (f) { return (f.input || 0) === input && (f.spans || []).length; })) capture.tracks.push(ofFindings(capture, found));
@@ -90,14 +90,15 @@
 
   var build = function (found, details) {
     var captures = capturesOf(found, details), rows, view, from, to, picked = null, under = null, hits = [], matches = new Map(), colours = {};
-    var views = captures.map(function (capture) { return { name: capture.name || "the capture", captures: [capture], zero: 0 }; });
-    if (given.one_clock) {
+    var views = captures.map(function (capture) { return { name: capture.name || "the capture", captures: [capture], folded: new Set() }; });
+    if (given.together) {
       var zero = Math.min.apply(null, captures.map(function (c) { return c.epoch; }));
       captures.forEach(function (c) { c.offset = c.epoch - zero; });
-      views.push({ name: "all ranks, on the clock of the host", captures: captures });
+      var threads = captures.flatMap(function (c) { return c.tracks.filter(function (track) { return track.part && !(track.part.device >= 0); }); });
+      views.push({ name: given.together, captures: captures, folded: new Set(captures.length > MANY ? threads : []) });
     }
     var canvas = make("canvas", "", { "aria-hidden": "true" }), pen = canvas.getContext("2d"), space = make("div"), tip = make("div", "", { "class": "tip", "aria-hidden": "true" });
-    var scroller = make("div", "", { "class": "timeline-box", tabindex: "0", role: "application", "aria-label": "Timeline: W and S zoom, A and D move, arrow keys select an event" });
+    var scroller = make("div", "", { "class": "timeline-box", tabindex: "0", role: "application", "aria-label": "Timeline: W and S zoom, A and D move, arrow keys select an event, F collapses its track" });
     var said = make("p", "", { "class": "picked", role: "status" }), beside = make("p", "", { "class": "tools" });
     tip.hidden = true;
 
@@ -112,7 +113,7 @@
     bar.append(query, button("‹", function () { hop(-1); }, "Previous hit"), button("›", function () { hop(1); }, "Next hit"), count,
       button("+", function () { zoom(0.5); draw(); }, "Zoom in"), button("−", function () { zoom(2); draw(); }, "Zoom out"),
       button("Whole window", function () { whole(); draw(); }));
-    var help = make("p", "W S or the wheel zoom, A D or dragging move; arrow keys select an event, Enter zooms to it, Esc lets go. The wheel zooms when the timeline has the focus or Ctrl is held." + (doc.getElementById("served") ? "" :
+    var help = make("p", "W S or the wheel zoom, A D or dragging move; arrow keys select an event, Enter zooms to it, Esc lets go. A click on the name of a track, or F, collapses and expands it. The wheel zooms when the timeline has the focus or Ctrl is held." + (doc.getElementById("served") ? "" :
       " For Perfetto: trace-doctor view REPORT.html --trace CAPTURE, or the file of trace-doctor analyze CAPTURE -o perfetto=FILE."), { "class": "limit" });
     scroller.append(canvas, space);
     var holder = make("div", "", { "class": "timeline-holder" });
@@ -128,15 +129,28 @@
     var choose = function (next) {
       view = next;
       choice.value = String(views.indexOf(view));
-      rows = [];
-      view.captures.forEach(function (capture) {
-        capture.tracks.forEach(function (track) {
-          track.rows.forEach(function (row, n) { row.head = n ? "" : (view.captures.length > 1 && capture.name && track.head.indexOf(capture.name) ? capture.name + " " : "") + track.head; rows.push(row); });
-        });
-      });
+      list();
       pick(null);
       whole();
       search();
+    };
+    var list = function () { /* the rows in sight: of a collapsed track the outermost alone */
+      rows = [];
+      view.captures.forEach(function (capture) {
+        capture.tracks.forEach(function (track) {
+          var folded = view.folded.has(track), mark = track.rows.length < 2 ? "" : folded ? "▸ " : "▾ ";
+          (folded ? track.rows.slice(0, 1) : track.rows).forEach(function (row, n) {
+            row.head = n ? "" : mark + (view.captures.length > 1 && capture.name && track.head.indexOf(capture.name) ? capture.name + " " : "") + track.head;
+            rows.push(row);
+          });
+        });
+      });
+    };
+    var fold = function (track) { /* collapses or expands it; the selection stays in sight */
+      if (track.rows.length < 2) return;
+      if (!view.folded.delete(track)) view.folded.add(track);
+      list();
+      pick(picked && rows.indexOf(picked.row) < 0 ? nearest(track.rows[0]) : picked);
     };
     var left = function () { return canvas.clientWidth < 600 ? 104 : 190; };
     var scale = function () { return (canvas.clientWidth - left()) / (to - from); };
@@ -250,7 +264,8 @@
     /* ---- one event */
     var at = function (event) {
       var place = canvas.getBoundingClientRect(), x = event.clientX - place.left, y = event.clientY - place.top;
-      return { x: x, y: y, t: from + (x - left()) / scale(), row: y < AXIS || x < left() ? null : rows[Math.floor((y - AXIS + scroller.scrollTop) / ROW)] };
+      var row = y < AXIS ? null : rows[Math.floor((y - AXIS + scroller.scrollTop) / ROW)];
+      return { x: x, y: y, t: from + (x - left()) / scale(), row: x < left() ? null : row, named: x < left() && row ? row.track : null };
     };
     var eventAt = function (place) {
       if (!place.row) return null;
@@ -273,9 +288,11 @@
       parts.push((track.capture.name ? track.capture.name + ", " : "") + track.head + (part ? ", " + label(track.kind(i)) : ""));
       if (part && part.operator && part.operator[i] >= 0) parts.push("launched by " + track.events.names[part.operator[i]]);
       if (part && part.stack && part.stack[i] >= 0) parts.push(track.events.stacks[part.stack[i]].map(function (n) { return track.events.names[n]; }).join(" ← "));
+      if (view.folded.has(track)) parts.push("collapsed, F expands it");
       return parts;
     };
     var pick = function (one) {
+      if (one && view.folded.has(one.row.track) && rows.indexOf(one.row) < 0) { view.folded.delete(one.row.track); list(); }
       picked = one;
       said.textContent = one ? told(one).join(" · ") : "";
       beside.replaceChildren();
@@ -308,7 +325,8 @@
       var text = query.value.toLowerCase();
       matches = new Map();
       hits = [];
-      if (text) rows.forEach(function (row) {
+      var all = view.captures.flatMap(function (c) { return c.tracks.flatMap(function (track) { return track.rows; }); });
+      if (text) all.forEach(function (row) {
         var track = row.track;
         if (!matches.has(track)) matches.set(track, new Uint8Array(track.start.length));
         var lit = matches.get(track), known = track.known = track.known || new Map();
@@ -346,7 +364,7 @@
       w: function () { zoom(0.7); }, s: function () { zoom(1 / 0.7); }, a: function () { move((from - to) * 0.15); }, d: function () { move((to - from) * 0.15); },
       arrowright: function () { beside_(1); }, arrowleft: function () { beside_(-1); }, arrowdown: function () { below(1); }, arrowup: function () { below(-1); },
       enter: function () { if (picked) { var t = picked.row.track, i = picked.row.own[picked.k], a = t.start[i] + offset(t.capture), room = Math.max(t.dur[i], LEAST); from = a - room * 0.5; to = a + room * 1.5; clamp(); } },
-      escape: function () { pick(null); }, home: function () { whole(); }
+      f: function () { if (picked) { fold(picked.row.track); scrollTo(picked.row); } }, escape: function () { pick(null); }, home: function () { whole(); }
     };
     var beside_ = function (by) {
       if (!picked) return below(0);
@@ -391,6 +409,7 @@
       }
       var place = at(event);
       under = eventAt(place);
+      canvas.style.cursor = place.named && place.named.rows.length > 1 ? "pointer" : "";
       tip.hidden = !under;
       if (!under) return;
       tip.textContent = told(under).join("\n");
@@ -398,7 +417,11 @@
       tip.style.top = (place.y + 16 + tip.offsetHeight > scroller.clientHeight ? Math.max(0, place.y - tip.offsetHeight - 8) : place.y + 16) + "px";
     });
     canvas.addEventListener("pointerup", function (event) {
-      if (held && !held.moved) { pick(eventAt(at(event))); draw(); }
+      if (held && !held.moved) {
+        var place = at(event);
+        if (place.named) fold(place.named); else pick(eventAt(place));
+        draw();
+      }
       held = null;
     });
     canvas.addEventListener("pointercancel", function () { held = null; });

@@ -45,10 +45,14 @@ def panel(result: Result, lanes: Sequence[tuple[int, str]]) -> Html:
     """Where the panel goes. `lanes`: positions in `Result.timeline`, with their names."""
     events, names = events_of(result), Names(result)
     captures = dict.fromkeys([*(result.timeline[n].input for n, _ in lanes), *events])
+    by_collectives = all(e.clock_us is not None for e in events.values())
+    epochs = {n: e.epoch_us - ((e.clock_us or 0) if by_collectives else 0) for n, e in events.items()}
+    together = len(captures) > 1 and len(events) == len(captures) and _together(result, epochs)
+    clock = "one clock (by collectives)" if by_collectives else "the clock of the host"
     given = {
         "lanes": lanes,
-        "captures": [(n, names.of(n)) for n in captures],
-        "one_clock": len(captures) > 1 and len(events) == len(captures) and _one_clock(result, events),
+        "captures": [(n, names.of(n), epochs.get(n)) for n in captures],
+        "together": f"all ranks, on {clock}" if together else "",
     }
     shown, of = sum(e.shown for e in events.values()), sum(e.of for e in events.values())
     return join(
@@ -59,11 +63,11 @@ def panel(result: Result, lanes: Sequence[tuple[int, str]]) -> Html:
     )
 
 
-def _one_clock(result: Result, events: dict[int, Events]) -> bool:
-    """Whether the captures are of one job, and their windows overlap on the clocks of their hosts."""
-    if len({result.inputs[n].job for n in events if n < len(result.inputs)}) != 1 or not Names(result).ranked:
+def _together(result: Result, epochs: dict[int, float]) -> bool:
+    """Whether the captures are of one job, and their windows overlap. `epochs`: where each window starts, us."""
+    if len({result.inputs[n].job for n in epochs if n < len(result.inputs)}) != 1 or not Names(result).ranked:
         return False
-    windows = [(e.epoch_us, e.epoch_us + e.dur_us) for e in events.values()]
+    windows = [(epochs[n], epochs[n] + e.dur_us) for n, e in events_of(result).items()]
     return max(start for start, _ in windows) < min(end for _, end in windows)
 
 
