@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -75,3 +77,57 @@ def test_lightning_stops_when_enough_is_recorded(tmp_path: Path) -> None:
     assert said["found_steps_by"] == "lightning" and said["ended"] == "enough"
     assert said["backward_passes_per_step"] == 2
     assert trainer.global_step == said["phases"][-1]["last_step"] + 1
+
+
+class Unsettable:
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise RuntimeError("not mine to set")
+
+    @property
+    def global_step(self) -> int:
+        raise RuntimeError("not there")
+
+
+def stand_in(name: str, base: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The framework, as far as a callback needs it, whether it is installed or not."""
+    module = types.ModuleType(name)
+    setattr(module, base, type(base, (), {}))
+    monkeypatch.setitem(sys.modules, name, module)
+
+
+def steps(callback: Any) -> None:
+    """A training in whose loop an exception of the callback would come up."""
+    callback.on_train_begin(None, None, Unsettable())
+    for _ in range(20):
+        callback.on_step_end(None, None, Unsettable())
+    callback.on_train_end(None, None, Unsettable())
+
+
+def test_what_fails_in_a_trainer_s_callback_stays_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stand_in("transformers", "TrainerCallback", monkeypatch)
+    steps(trainer_callback(tmp_path / "logs", **SHORT))
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "RuntimeError" in line and "switched itself off" in line
+    only(tmp_path / "logs")
+    (tmp_path / "file").touch()
+    steps(trainer_callback(tmp_path / "file", **SHORT))
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "switched itself off" in line
+
+
+def test_what_fails_in_lightning_s_callback_stays_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delitem(sys.modules, "pytorch_lightning", raising=False)
+    stand_in("lightning", "x", monkeypatch)
+    stand_in("lightning.pytorch", "Callback", monkeypatch)
+    callback = lightning_callback(tmp_path / "logs", **SHORT)
+    callback.on_train_start(Unsettable(), None)
+    for _ in range(3):
+        callback.on_train_batch_end(Unsettable(), None)
+    callback.on_exception(Unsettable(), None, RuntimeError())
+    callback.on_train_end(Unsettable(), None)
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "RuntimeError" in line and "switched itself off" in line

@@ -11,12 +11,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from trace_doctor.recording import whole_files
+from trace_doctor.recording import process_log, whole_files
 from trace_doctor.recording.options import OPTIONS_FILE, PLAN_FILE, RECORDING_FILE, RecordOptions
 
 _FOLDER_SECONDS = 60.0
@@ -91,9 +92,18 @@ class InsideRecording:
                 _sum_up(self._session.folder, time.monotonic() - self._began)
         return False
 
+    def give_up(self, error: Exception) -> None:
+        """Something of ours failed where the script is not to notice: off from here on, and one line says so."""
+        with contextlib.suppress(OSError):
+            print(f"trace-doctor: {process_log.GAVE_UP}: {process_log.told(error)}", file=sys.stderr)
+        if self._session is not None:
+            self._session.give_up(error)
+            with contextlib.suppress(Exception):
+                self.__exit__(None, None, None)
+            self._session, self._ours = None, False
+
     def _with_folder(self) -> RecordOptions | None:
         """The options with the folder of this job: the first rank of a machine makes it, the others find it."""
-        import sys
         from dataclasses import replace
 
         from trace_doctor.recording.agent import ranks

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 from trace_doctor.recording.api import InsideRecording
@@ -19,18 +21,22 @@ def trainer_callback(folder: str | os.PathLike[str] = "logs", *, stop: bool = Fa
     from transformers import TrainerCallback  # type: ignore[import-not-found,unused-ignore]
 
     recording = _recording(folder, options, "trainer")
+    safely = _guard(recording)
 
     class TraceDoctorCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
         """Records the steps of a training."""
 
+        @safely
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             recording.__enter__()
 
+        @safely
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             recording.step()
             if stop and recording.done:
                 control.should_training_stop = True
 
+        @safely
         def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             recording.__exit__(None, None, None)
 
@@ -45,6 +51,7 @@ def lightning_callback(folder: str | os.PathLike[str] = "logs", *, stop: bool = 
         from lightning.pytorch import Callback  # type: ignore[import-not-found,unused-ignore,no-redef]
 
     recording = _recording(folder, options, "lightning")
+    safely = _guard(recording)
 
     class TraceDoctorCallback(Callback):  # type: ignore[misc,unused-ignore]
         """Records the steps of a training; those that only accumulate gradients are parts of one."""
@@ -52,10 +59,12 @@ def lightning_callback(folder: str | os.PathLike[str] = "logs", *, stop: bool = 
         def __init__(self) -> None:
             self._step = 0
 
+        @safely
         def on_train_start(self, trainer: Any, module: Any) -> None:
             self._step = trainer.global_step
             recording.__enter__()
 
+        @safely
         def on_train_batch_end(self, trainer: Any, module: Any, *args: Any, **kwargs: Any) -> None:
             if trainer.global_step == self._step:
                 return
@@ -64,9 +73,11 @@ def lightning_callback(folder: str | os.PathLike[str] = "logs", *, stop: bool = 
             if stop and recording.done:
                 trainer.should_stop = True
 
+        @safely
         def on_exception(self, trainer: Any, module: Any, exception: BaseException) -> None:
             recording.__exit__(type(exception), exception, exception.__traceback__)
 
+        @safely
         def on_train_end(self, trainer: Any, module: Any) -> None:
             recording.__exit__(None, None, None)
 
@@ -75,3 +86,25 @@ def lightning_callback(folder: str | os.PathLike[str] = "logs", *, stop: bool = 
 
 def _recording(folder: str | os.PathLike[str], options: dict[str, Any], whose: str) -> InsideRecording:
     return InsideRecording(folder, RecordOptions(folder="", **{"let_it_run": True, **options}), whose)
+
+
+def _guard(recording: InsideRecording) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """For each method of a callback: its first failure, in our code or in an attribute of the framework, ends the
+    recording and not the training."""
+    off = False
+
+    def safely(act: Callable[..., None]) -> Callable[..., None]:
+        @wraps(act)
+        def guarded(*args: Any, **kwargs: Any) -> None:
+            nonlocal off
+            if off:
+                return
+            try:
+                act(*args, **kwargs)
+            except Exception as error:
+                off = True
+                recording.give_up(error)
+
+        return guarded
+
+    return safely

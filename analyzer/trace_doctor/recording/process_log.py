@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 _OUR_FOLDER = os.path.dirname(os.path.abspath(__file__)) + os.sep
+GAVE_UP = "the recorder failed and switched itself off"
 PRESENCE_FILE = "processes.jsonl"
 STARTED, TORCH, FAILED, SECOND = "started", "torch", "failed", "second"
 """the recorder is there; torch was imported; the recorder failed; the process trains, but another is recorded already"""

@@ -206,7 +206,7 @@ class Session:
 
     def give_up(self, error: Exception) -> None:
         """Something of ours failed: the recorder is off from here on, and says so."""
-        why = f"the recorder failed and switched itself off: {process_log.told(error)}"
+        why = f"{process_log.GAVE_UP}: {process_log.told(error)}"
         recorder = self.recorder
         acts: list[Callable[[], None]] = [self._withdraw]
         if recorder is None:
