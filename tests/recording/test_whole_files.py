@@ -15,7 +15,7 @@ from trace_doctor.loaders.discover import discover
 from trace_doctor.recording.folder import role_of
 from trace_doctor.recording.launch import record_command
 from trace_doctor.recording.options import RecordOptions, rank_file, rank_steps_file
-from trace_doctor.recording.whole_files import aside
+from trace_doctor.recording.whole_files import aside, write
 from trace_doctor.testing import RunBuilder
 
 resource = pytest.importorskip("resource", reason="limits of a process are POSIX")
@@ -164,3 +164,12 @@ def test_a_snapshot_that_is_cut_is_taken_for_no_capture(tmp_path: Path, end: str
         discover([tmp_path])
     assert ("rank0.peak.pickle: " in str(error.value)) == there, "met, and no snapshot"
     assert ("rank0.peak.pickle was not finished" in str(error.value)) == ("kill" in end)
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o444])
+def test_what_takes_the_place_of_a_file_has_its_permissions(mode: int, tmp_path: Path) -> None:
+    place = tmp_path / "log"
+    place.touch()
+    place.chmod(mode)
+    write(place, "x")
+    assert (place.read_text(), place.stat().st_mode & 0o777) == ("x", mode)
