@@ -153,9 +153,9 @@ def _configuration() -> str:
         "",
         "A configuration may come with a repository that somebody else wrote. So an `output`, or the `baseline` of "
         "`--update-baseline`, that a file names is written only below the folder of that file or the working folder, links "
-        "resolved. It replaces only an unchanged output or baseline of trace-doctor: the last line of text, Markdown, JUnit and HTML "
-        "holds a digest of the rest. A file of GitHub annotations has none and is not replaced. The command line and the environment "
-        "may name any place.",
+        "resolved. It replaces only an unchanged output or baseline of trace-doctor: such a file ends in a digest of the rest. A file "
+        "of GitHub annotations has none and is not replaced, nor is a JSON or SARIF output that was redirected from the terminal. "
+        "The command line and the environment may name any place.",
         "",
         "```toml",
         "[tool.trace-doctor]",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 import trace_doctor
 from trace_doctor.errors import TraceDoctorError
 from trace_doctor.hta import to_hta
+from trace_doctor.hta.critical_path import usable
 from trace_doctor.run import Run
 from trace_doctor.testing import RunBuilder
 
@@ -97,3 +99,19 @@ def _rank(rank: int) -> Run:
             b.launch(50, "ncclDevKernel_AllReduce")
             b.sync()
     return b.run()
+
+
+@pytest.mark.parametrize(
+    "fails", ["raise RuntimeError('boom\\nbang')", "raise SystemExit(0)", "import absent_module"]
+)
+def test_a_package_that_fails_at_its_import_is_one_error_of_ours(
+    fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hta").mkdir()
+    (tmp_path / "hta" / "__init__.py").write_text(fails)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "hta"]:
+        monkeypatch.delitem(sys.modules, name)
+    for act in (usable, to_hta):
+        with pytest.raises(TraceDoctorError, match="HolisticTraceAnalysis"):
+            act()

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
+from warm_commands import FRESH
 
 from trace_doctor import registry
 from trace_doctor.errors import TraceDoctorError, UsageError
@@ -62,3 +65,34 @@ def test_names_prefixes_and_case() -> None:
 def test_a_typo_names_the_nearest_rule() -> None:
     with pytest.raises(UsageError, match="did you mean dataloader-starvation"):
         registry.choose(select=["dataloader-starvatoin"])
+
+
+HOSTILE = """
+from trace_doctor.rule import Rule
+class Mine(Rule):
+    '''a\\x1b[31m
+
+    ## Why is this bad
+
+    ::error::x
+    ##vso[task.complete]\\u202e
+    '''
+    code, name, title = "XY\\x1b[31m", "a\\n::error::x", "b\\n##vso[task.complete]"
+"""
+
+
+@pytest.mark.parametrize(
+    "command", [("rules",), ("rules", "-o", "json"), ("rule", "--all"), ("rule", "--all", "-o", "json")]
+)
+def test_texts_of_a_pack_are_shown_without_what_others_obey(command: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "odd_pack.py").write_text(HOSTILE)
+    (tmp_path / "odd-1.dist-info").mkdir()
+    (tmp_path / "odd-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: odd\nVersion: 1\n")
+    (tmp_path / "odd-1.dist-info" / "entry_points.txt").write_text(f"[{registry.GROUP}]\nodd = odd_pack\n")
+    done = subprocess.run(
+        [*FRESH, *command], env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "XY" in done.stdout and "\x1b" not in done.stdout and "\u202e" not in done.stdout
+    assert "##vso[" not in done.stdout
+    assert not [line for line in done.stdout.splitlines() if line.strip().startswith("::error::")]

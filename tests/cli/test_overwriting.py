@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -311,6 +312,10 @@ RUN = '{"tool": {"driver": {"name": "other"}}, "results": []}'
         ("text", lambda ours: "trace-doctor  rank0.json was read\n"),
         ("junit", lambda ours: ours.replace("</testsuites>", f"{SUITE}</testsuites>")),
         ("sarif", lambda ours: ours.replace('"runs": [', f'"runs": [{RUN},')),
+        ("sarif", lambda ours: ours.replace('"version": "2.1.0"', '"version": "2.1.0", "mine": 1')),
+        ("json", lambda ours: ours.replace("{", '{"mine": "do not lose me",', 1)),
+        ("json", lambda ours: ours.replace("}\n", ', "mine": 1}\n')),
+        ("json", lambda ours: ours.replace("TD101", "TD999", 1)),
         ("html", lambda ours: ours.replace("</body>", "<p>mine</p></body>")),
     ],
 )
@@ -331,3 +336,65 @@ def test_the_command_line_and_the_environment_name_any_place(here: Path) -> None
     (here.parent / "mine.txt").write_text("mine")
     assert run(here, "analyze", "fed.json", "-o", "text=../mine.txt").returncode == 0
     assert (here.parent / "mine.txt").read_text() != "mine"
+
+
+def test_a_baseline_that_was_edited_is_not_replaced_for_a_configuration(here: Path) -> None:
+    (here / "trace-doctor.toml").write_text('baseline = "accepted"\n')
+    update = ("check", "fed.json", "--fail-on", "never", "--update-baseline")
+    assert run(here, *update).returncode == 0
+    edited = (here / "accepted").read_text().replace("{", '{"mine": 1,', 1)
+    (here / "accepted").write_text(edited)
+    assert run(here, *update).returncode == 2
+    assert (here / "accepted").read_text() == edited
+    assert run(here, "check", "fed.json", "--fail-on", "never").returncode == 0, "it is read"
+
+
+START = b"a=1\r\nb=2\n\n\texport C=3"
+
+
+@pytest.mark.parametrize("name", [".bashrc", ".zshrc"])
+def test_completion_keeps_what_the_start_file_holds(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(START)
+    for _ in range(2):
+        done = install_completion(tmp_path, name)
+        assert done.returncode == 0, done.stderr
+        held = (tmp_path / name).read_bytes()
+        assert held.startswith(START + b"\n")
+        assert b"completion" in held[len(START) :] or b"zfunc" in held[len(START) :]
+    assert held.count(b"trace-doctor.sh") + held.count(b"zfunc") == 1
+
+
+@pytest.mark.parametrize("name", [".bashrc", ".zshrc"])
+@pytest.mark.parametrize("what", ["bytes", "fifo", "folder", "link"])
+def test_completion_refuses_a_start_file_that_is_no_text(name: str, what: str, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    place = home / name
+    if what == "bytes":
+        place.write_bytes(b"export A=\xff\r\n")
+    elif what == "fifo":
+        os.mkfifo(place)
+    elif what == "folder":
+        place.mkdir()
+    else:
+        place.symlink_to("/dev/null")
+    done = install_completion(home, name)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1 and "internal" not in done.stderr
+    assert what != "bytes" or place.read_bytes() == b"export A=\xff\r\n"
+    assert [p.name for p in home.iterdir()] == [name]
+
+
+def install_completion(home: Path, name: str) -> subprocess.CompletedProcess[str]:
+    shell = {".bashrc": "bash", ".zshrc": "zsh"}[name]
+    code = (
+        f"import sys, typer._completion_shared as shared; shared._get_shell_name = lambda: {shell!r};"
+        "sys.argv[1:] = ['--install-completion']; from trace_doctor.cli import main; main()"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "HOME": str(home)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import http.client
+import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -105,3 +107,47 @@ def test_without_a_trace_there_is_none(folder: Path) -> None:
     finally:
         served.process.kill()
         served.process.communicate()
+
+
+def test_the_trace_is_the_file_that_was_named(folder: Path, tmp_path: Path) -> None:
+    place, whole = tmp_path / "trace.json", (folder / "trace.json").read_bytes()
+    place.write_bytes(whole)
+    (tmp_path / "secret.txt").write_text("secret")
+    served = Served(folder, "--trace", str(place))
+    try:
+        for take_its_place in (
+            lambda: place.symlink_to("secret.txt"),
+            lambda: os.mkfifo(place),
+            place.mkdir,
+            lambda: None,
+        ):
+            place.rmdir() if place.is_dir() else place.unlink(missing_ok=True)
+            take_its_place()
+            assert served.ask(f"{served.url.path}trace")[:2] == (200, whole)
+    finally:
+        served.process.kill()
+        served.process.communicate()
+
+
+@pytest.mark.parametrize("held", [b"", b"API_KEY=secret\n", b'{"a": 1}', b"\x80\x04N."])
+def test_what_is_no_trace_is_not_served(held: bytes, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "trace.json").write_bytes(held)
+    served = Served(folder, "--trace", str(tmp_path / "trace.json"))
+    _, said = served.process.communicate(timeout=60)
+    assert served.process.returncode == 2
+    assert said.count("\n") == 1 and "--trace" in said
+
+
+def test_ctrl_c_before_the_address_ends_it_with_0(folder: Path) -> None:
+    """As it comes while the page is made."""
+    code = (
+        "import sys, trace_doctor.reporters.saved as saved\n"
+        "def read(path): raise KeyboardInterrupt\n"
+        "saved.read_saved = read\n"
+        "sys.argv[1:] = ['view', 'report.html']\n"
+        "from trace_doctor.cli import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (0, "")

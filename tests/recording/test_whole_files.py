@@ -15,13 +15,15 @@ from trace_doctor.loaders.discover import discover
 from trace_doctor.recording.folder import role_of
 from trace_doctor.recording.launch import record_command
 from trace_doctor.recording.options import RecordOptions, rank_file, rank_steps_file
-from trace_doctor.recording.whole_files import aside
+from trace_doctor.recording.whole_files import aside, write
 from trace_doctor.testing import RunBuilder
 
 resource = pytest.importorskip("resource", reason="limits of a process are POSIX")
 
 RECORDS = """
-import resource, signal, sys
+import os, resource, signal, sys
+sys.dont_write_bytecode = True  # what is compiled under the limit would be kept cut
+os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 from pathlib import Path
 from trace_doctor.recording.launch import record_command
 from trace_doctor.recording.options import RecordOptions
@@ -164,3 +166,12 @@ def test_a_snapshot_that_is_cut_is_taken_for_no_capture(tmp_path: Path, end: str
         discover([tmp_path])
     assert ("rank0.peak.pickle: " in str(error.value)) == there, "met, and no snapshot"
     assert ("rank0.peak.pickle was not finished" in str(error.value)) == ("kill" in end)
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o444])
+def test_what_takes_the_place_of_a_file_has_its_permissions(mode: int, tmp_path: Path) -> None:
+    place = tmp_path / "log"
+    place.touch()
+    place.chmod(mode)
+    write(place, "x")
+    assert (place.read_text(), place.stat().st_mode & 0o777) == ("x", mode)

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from trace_doctor.errors import NotACapture
 from trace_doctor.model import Result, json_schema
@@ -73,3 +74,14 @@ def test_series_take_one_line(rich_result: Result) -> None:
     text = rich_result.to_json().decode()
     assert '        [0.0, 59300.0, "data_loading"],\n' in text
     assert len(text) < 1.4 * len(msgspec.json.encode(rich_result))
+
+
+def test_a_console_shows_no_raw_text_of_a_saved_result(rich_result: Result) -> None:
+    hostile = "\x1b[31m\n::error::x\n##vso[task.complete]"
+    finding = replace(rich_result.findings[0], id=hostile, name=hostile, severity="info", message=hostile)
+    saved = Result.from_json(replace(rich_result, findings=[finding]).to_json())
+    for shown in (repr(saved), str(saved), repr(saved.findings[0]), str(saved.findings[0])):
+        assert all(c.isprintable() or c == "\n" for c in shown)
+        assert "##vso[" not in shown
+        assert not any(line.lstrip().startswith("::") for line in shown.splitlines())
+    assert len(repr(saved).splitlines()) == 2

@@ -103,3 +103,13 @@ def test_only_what_fails_the_check_is_a_failure(rich_result: Result) -> None:
     assert "2.00 ms, expected at most 1.00 ms" in failure.get("message", "")
     assert found["gpu_idle_share"].find("error") is not None
     assert found["peak_reserved"].find("failure") is None
+
+
+def test_a_name_with_line_breaks_begins_no_line(result: Result) -> None:
+    """Such a file may be appended to one that a CI server reads variables from."""
+    name = "\nX=1\n"
+    named = [msgspec.structs.replace(i, path=name) for i in result.inputs]
+    findings = [msgspec.structs.replace(f, message=f"{name} is slow", title=name) for f in result.findings]
+    outcomes = [Outcome(code="TD001", name=name, outcome=o, reason=name) for o in ("skipped", "error")]
+    made = msgspec.structs.replace(result, inputs=named, findings=findings, outcomes=outcomes)
+    assert not [line for line in render(made, "junit").splitlines() if line.startswith("X=1")]

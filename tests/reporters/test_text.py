@@ -19,6 +19,7 @@ from trace_doctor.model import (
     Suppressed,
 )
 from trace_doctor.reporters import render
+from trace_doctor.reporters.diagnosis import verdict
 from trace_doctor.reporters.units import columns
 
 SGR = re.compile(r"\x1b\[[0-9;]*m")
@@ -176,3 +177,19 @@ def test_a_patch_is_offered_only_where_there_is_one(rich_result: Result) -> None
 def test_an_unknown_format_is_refused() -> None:
     with pytest.raises(UsageError, match="text, html, json"):
         render(Result(), "pdf")
+
+
+def test_no_width_takes_more_than_a_terminal_has(rich_result: Result) -> None:
+    assert render(rich_result, "text", width=10**9) == render(rich_result, "text", width=10**6)
+
+
+def test_the_headline_of_a_job_names_the_capture_of_its_finding(rich_result: Result) -> None:
+    """Where several folders hold a rank 0, jobs are told apart by the files."""
+    first = rich_result.inputs[0]
+    paths = {"a/rank0.json": 0, "b/rank0.json": 1, "d/snapshot.pickle": 0}
+    inputs = [replace(first, path=path, job=job) for path, job in paths.items()]
+    grave = next(f for f in rich_result.findings if f.severity != "info")
+    made = replace(rich_result, inputs=inputs, findings=[replace(grave, input=2)])
+    one, other = verdict(made)
+    assert one.startswith("d/snapshot.pickle: ")
+    assert other.startswith("b/rank0.json: ")

@@ -23,7 +23,7 @@ from trace_doctor.reporters.embedded_json import extract
 from trace_doctor.reporters.html import treatment
 from trace_doctor.reporters.treatment_words import verdict
 from trace_doctor.treatment.candidates import Setup, candidates
-from trace_doctor.treatment.launching import _last_words
+from trace_doctor.treatment.launching import _last_words, _of_dotenv
 from trace_doctor.treatment.loop import Loop
 from trace_doctor.treatment.measurement import LONG_STEPS, Measured, RunFailed
 from trace_doctor.treatment.trial import Clock, Rules
@@ -252,6 +252,14 @@ def test_a_run_that_fails_rejects_the_fix_with_what_the_script_said(treated: Run
 def test_of_what_a_failed_script_said_the_failure_is_told(tmp_path: Path, said: str, shown: str) -> None:
     (tmp_path / "log").write_text(said)
     assert _last_words(tmp_path / "log", ["train.py"], {}) == f": {shown}"
+
+
+def test_secrets_of_a_dotenv_are_hidden_in_the_last_line(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("# mine\nexport API_KEY='Kf83hVzQp2'\nBATCH=32\n")
+    (tmp_path / ".env.local").write_bytes(b"\xff")
+    (tmp_path / "log").write_text("ValueError: refused Kf83hVzQp2 at batch 32\n")
+    said = _last_words(tmp_path / "log", ["train.py"], _of_dotenv(tmp_path))
+    assert said == ": ValueError: refused *** at batch 32"
 
 
 def test_secrets_are_hidden_before_the_last_line_is_cut(tmp_path: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
+from trace_doctor.cli.completion import install
 from trace_doctor.cli.options import SUFFIXES, expanded
 from trace_doctor.cli.process import interrupted, leave_stdout
 from trace_doctor.errors import printable
@@ -48,6 +50,9 @@ class Commands(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def make_context(self, *args: Any, **extra: Any) -> Any:
+        for option in self.params:
+            if option.name == "install_completion" and option.callback is not None:
+                option.callback = partial(install, option.callback)
         try:
             return super().make_context(*args, **extra)
         except Exception as error:

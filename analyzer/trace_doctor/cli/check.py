@@ -10,7 +10,7 @@ import typer
 from trace_doctor.cli import options as o
 from trace_doctor.cli.analyze import diagnose
 from trace_doctor.cli.console import ColorConsole, Console
-from trace_doctor.cli.outputs import Sink, emit, on_terminal, parse_outputs, report_options
+from trace_doctor.cli.outputs import Sink, emit, on_terminal, parse_outputs, report_options, sealed
 from trace_doctor.cli.paths import spare
 
 if TYPE_CHECKING:
@@ -98,6 +98,6 @@ def _accepted(result: Result, terms: Terms, path: Path, console: Console) -> Ter
     if reasons := unacceptable(result, terms):
         console.note(f"baseline not written: {reasons[0]}{' (and more)' if len(reasons) > 1 else ''}")
     else:
-        console.write(path, baseline.to_json())
+        console.write(path, sealed("json", baseline.to_json()))
         console.hint(f"baseline written: {path} ({baseline.words()})")
     return terms.against(baseline)

@@ -25,8 +25,11 @@ if TYPE_CHECKING:
 
 DEFAULT_REPORT = Path("trace-doctor-report.html")
 _SEALS = {"text": "({})\n", "markdown": "<!-- {} -->\n", "junit": "<!-- {} -->\n", "html": "<!-- {} -->\n"}
-"""last line of a file in a format that has no field for its tool"""
+"""last line of a file"""
+_JSON_SEALS = {"json": ',\n  "digest": "%s"\n}\n', "sarif": ',\n  "properties": {"digest": "%s"}\n}\n'}
+"""end of a JSON object: JSON has no comments"""
 _SEALED = re.compile(rb"\n(?:<!-- |\()trace-doctor wrote all above: ([0-9a-f]{16})(?: -->|\))\n\Z")
+_JSON_SEALED = re.compile(rb',\n  (?:"properties": \{)?"digest": "([0-9a-f]{16})"(?:\n|\}\n)\}\n\Z')
 _GZIP = b"\x1f\x8b"
 _HEAD = 1 << 20
 """bytes of a trace before its first event, at the most: there our tracks begin"""
@@ -104,10 +107,9 @@ def is_replaceable(path: Path, kind: type[Result] | type[Treatment]) -> bool:
 
 
 def is_output_of_ours(path: Path) -> bool:
-    """Whether a file is what an output of a result is, or a baseline, or holds nothing, and nothing of anybody else. Its own
-    marks say so, never its name; annotations for GitHub have none."""
+    """Whether a file is an output or a baseline as we wrote it, or holds nothing. A digest of all above it says so, never
+    the name; tracks have a mark instead, annotations for GitHub nothing."""
     from trace_doctor.exporters.perfetto import LABEL
-    from trace_doctor.reporters.saved import is_json_of_ours
 
     try:
         data = read_regular(path)
@@ -115,15 +117,18 @@ def is_output_of_ours(path: Path) -> bool:
             return LABEL.encode() in zlib.decompressobj(31).decompress(data, _HEAD)
     except (OSError, zlib.error):
         return False
-    if data.startswith(b"{"):
-        return LABEL.encode() in data[:_HEAD] or is_json_of_ours(data)
+    if seal := _JSON_SEALED.search(data):
+        return seal[1].decode() == _digest(data[: seal.start()])
     seal = _SEALED.search(data)
     return not data or (seal is not None and seal[1].decode() == _digest(data[: seal.start() + 1]))
 
 
-def _sealed(fmt: str, rendering: str) -> bytes:
-    """A rendering as a file, with a last line by which it is told from one that holds more, or less."""
-    data = rendering.encode("utf-8", "surrogateescape")
+def sealed(fmt: str, rendering: str | bytes) -> bytes:
+    """A rendering as a file, with an end by which it is told from one that holds more, or less."""
+    data = rendering.encode("utf-8", "surrogateescape") if isinstance(rendering, str) else rendering
+    if fmt in _JSON_SEALS:
+        data = data.rstrip().removesuffix(b"}").rstrip()
+        return data + (_JSON_SEALS[fmt] % _digest(data)).encode()
     if fmt not in _SEALS:
         return data
     data += b"" if data.endswith(b"\n") else b"\n"
@@ -165,7 +170,7 @@ def deliver(console: Console, sink: Sink, render: Callable[[str, Options], str],
     """One rendering to its file, or to stdout: text as the terminal can show it; what programs read is UTF-8 in every
     locale. `render` is given the format and the options."""
     if sink.path is not None:
-        console.write(sink.path, _sealed(sink.format, render(sink.format, options)), sink.place)
+        console.write(sink.path, sealed(sink.format, render(sink.format, options)), sink.place)
     elif sink.format == "text":
         console.print_text(partial(render, sink.format), options)
     elif not console.silent:

@@ -7,14 +7,14 @@ a name of theirs that leads here is refused by its `Host`.
 from __future__ import annotations
 
 import secrets
-import shutil
+import threading
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from trace_doctor.files import open_regular
 from trace_doctor.reporters.html.policy import TRACE
 
+_PIECE = 1 << 20
 _HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "frame-ancestors 'none'",
@@ -29,9 +29,9 @@ class PageServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, page: bytes, trace: Path | None = None) -> None:
+    def __init__(self, page: bytes, trace: BinaryIO | None = None) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.page, self.trace = page, trace
+        self.page, self.trace, self._turn = page, trace, threading.Lock()
         self.host = f"127.0.0.1:{self.server_address[1]}"
         self.root = f"/{secrets.token_urlsafe(24)}/"
 
@@ -39,6 +39,18 @@ class PageServer(ThreadingHTTPServer):
     def url(self) -> str:
         """Where the page is."""
         return f"http://{self.host}{self.root}"
+
+    def pieces(self) -> Iterator[bytes]:
+        """The trace, of the one file that was opened: what takes its name later is another."""
+        at = 0
+        while self.trace is not None:
+            with self._turn:
+                self.trace.seek(at)
+                piece = self.trace.read(_PIECE)
+            if not piece:
+                break
+            yield piece
+            at += len(piece)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -58,9 +70,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.path.encode(), f"{server.root}{TRACE}".encode()
         ):
             try:
-                with open_regular(server.trace) as file:
-                    self._begin("application/octet-stream", None)
-                    shutil.copyfileobj(file, self.wfile)
+                self._begin("application/octet-stream", None)
+                for piece in server.pieces():
+                    self.wfile.write(piece)
             except OSError:
                 self.close_connection = True
         else:

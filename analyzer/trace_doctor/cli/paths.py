@@ -113,7 +113,7 @@ def _check_named_by_file(sink: Sink, path: Path, folder: Path) -> None:
     elif any(up.name.lower() == ".git" or is_git_folder(up) for up in place.parents):
         why = "where git keeps its own"
     elif os.path.lexists(path) and not is_output_of_ours(path):
-        why = "which is no output of ours"
+        why = "which is no output of ours, or was changed"
     else:
         return
     raise UsageError(

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from trace_doctor.cli.options import ConfigFile, rule_words
+from trace_doctor.errors import no_commands, printable
+
+if TYPE_CHECKING:
+    from trace_doctor.rule import Rule
 
 Format = Annotated[str, typer.Option("--output", "--format", "-o", help="text or json.")]
 
@@ -18,10 +23,11 @@ def rules(output: Format = "text") -> None:
 
     _check_output(output)
     if output == "json":
-        typer.echo(json.dumps([_facts(r.code) for r in all_rules()], indent=2, sort_keys=True))
+        typer.echo(_json(all_rules()))
         return
     for r in all_rules():
-        typer.echo(f"{r.code}  {r.name:24}  {r.title}{' (preview)' if r.preview else ''}")
+        line = f"{r.code}  {r.name:24}  {r.title}{' (preview)' if r.preview else ''}"
+        typer.echo(printable(line.replace("\n", " ")))
 
 
 def rule(
@@ -45,9 +51,9 @@ def rule(
     rules = all_rules() if all_ or code is None else resolve(code)
     settings = load_config(file=config)
     if output == "json":
-        typer.echo(json.dumps([_facts(r.code) for r in rules], indent=2, sort_keys=True))
+        typer.echo(_json(rules))
         return
-    typer.echo("\n\n".join(page(r, settings.rule(r)) for r in rules))
+    typer.echo(printable("\n\n".join(page(r, settings.rule(r)) for r in rules)))
 
 
 def _check_output(output: str) -> None:
@@ -57,8 +63,7 @@ def _check_output(output: str) -> None:
         raise UsageError(f"--output: {output!r} is not text or json")
 
 
-def _facts(code: str) -> dict[str, object]:
+def _json(rules: Iterable[type[Rule]]) -> str:
     from trace_doctor.cli.rule_page import facts
-    from trace_doctor.registry import resolve
 
-    return facts(resolve(code)[0])
+    return no_commands(json.dumps([facts(r) for r in rules], indent=2, sort_keys=True))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
@@ -31,27 +33,49 @@ def view(
     console: Console,
 ) -> None:
     """Serve a report from 127.0.0.1 until Ctrl-C, and open moments of it in Perfetto."""
+    with suppress(KeyboardInterrupt):  # also before it is served
+        _serve(saved, trace, console)
+    console.note("ended")
+
+
+def _serve(saved: Path, trace: Path | None, console: Console) -> None:
     from trace_doctor.cli.page_server import PageServer
-    from trace_doctor.files import open_regular
     from trace_doctor.reporters import Options, Served
     from trace_doctor.reporters.html import render
     from trace_doctor.reporters.saved import read_saved
 
     result = read_saved(saved)
-    served = None
-    if trace is not None:
-        try:
-            open_regular(trace).close()
-        except OSError as error:
-            raise UsageError(f"--trace: {trace}: {error.strerror or 'cannot be read'}") from error
-        served = Served(input=_input_of(result, trace), name=trace.name)
-    with PageServer(render(result, Options(served=served)).encode(), trace) as server:
-        try:
-            print(server.url, flush=True)
-            console.note("Ctrl-C ends it.")
-            server.serve_forever()
-        except KeyboardInterrupt:
-            console.note("ended")
+    with ExitStack() as opened:
+        served = file = None
+        if trace is not None:
+            file = opened.enter_context(_opened(trace))
+            served = Served(input=_input_of(result, trace), name=trace.name)
+        page = render(result, Options(served=served)).encode()
+        server = opened.enter_context(PageServer(page, file))
+        print(server.url, flush=True)
+        console.note("Ctrl-C ends it.")
+        server.serve_forever()
+
+
+def _opened(trace: Path) -> BinaryIO:
+    """The file of a trace. Raises UsageError for any other: what is served leaves the hands of its owner."""
+    from trace_doctor.errors import DamagedCapture, NotACapture
+    from trace_doctor.files import open_regular
+    from trace_doctor.loaders.discover import sniff
+
+    try:
+        with ExitStack() as on_failure:
+            file = on_failure.enter_context(open_regular(trace))
+            if sniff(trace, str(trace)) != "trace":
+                raise UsageError(f"--trace: {trace} is a capture, but no trace")
+            if not os.path.samestat(trace.stat(), os.fstat(file.fileno())):
+                raise UsageError(f"--trace: {trace} was replaced meanwhile")
+            on_failure.pop_all()
+            return file
+    except (NotACapture, DamagedCapture) as error:
+        raise UsageError(f"--trace: {error}") from error
+    except OSError as error:
+        raise UsageError(f"--trace: {trace}: {error.strerror or 'cannot be read'}") from error
 
 
 def _input_of(result: Result, trace: Path) -> int:

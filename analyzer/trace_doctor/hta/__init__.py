@@ -8,13 +8,15 @@ Written against HTA 0.5.0.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from trace_doctor.arrays import I64, Bool
 from trace_doctor.capture import Capture
-from trace_doctor.errors import TraceDoctorError
+from trace_doctor.errors import TraceDoctorError, UsageError, by_signal
 from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.run import GPU_CATS, Cat, Run
@@ -41,6 +43,23 @@ CATEGORIES: dict[Cat, str] = {
 _STEP = re.compile(r"ProfilerStep\s*#\s*(\d{1,18})(?!\d)")
 
 
+@contextmanager
+def importing(what: str) -> Iterator[None]:
+    """Raises UsageError where HTA is not there, or its code fails or exits as it is imported."""
+    try:
+        yield
+    except ImportError as error:
+        raise UsageError(
+            f"{what} needs HolisticTraceAnalysis ({error}): pip install 'trace-doctor[hta]'"
+        ) from error
+    except (Exception, SystemExit) as error:
+        if by_signal(error):
+            raise
+        raise UsageError(
+            f"{what}: HolisticTraceAnalysis cannot be imported ({type(error).__name__}: {error})"
+        ) from error
+
+
 def to_hta(*runs: Run, include_last_profiler_step: bool = False, args: bool = True) -> TraceAnalysis:
     """A `TraceAnalysis` over the traces of one or more ranks.
 
@@ -48,13 +67,9 @@ def to_hta(*runs: Run, include_last_profiler_step: bool = False, args: bool = Tr
     defaults and loading takes no second look at the files. Raises TraceDoctorError where HTA is not installed, or where
     two runs have the same rank.
     """
-    try:
+    with importing("to_hta"):
         from hta.common.trace import Trace
         from hta.trace_analysis import TraceAnalysis
-    except ImportError as error:
-        raise TraceDoctorError(
-            f"HolisticTraceAnalysis is not installed ({error}): pip install 'trace-doctor[hta]'"
-        ) from error
     ranks = [run.rank for run in runs]
     if not runs or len(set(ranks)) < len(ranks):
         raise TraceDoctorError(f"HTA wants one trace per rank, not ranks {sorted(ranks)}")

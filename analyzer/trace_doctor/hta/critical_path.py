@@ -8,7 +8,7 @@ import logging
 from collections.abc import Iterator, Sequence
 
 from trace_doctor.errors import UsageError
-from trace_doctor.hta import to_hta
+from trace_doctor.hta import importing, to_hta
 from trace_doctor.model import CriticalPath, PathPart, StepRow
 from trace_doctor.run import Run
 
@@ -44,13 +44,9 @@ def critical_paths(
 
 def usable() -> None:
     """Raises UsageError where HTA is not there, or where its critical path does not work with this pandas."""
-    try:
+    with importing("--critical-path"):
         import pandas
         from hta.analyzers import critical_path_analysis  # noqa: F401
-    except ImportError as error:
-        raise UsageError(
-            f"--critical-path needs HolisticTraceAnalysis ({error}): pip install 'trace-doctor[hta]'"
-        ) from error
     if int(pandas.__version__.split(".")[0]) >= 3:
         raise UsageError(
             f"HTA's critical path does not work with pandas {pandas.__version__}: pip install 'pandas<3'"

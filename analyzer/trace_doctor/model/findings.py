@@ -8,6 +8,7 @@ from typing import Any, Literal
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from trace_doctor.errors import one_line
 from trace_doctor.model.quantities import Amount, Bytes, Count, Share, Us
 
 MAX_ROWS = 50
@@ -225,7 +226,7 @@ class Finding(Mention, frozen=True, kw_only=True):
     """The rule's "Why is this bad" section, so that a report needs no rule pack to be rendered again."""
 
     def __repr__(self) -> str:
-        return f"<{self.id} {self.name}, {self.severity}: {self.message!r}>"
+        return one_line(f"<{self.id} {self.name}, {self.severity}: {self.message!r}>")
 
 
 class Outcome(Struct, frozen=True, kw_only=True):

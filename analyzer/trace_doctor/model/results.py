@@ -9,6 +9,7 @@ from typing import Any, Self
 import msgspec
 from msgspec import UNSET, Struct, UnsetType, field
 
+from trace_doctor.errors import one_line
 from trace_doctor.model.captures import Ignored, Input, Ranks
 from trace_doctor.model.detail import Detail
 from trace_doctor.model.findings import Finding, HowKnown, Outcome, Suppressed
@@ -172,7 +173,8 @@ class Result(Document, frozen=True, kw_only=True):
     def __repr__(self) -> str:
         """For a console: the verdict and a line for each finding. All of it would be as long as the JSON."""
         of = f"{self.inputs[0].path!r}" if len(self.inputs) == 1 else f"{len(self.inputs)} captures"
-        return "\n  ".join([f"<Result of {of}: {self.summary.verdict!r}", *map(repr, self.findings)]) + ">"
+        head = one_line(f"<Result of {of}: {self.summary.verdict!r}")
+        return "\n  ".join([head, *map(repr, self.findings)]) + ">"
 
     def _repr_html_(self) -> str | None:
         return in_notebooks(self) if in_notebooks is not None else None

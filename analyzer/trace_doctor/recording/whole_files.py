@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,10 +51,17 @@ def was_to_be(name: str) -> str | None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A place to write to, whose file takes the place of `path` at the end. Raises OSError."""
+    """A place to write to, whose file takes the place of `path` at the end, with the permissions of what is there. Raises
+    OSError."""
     temporary = aside(path)
+    mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else None
     try:
+        if mode is not None:
+            os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
         yield temporary
+        if mode is not None:
+            with contextlib.suppress(OSError):  # a file system without permissions
+                temporary.chmod(mode)
         temporary.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):

@@ -50,17 +50,17 @@ def _verdicts(result: Result) -> list[str]:
     by_job: dict[int, list[int]] = {}
     for number, source in enumerate(result.inputs):
         by_job.setdefault(source.job, []).append(number)
-    grave = [
-        result.inputs[f.input].job
-        for f in result.findings
-        if f.severity != "info" and f.input < len(result.inputs)
-    ]
-    order = list(dict.fromkeys([*grave, *by_job]))
+    named: dict[
+        int, int
+    ] = {}  # the capture that the sentence is about: that of the gravest finding, else the first
+    grave = [f.input for f in result.findings if f.severity != "info" and f.input < len(result.inputs)]
+    for number in [*grave, *(numbers[0] for numbers in by_job.values())]:
+        named.setdefault(result.inputs[number].job, number)
     sentences = [
-        f"{result.inputs[by_job[job][0]].path}: {_lower(headline(_of_job(result, job)))}"
-        for job in order[:_MOST_JOBS]
+        f"{result.inputs[number].path}: {_lower(headline(_of_job(result, job)))}"
+        for job, number in list(named.items())[:_MOST_JOBS]
     ]
-    more = len(order) - _MOST_JOBS
+    more = len(named) - _MOST_JOBS
     return [*sentences, f"{plural(more, 'more job')} in the findings below"] if more > 0 else sentences
 
 

@@ -69,7 +69,7 @@ def _rule(result: Result, outcome: Outcome, failing: set[str]) -> ET.Element:
     rest = [f for f in findings if f.id not in failing]
     silent = [s for s in result.suppressed if s.finding.code == outcome.code]
     lines = [_text(f) for f in rest] + [
-        f"suppressed at {s.where} ({s.reason}): {s.finding.message}" for s in silent
+        visible(f"suppressed at {s.where} ({s.reason}): {s.finding.message}") for s in silent
     ]
     if lines:
         ET.SubElement(case, "system-out").text = _clean("\n\n".join(lines))
@@ -85,7 +85,7 @@ def _text(finding: Finding) -> str:
         saving_words(finding.saving),
         *(f"fix: {fix.title} [{fix_words(fix)}]" for fix in finding.fixes),
     ]
-    return "\n".join(line for line in lines if line)
+    return "\n".join(visible(line) for line in lines if line)
 
 
 def _coverage(gate: Gate, reason: str) -> ET.Element:
@@ -104,7 +104,7 @@ def _budget(budget: Budget) -> ET.Element:
     elif budget.status == "undecided":
         _add(case, "skipped", text, "")
     else:
-        ET.SubElement(case, "system-out").text = _clean(text)
+        ET.SubElement(case, "system-out").text = _clean(visible(text))
     return case
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -79,30 +78,6 @@ def is_page_of_ours(path: Path, kind: type[Result] | type[Treatment]) -> bool:
         return msgspec.json.decode(embedded, type=_Head).tool.name == Tool().name
     except (OSError, NotACapture, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return False
-
-
-class _Driver(msgspec.Struct, frozen=True):
-    name: str = ""
-    driver: Any = None
-
-
-class _Marked(msgspec.Struct):
-    """What names the tool in a result, a baseline, and in SARIF."""
-
-    tool: _Driver = _Driver()
-    runs: list[_Marked] = []
-
-
-def is_json_of_ours(data: bytes) -> bool:
-    """Whether JSON is a result, a baseline or SARIF that we wrote."""
-    try:
-        document = msgspec.json.decode(data, type=_Marked)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return False
-    if not document.runs:
-        return document.tool.name == Tool().name
-    drivers = [run.tool.driver for run in document.runs]  # those of other tools may have been merged into it
-    return all(isinstance(d, dict) and d.get("name") == Tool().name for d in drivers)
 
 
 def is_patch_of_ours(path: Path) -> bool:

@@ -25,6 +25,8 @@ _ASCII = {
     "█": "#", "▓": "%", "▒": "=", "░": ".",
 }  # fmt: skip
 
+WIDEST = 1_000
+"""columns, of no terminal more"""
 Piece = tuple[str, str]
 """text and style ('' for none)"""
 
@@ -33,7 +35,7 @@ class Terminal:
     """Collects lines no wider than `width`. Widths are measured before colour is added."""
 
     def __init__(self, width: int, *, color: bool, ascii: bool) -> None:
-        self.width = max(width, 40)
+        self.width = min(max(width, 40), WIDEST)
         self.color = color
         self.ascii = ascii
         self.lines: list[str] = []

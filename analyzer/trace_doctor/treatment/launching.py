@@ -7,12 +7,14 @@ import os
 import re
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from statistics import median
 
 from trace_doctor.errors import one_line
+from trace_doctor.files import read_regular
 from trace_doctor.recording.command_line import without_secrets
 from trace_doctor.recording.launch import OUTPUT_FILE, Recorded, record_command
 from trace_doctor.recording.options import RecordOptions
@@ -34,6 +36,7 @@ _TAIL = 1 << 16
 """bytes of a log in which the failure is looked for"""
 _RAISED = re.compile(r"(?:\[rank\d+\]: *)?((?:\w+\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)(?::.*)?)")
 """the line of a traceback that names the exception"""
+_ASSIGNMENT = re.compile(r"^[ \t]*(?:export[ \t]+)?(\w+)[ \t]*=[ \t]*(.*?)\s*$", re.MULTILINE)
 _LONGEST_WORDS = 200
 _OF_LAUNCHER = "ChildFailedError"
 _LEAD = 16
@@ -178,7 +181,8 @@ class CommandRunner:
         ):  # what comes behind the training may miss its end
             how = f"exit code {code}" if code > 0 else f"signal {-code}"
             log = Path(options.folder) / OUTPUT_FILE
-            raise RunFailed(how + _last_words(log, self._command, self._environment))
+            known = {**_of_dotenv(self._scratch.cwd), **self._environment}
+            raise RunFailed(how + _last_words(log, self._command, known))
         return outcome
 
 
@@ -192,6 +196,16 @@ def _enough(milliseconds: Iterable[float]) -> int:
     times = list(milliseconds)
     count = round(_TIMED_SECONDS * 1e3 / median(times)) if times else 0
     return max(_FEWEST_STEPS, min(count, _MOST_STEPS))
+
+
+def _of_dotenv(folder: Path) -> dict[str, str]:
+    """The variables that a `.env` beside the command gives it, as far as it can be read."""
+    variables = {}
+    for path in folder.glob(".env*"):
+        with suppress(OSError, UnicodeDecodeError):
+            for name, value in _ASSIGNMENT.findall(read_regular(path, _TAIL).decode()):
+                variables[name] = value.strip("\"'")
+    return variables
 
 
 def _last_words(log: Path, command: Sequence[str], environment: Mapping[str, str]) -> str:
