@@ -21,9 +21,7 @@ from trace_doctor.testing import RunBuilder
 resource = pytest.importorskip("resource", reason="limits of a process are POSIX")
 
 RECORDS = """
-import os, resource, signal, sys
-sys.dont_write_bytecode = True  # what is compiled under the limit would be kept cut
-os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+import resource, signal, sys
 from pathlib import Path
 from trace_doctor.recording.launch import record_command
 from trace_doctor.recording.options import RecordOptions

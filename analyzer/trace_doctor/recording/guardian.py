@@ -33,7 +33,7 @@ def guarding(variable: str, value: str, grace: float) -> Iterator[Callable[[int]
     nothing was started. Gives what is to be told the process id of the command. Raises UsageError where no process can be
     started."""
     package = str(Path(__file__).parents[2])
-    command = [sys.executable, "-I", "-S", "-c", _START, package, variable, value, str(grace)]
+    command = [sys.executable, "-I", "-S", "-B", "-c", _START, package, variable, value, str(grace)]
     nowhere = subprocess.DEVNULL
     try:
         guardian = subprocess.Popen(
