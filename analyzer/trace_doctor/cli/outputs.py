@@ -119,6 +119,8 @@ def is_output_of_ours(path: Path) -> bool:
         return False
     if seal := _JSON_SEALED.search(data):
         return seal[1].decode() == _digest(data[: seal.start()])
+    if data.startswith(b"{"):
+        return LABEL.encode() in data[:_HEAD]
     seal = _SEALED.search(data)
     return not data or (seal is not None and seal[1].decode() == _digest(data[: seal.start() + 1]))
 
