@@ -21,6 +21,7 @@ TOPICS: Mapping[str, tuple[str, ...]] = {
         "start_workers_in_trainer",
         "start_workers_in_lightning",
         "more_workers",
+        "free_cores",
         "work_ahead",
         "pinned_copies",
         "persistent_workers",
@@ -32,6 +33,7 @@ TOPICS: Mapping[str, tuple[str, ...]] = {
     "SDPA and FlashAttention": ("use_sdpa", "sdpa_backend", "no_attention_weights"),
     "xFormers, FlexAttention, TransformerEngine": ("attention_libraries",),
     "FSDP and ZeRO": ("fully_shard", "zero", "prefetch_shards", "overlap_in_deepspeed"),
+    "Tensor and sequence parallelism": ("split_layers",),
     "DistributedDataParallel": (
         "data_parallel",
         "ddp_buckets",

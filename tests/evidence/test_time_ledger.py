@@ -66,6 +66,8 @@ def test_every_real_ledger_agrees_with_the_oracle(trace_file: Path, trace_facts:
     rows = [r for r in trace_facts[TimeLedger].rows if r.device >= 0]
     for device, times in expected.devices.items():
         mine = [r for r in rows if r.device == device]
+        if len(expected.devices) == 1:  # of one GPU ROCm writes the number among the CPU sockets
+            mine = rows
         if not mine:  # worked outside the window only
             assert times.compute + times.comm + times.copy == 0
             continue
