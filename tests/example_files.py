@@ -329,6 +329,8 @@ EXAMPLES: dict[str, Make] = {
     "mask-no-launches.json": made_on_the_host("cuda_runtime"),
     "mask-no-copies.json": made_on_the_host("gpu_memcpy"),
     "stalled.json": stalled,
+    "budget-copies.toml": text('[budgets]\nTD104 = "10%"\n'),
+    "suppress-budget.toml": text('[budgets]\nTD101 = "10%"\n[suppress]\nTD101 = "known"\n'),
     "max-unowned.toml": text("[budgets]\nmax_unowned = 0.2\n"),
     "no-time.json": zeroed("ts"),
     "no-durations.json": zeroed("dur"),

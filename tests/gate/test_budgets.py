@@ -11,9 +11,11 @@ from trace_doctor.gate.baseline import Baseline
 from trace_doctor.gate.decision import Terms, decide
 from trace_doctor.gate.runs import runs_of
 from trace_doctor.model import (
+    CategoryBytes,
     Finding,
     IdleNs,
     Input,
+    MemoryLedgerRow,
     Outcome,
     Pace,
     Result,
@@ -221,7 +223,56 @@ def test_a_budget_is_undecided_where_what_its_rule_found_is_left_out() -> None:
     code, said = judged(replace(fault, findings=[]), {"TD101": "10%"})
     assert code == 3 and "below min-confidence or min-saving" in said
     silenced = [Suppressed(finding=f, kind="config", where="TD101", reason="wanted") for f in fault.findings]
-    assert judged(replace(fault, findings=[], suppressed=silenced), {"TD101": "10%"})[0] == 0
+    hidden = replace(fault, findings=[], suppressed=silenced)
+    code, said = judged(hidden, {"TD101": "10%"})
+    assert (code, "TD101 50.0%" in said) == (1, True), "suppressed, and it costs what it costs"
+    assert judged(hidden, {"TD101": "60%"})[0] == 0
+    compared = judged(hidden, {"TD101": {"max_regression": "5%"}}, hidden)
+    assert (compared[0], "suppressed" in compared[1]) == (3, True), "no baseline holds it"
+
+
+def test_a_figure_that_one_capture_lacks_is_undecided_unless_the_others_exceed_the_limit() -> None:
+    """The rank, or the run, that nobody could measure may be the slowest."""
+    for ranks in (1, 2):
+        whole = runs(100, 100, ranks=ranks)
+        part = replace(whole, inputs=[whole.inputs[0], replace(whole.inputs[1], pace=None)])
+        for aggregate in ("median", "optimistic", "pessimistic"):
+            limits = {"step_time": "110 ms", "aggregate": aggregate}
+            assert judged(whole, limits)[0] == 0
+            code, said = judged(part, limits)
+            assert (code, f"{part.inputs[1].path}: no steps were recorded" in said) == (3, True), said
+            assert judged(part, {**limits, "step_time": "90 ms"})[0] == 1
+        assert judged(part, {"gpu_idle_share": 0.5})[0] == 0
+    code, said = judged(part, {}, whole)
+    assert (code, "step_time not compared with the baseline" in said) == (0, True)
+
+
+def test_of_a_rank_without_a_snapshot_there_is_no_peak() -> None:
+    def peaks(*files: tuple[str, int, str]) -> int:
+        inputs = [
+            Input(path=f"{n}", kind=kind, rank=rank, rank_how=how)
+            for n, (kind, rank, how) in enumerate(files)
+        ]
+        rows = [
+            MemoryLedgerRow(
+                input=n,
+                rank=i.rank,
+                device=0,
+                peak_bytes=1,
+                by_category=CategoryBytes(inputs=1),
+                max_reserved_bytes=1,
+                max_live_bytes=1,
+                how="",
+            )
+            for n, i in enumerate(inputs)
+            if i.kind == "snapshot"
+        ]
+        return judged(Result(inputs=inputs, memory_ledger=rows), {"peak_reserved": "1 GiB"})[0]
+
+    trace, snapshot = ("trace", 0, "name"), ("snapshot", 0, "name")
+    assert peaks(trace, trace, snapshot) == 0, "two traces of a rank, one snapshot"
+    assert peaks(trace, snapshot, ("trace", 1, "name")) == 3
+    assert peaks(("snapshot", 0, ""), ("trace", 1, "name")) == 0, "nobody says which rank it is of"
 
 
 def test_a_known_finding_fails_when_it_costs_clearly_more() -> None:

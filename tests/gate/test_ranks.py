@@ -273,3 +273,18 @@ def test_accepting_what_is_found_in_part_is_undecided_though_something_is_found(
         "check", "logs", "--fail-on", "info", "--baseline", "b.json", "--update-baseline", "--select", "ALL"
     )
     assert (done.code, (repository / "b.json").exists()) == (3, False)
+
+
+def test_a_rule_that_could_not_look_at_one_of_the_ranks(repository: Path, run: Run) -> None:
+    """It passed on the other; required, it did not pass, and the output names the capture."""
+    job(repository / "logs", [0, 1], 2)
+    b = SnapshotBuilder()
+    b.train()
+    b.write(repository / "logs" / "rank0.snapshot.pickle")
+    chosen = ("check", "logs", "--select", "TD406", "--fail-on", "never", "--show-skipped")
+    done = run(*chosen)
+    said = " ".join(done.out.split())
+    assert (done.code, "TD406 on rank1.json: no memory snapshot" in said) == (0, True), said
+    done = run(*chosen, "--require", "TD406")
+    said = " ".join((done.out + done.err).split())
+    assert (done.code, "TD406 (skipped on rank1.json: no memory snapshot" in said) == (3, True), said

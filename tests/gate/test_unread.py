@@ -338,3 +338,13 @@ def test_fix_says_what_its_findings_are_not_of(logs: Path, run: Run) -> None:
     (logs.parent / "train.py").write_text("import torch\n")
     done = run("fix", "logs/rank0.pt.trace.json", "logs/rank1.json", "--source", ".")
     assert "rank1.json was not read: the file is empty" in done.err
+
+
+def test_a_saved_result_that_names_an_unread_capture_is_not_whole_whatever_else_it_says(
+    logs: Path, run: Run
+) -> None:
+    (logs / "rank1.pt.trace.json").touch()
+    run("analyze", "logs", "-q", "-o", "json=a.json")
+    saved = json.loads(Path("a.json").read_bytes())
+    Path("a.json").write_text(json.dumps(saved | {"incomplete": []}))
+    assert run("verify", "a.json", "a.json").code == 3

@@ -160,6 +160,16 @@ def test_lower_bounds_of_the_torch_version(tmp_path: Path) -> None:
     assert load(tmp_path, {"segments": [], "external_annotations": []}).torch_version.min == "2.6"
 
 
+def test_annotations_that_were_written_twice_count_once(tmp_path: Path) -> None:
+    made = trained().data()
+    once = load(tmp_path, made).annotations
+    for doubled in (
+        made["external_annotations"] * 3,
+        [a for a in made["external_annotations"] for _ in range(2)],
+    ):
+        assert load(tmp_path, made | {"external_annotations": doubled}).annotations == once != ()
+
+
 def test_stacks_are_shared(tmp_path: Path) -> None:
     """Equal stacks are one, whether or not the pickle shares their lists."""
     entries = [

@@ -137,7 +137,7 @@ def conclude(
     return Result(
         tool=Tool(version=VERSION),
         inputs=[
-            msgspec.structs.replace(file, job=merged.jobs.get(number, 0))
+            msgspec.structs.replace(file, job=merged.jobs.get(number, 0), capture=number)
             for number, e in with_numbers(examinations)
             for file in e.display.inputs
         ],

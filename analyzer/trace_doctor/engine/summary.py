@@ -7,9 +7,11 @@ from statistics import median
 
 from trace_doctor.engine.examine import Examination, with_numbers
 from trace_doctor.engine.findings import Filing
+from trace_doctor.evidence.base import NO_SNAPSHOT, NO_TRACE
 from trace_doctor.evidence.idle.profiler_cost import PlainPace
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.model import (
+    LOOKED,
     PART_NAMES,
     Finding,
     HowKnown,
@@ -114,6 +116,7 @@ def outcomes(
         reason = example.reason if example else None
         if kind == "passed" and (open_question := _open_question(rule, unowned)):
             kind, reason = "undecided", open_question
+        skips = _skips(examinations, i) if kind in LOOKED else []
         owners = sorted({c for v in verdicts if v.outcome != "fired" for c in v.refers_to})
         rows.append(
             Outcome(
@@ -125,13 +128,30 @@ def outcomes(
                 capture=example.capture if example else None,
                 refers_to=[f.id for f, _ in findings if f.code in owners],
                 inputs=[
-                    number
-                    for number, e in with_numbers(examinations)
-                    if e.verdicts[i].outcome in ("fired", "passed")
+                    number for number, e in with_numbers(examinations) if e.verdicts[i].outcome in LOOKED
                 ],
+                skipped_on=[number for number, _ in skips],
+                skipped_because=skips[0][1] if skips else None,
             )
         )
     return rows
+
+
+def _skips(examinations: Sequence[Examination], i: int) -> list[tuple[int, str]]:
+    """Captures on which the i-th rule should have decided and did not, with the reason. A trace lacks no snapshot where its
+    rank has one elsewhere, or where no other rank is known to have one; a snapshot lacks no trace."""
+    looked = [e for e in examinations if e.verdicts[i].outcome in LOOKED]
+    ranks = {e.rank for e in looked}
+    with_snapshot = {
+        e.rank for e in looked if any(f.kind == "snapshot" and f.rank_how for f in e.display.inputs)
+    }
+    return [
+        (number, verdict.reason or verdict.outcome)
+        for number, e in with_numbers(examinations)
+        if (verdict := e.verdicts[i]).outcome not in LOOKED
+        and verdict.reason != NO_TRACE
+        and (verdict.reason != NO_SNAPSHOT or (with_snapshot and e.rank not in ranks))
+    ]
 
 
 def _open_question(rule: Rule, unowned: Sequence[Unowned]) -> str:

@@ -13,6 +13,8 @@ from trace_doctor.errors import NotCaptured
 from trace_doctor.run import Run
 from trace_doctor.snapshot import Snapshot
 
+NO_TRACE, NO_SNAPSHOT = "no profiler trace of this rank", "no memory snapshot of this rank"
+
 
 class Options(Struct, frozen=True):
     """What the user may tell the analysis about a capture. Defaults are those of the command line."""
@@ -63,7 +65,7 @@ class Facts:
     def run(self) -> Run:
         """The trace. Raises NotCaptured without one."""
         if self.capture.run is None:
-            raise NotCaptured("no profiler trace of this rank", "record a trace with torch.profiler")
+            raise NotCaptured(NO_TRACE, "record a trace with torch.profiler")
         return self.capture.run
 
     @property
@@ -71,7 +73,7 @@ class Facts:
         """The allocator snapshot. Raises NotCaptured without one."""
         if self.capture.snapshot is None:
             raise NotCaptured(
-                "no memory snapshot of this rank",
+                NO_SNAPSHOT,
                 'torch.cuda.memory._record_memory_history(stacks="all"), a few steps, '
                 'then torch.cuda.memory._dump_snapshot("snapshot.pickle")',
             )

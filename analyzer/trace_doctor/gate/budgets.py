@@ -10,6 +10,7 @@ import msgspec
 
 from trace_doctor.config.budget_table import Aggregate, Budgets, Limit
 from trace_doctor.gate.baseline import Baseline, devices
+from trace_doctor.gate.evidence import captures_named, skipped_on
 from trace_doctor.gate.runs import MEASURES, cost, largest, most_noise, spread, waited_for_cpu
 from trace_doctor.model import Budget, Result
 from trace_doctor.recording.folder import BUSY
@@ -66,6 +67,8 @@ def judge(result: Result, limit: Limit, budgets: Budgets, baseline: Baseline | N
     hindered = _hindered(result, limit, figure, limit_is) if figure > limit_is else ""
     if hindered:
         return _decided(budget, how=hindered, found=figure)
+    if missing and figure <= limit_is:
+        return _decided(budget, how=missing, found=figure)
     status = "failed" if figure > limit_is else "passed"
     return _decided(budget, status=status, found=figure, limit=limit_is, how=how[allowed.index(limit_is)])
 
@@ -87,19 +90,27 @@ def _decided(budget: Budget, **changes: Any) -> Budget:
 
 
 def _values(result: Result, limit: Limit) -> tuple[list[float], str]:
+    """The value of each run, and what is missing: of all of them where there is no value, else of some captures."""
     if limit.rule is None:
-        return MEASURES[limit.name].of(result), MEASURES[limit.name].missing
+        measure = MEASURES[limit.name]
+        values, lacking = measure.of(result), measure.lacking(result)
+        if values and not lacking:
+            return values, ""
+        return values, f"{captures_named(result, lacking)}: {measure.missing}" if values else measure.missing
     outcome = next((o for o in result.outcomes if o.code == limit.name), None)
     if outcome is None:
         return [], "the rule was not selected"
     if outcome.outcome in ("skipped", "error", "undecided"):
         return [], outcome.reason or outcome.outcome
-    costs = [(f.input, cost(f)) for f in result.findings if f.code == limit.name]
-    silenced = any(s.finding.code == limit.name for s in result.suppressed)
-    if outcome.outcome == "fired" and not costs and not silenced:
-        return [], "what the rule found is below min-confidence or min-saving"
+    # a baseline holds no suppressed findings, so a comparison with it leaves them out on both sides
+    accepted = [] if limit.compares else [s.finding for s in result.suppressed]
+    costs = [(f.input, cost(f)) for f in [*result.findings, *accepted] if f.code == limit.name]
+    if outcome.outcome == "fired" and not costs:
+        return [], "what the rule found is suppressed, or below min-confidence or min-saving"
     looked = [(n, 0.0) for n in (outcome.inputs if outcome.inputs is not None else range(len(result.inputs)))]
-    return largest(result, [*looked, *costs]), "no capture could be checked"
+    values = largest(result, [*looked, *costs])
+    missing = skipped_on(result, outcome) if outcome.skipped_on else ""
+    return values, missing if values else "no capture could be checked"
 
 
 def _before(limit: Limit, budgets: Budgets, baseline: Baseline | None) -> tuple[float, float] | str:

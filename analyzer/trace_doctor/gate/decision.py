@@ -15,7 +15,7 @@ from trace_doctor.config.budget_table import Budgets, parse_budgets
 from trace_doctor.errors import UsageError
 from trace_doctor.gate.baseline import Baseline, Known, alike, read_baseline
 from trace_doctor.gate.budgets import DEFAULT_REGRESSION, defaults_against, judge
-from trace_doctor.gate.evidence import fewer_ranks, not_all, nothing_judged
+from trace_doctor.gate.evidence import fewer_ranks, not_all, nothing_judged, skipped_on
 from trace_doctor.gate.runs import cost, most_noise, step_noise
 from trace_doctor.model import LOOKED, Budget, Finding, Gate, Result
 from trace_doctor.registry import resolve
@@ -205,6 +205,8 @@ def _undecided(result: Result, require: Sequence[str]) -> list[str]:
             reasons.append(f"{code} (not selected)")
         elif outcome.outcome in ("skipped", "error", "undecided"):
             reasons.append(f"{code} ({outcome.reason})")
+        elif outcome.skipped_on:
+            reasons.append(f"{code} ({skipped_on(result, outcome)})")
     return reasons
 
 

@@ -7,15 +7,16 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from trace_doctor.config import CONFIDENCES, HIDING, Settings
-from trace_doctor.model import LOOKED, Finding, Result
+from trace_doctor.model import LOOKED, Finding, Outcome, Result
 from trace_doctor.model.captures import NO_CAPTURE_BELOW
 
 
 def not_all(result: Result) -> list[str]:
     """Why the result is not of all that was given or recorded, as far as that may be let pass: a folder that was named and
-    holds nothing may not."""
+    holds nothing may not. Captures that were not read are a reason, whatever a saved result says of it."""
     empty = _empty_folders(result)
-    return [why for why in result.incomplete if why not in empty]
+    reasons = result.incomplete or [i.why_unread for i in result.unread[:_MOST_NAMED]]
+    return [why for why in reasons if why not in empty]
 
 
 def _empty_folders(result: Result) -> list[str]:
@@ -65,6 +66,16 @@ def nothing_judged(result: Result) -> list[str]:
     else:
         found += [f"{o.code} ({o.reason})" for o in blind if o.outcome == "error"]
     return found
+
+
+def skipped_on(result: Result, outcome: Outcome) -> str:
+    """On which captures a rule could not decide, though it did on others."""
+    return f"skipped on {captures_named(result, outcome.skipped_on)}: {outcome.skipped_because}"
+
+
+def captures_named(result: Result, numbers: Sequence[int]) -> str:
+    """The paths of captures by their positions."""
+    return _listed([result.inputs[n].path for n in numbers if n < len(result.inputs)])
 
 
 def not_whole(before: Result, after: Result, expected: str) -> list[str]:

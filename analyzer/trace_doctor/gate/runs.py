@@ -6,7 +6,7 @@ The captures of one folder that have different ranks are one run: what is slowes
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from statistics import median
@@ -15,6 +15,8 @@ from trace_doctor.model import Finding, Result, TimeLedgerRow, Unit, unowned
 
 Run = tuple[str, int]
 """folder of the captures, and which of those with the same rank"""
+Figures = Sequence[tuple[int, float | None]]
+"""position in `Result.inputs` and the figure there"""
 
 
 def runs_of(result: Result) -> dict[int, Run]:
@@ -29,7 +31,7 @@ def runs_of(result: Result) -> dict[int, Run]:
     return runs
 
 
-def largest(result: Result, figures: Iterable[tuple[int, float | None]]) -> list[float]:
+def largest(result: Result, figures: Figures) -> list[float]:
     """Of (input, figure) pairs the largest of each run, in the order of the runs. Unknown figures are left out."""
     runs = runs_of(result)
     by_run: dict[Run, float] = {}
@@ -41,38 +43,52 @@ def largest(result: Result, figures: Iterable[tuple[int, float | None]]) -> list
 
 @dataclass(frozen=True)
 class Measure:
-    """`of` gives its values; `floor` is a difference that nobody acts on, in the unit of the measure."""
+    """`figures` of captures by position; `floor` is a difference that nobody acts on, in the unit of the measure."""
 
     unit: Unit
     floor: float
-    of: Callable[[Result], list[float]]
+    figures: Callable[[Result], Figures]
     missing: str
     """what was not captured where there is no value"""
     unhindered: Callable[[float, float], float] | None = None
     """a value and the share of the time that the training waited for a CPU -> what it may be without that wait"""
 
+    def of(self, result: Result) -> list[float]:
+        """Its value of each run."""
+        return largest(result, self.figures(result))
 
-def _step_time(result: Result) -> list[float]:
-    return largest(result, [(n, i.pace.median_us if i.pace else None) for n, i in enumerate(result.inputs)])
+    def lacking(self, result: Result) -> list[int]:
+        """The captures that should have a figure, and have none: those with a file of its kind; and, where another rank is
+        known to have a snapshot, those of a rank without any."""
+        kind = "snapshot" if self.unit == "bytes" else "trace"
+        capture = [n if i.capture is None else i.capture for n, i in enumerate(result.inputs)]
+        files = list(zip(capture, result.inputs, strict=True))
+        there = {capture[n] for n, value in self.figures(result) if value is not None and n < len(capture)}
+        expected = {n for n, i in files if i.kind == kind}
+        if kind == "snapshot" and any(i.kind == kind and i.rank_how for i in result.inputs):
+            ranks = {i.rank for i in result.inputs if i.kind == kind}
+            expected |= {n for n, i in files if i.rank not in ranks}
+        return sorted(expected - there)
 
 
-def _share(of: Callable[[TimeLedgerRow], int], gpu_only: bool) -> Callable[[Result], list[float]]:
+def _step_time(result: Result) -> Figures:
+    return [(n, i.pace.median_us if i.pace else None) for n, i in enumerate(result.inputs)]
+
+
+def _share(of: Callable[[TimeLedgerRow], int], gpu_only: bool) -> Callable[[Result], Figures]:
     """A part of the steady steps; without any, of all that was recorded."""
 
-    def values(result: Result) -> list[float]:
+    def values(result: Result) -> Figures:
         rows = [r for r in result.time_ledger if r.window_ns and (r.device >= 0 or not gpu_only)]
         steady = {r.input for r in rows if r.phase == "steady"}
         parts: dict[tuple[int, int], list[TimeLedgerRow]] = {}
         for row in rows:
             if row.phase == "steady" or row.input not in steady:
                 parts.setdefault((row.input, row.device), []).append(row)
-        return largest(
-            result,
-            [
-                (number, sum(map(of, mine)) / sum(r.window_ns for r in mine))
-                for (number, _), mine in parts.items()
-            ],
-        )
+        return [
+            (number, sum(map(of, mine)) / sum(r.window_ns for r in mine))
+            for (number, _), mine in parts.items()
+        ]
 
     return values
 
@@ -90,17 +106,17 @@ MEASURES: dict[str, Measure] = {
     ),
     "max_unowned": Measure(
         "share", 0.03,
-        lambda result: largest(result, [(row.input, row.total) for row in unowned(result.time_ledger, result.ownership)]),
+        lambda result: [(row.input, row.total) for row in unowned(result.time_ledger, result.ownership)],
         "no trace was recorded",
     ),
     "peak_reserved": Measure(
         "bytes", 20 * 2.0**20,  # one segment of the caching allocator
-        lambda result: largest(result, [(r.input, r.max_reserved_bytes) for r in result.memory_ledger]),
+        lambda result: [(r.input, r.max_reserved_bytes) for r in result.memory_ledger],
         "no memory snapshot was recorded",
     ),
     "peak_allocated": Measure(
         "bytes", 20 * 2.0**20,
-        lambda result: largest(result, [(r.input, r.peak_bytes) for r in result.memory_ledger]),
+        lambda result: [(r.input, r.peak_bytes) for r in result.memory_ledger],
         "no memory snapshot was recorded",
     ),
 }  # fmt: skip

@@ -64,6 +64,8 @@ class Input(Struct, frozen=True, kw_only=True):
     rank: int = 0
     job: Count = 0
     """captures of one job have the same number: each job has a verdict of its own, and no finding is of two"""
+    capture: Count | None = None
+    """position in `Result.inputs` of the first file of its capture, which rows and findings refer to; None: its own"""
     rank_how: str = ""
     device_name: str | None = None
     torch_version: TorchVersion = TorchVersion()

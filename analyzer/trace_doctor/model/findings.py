@@ -239,6 +239,10 @@ class Outcome(Struct, frozen=True, kw_only=True):
     refers_to: list[str] = field(default_factory=list)
     inputs: list[Count] | None = None
     """positions in `Result.inputs` of the captures on which the rule could decide (fired or passed)"""
+    skipped_on: list[Count] = field(default_factory=list)
+    """likewise of those that it should have looked at and could not, where it decided on others"""
+    skipped_because: str | None = None
+    """why it could not, on the first of them"""
 
 
 class Suppressed(Struct, frozen=True, kw_only=True):

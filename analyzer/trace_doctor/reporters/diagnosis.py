@@ -76,6 +76,12 @@ def _of_job(result: Result, job: int) -> Result:
     return msgspec.structs.replace(
         result,
         inputs=inputs,
+        outcomes=[
+            o
+            if o.outcome not in LOOKED or o.inputs is None or any(map(own, o.inputs))
+            else msgspec.structs.replace(o, outcome="skipped")
+            for o in result.outcomes
+        ],
         findings=[f for f in result.findings if own(f.input)],
         time_ledger=[row for row in result.time_ledger if own(row.input)],
         ownership=[row for row in result.ownership if own(row.input)],

@@ -355,7 +355,7 @@ def _fix(terminal: Terminal, fix: Fix) -> None:
 
 def _footer(terminal: Terminal, result: Result, options: Options) -> None:
     _totals(terminal, result)
-    _not_checked(terminal, result.outcomes, options)
+    _not_checked(terminal, result, options)
     others = [i for i in result.ignored if not i.unread]  # the header has those
     if others:
         paths = ", ".join(f"{i.path} ({i.reason})" for i in others[:3])
@@ -414,7 +414,8 @@ def _totals(terminal: Terminal, result: Result) -> None:
     terminal.put((f"{total}: {', '.join(parts)}" if parts else total) + together(result, " · "), "bold")
 
 
-def _not_checked(terminal: Terminal, outcomes: list[Outcome], options: Options) -> None:
+def _not_checked(terminal: Terminal, result: Result, options: Options) -> None:
+    outcomes = result.outcomes
     skipped = [o for o in outcomes if o.outcome == "skipped"]
     passed = sum(o.outcome == "passed" for o in outcomes)
     if passed:
@@ -426,6 +427,12 @@ def _not_checked(terminal: Terminal, outcomes: list[Outcome], options: Options) 
         )
     if skipped:
         _skipped(terminal, skipped, options)
+    if partly := [o for o in outcomes if o.skipped_on]:
+        more = "" if options.show_skipped else "  (--show-skipped)"
+        terminal.put(f"{plural(len(partly), 'rule')} skipped on some of the captures{more}")
+    for outcome in partly if options.show_skipped else ():
+        paths = [result.inputs[n].path for n in outcome.skipped_on if n < len(result.inputs)]
+        terminal.put(f"{outcome.code} on {', '.join(paths)}: {outcome.skipped_because}", indent=2)
     for failed in (o for o in outcomes if o.outcome == "error"):
         reason = (failed.reason or "").strip().splitlines()
         terminal.put(

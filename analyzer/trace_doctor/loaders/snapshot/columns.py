@@ -127,10 +127,12 @@ class Columns:
         return np.fromiter(map(known.__getitem__, texts), np.uint8, len(texts))
 
     def _annotations(self) -> tuple[Annotation, ...]:
-        return tuple(
+        """Each once: entries that are the same in all fields are one that was written twice."""
+        each = (
             Annotation(_name(a["name"]), a["stage"] == "START", int(a.get("device", -1)), int(a["time_us"]))
             for a in self.data.get("external_annotations") or ()
         )
+        return tuple(dict.fromkeys(each))
 
     def _torch_version(self, entries: Sequence[Record], blocks: Sequence[Record]) -> TorchVersion:
         """Bounds from what the file holds: each field of the format came with a version (REFERENCE, snapshot schema)."""
