@@ -15,6 +15,7 @@ from made_captures import healthy, job
 from trace_doctor.testing import SnapshotBuilder
 
 Run = Callable[..., Any]
+SAMPLES = Path(__file__).parents[2] / "sample_traces"
 
 
 def test_one_rank_alone_passes_and_says_so_first(repository: Path, run: Run) -> None:
@@ -273,3 +274,13 @@ def test_accepting_what_is_found_in_part_is_undecided_though_something_is_found(
         "check", "logs", "--fail-on", "info", "--baseline", "b.json", "--update-baseline", "--select", "ALL"
     )
     assert (done.code, (repository / "b.json").exists()) == (3, False)
+
+
+def test_a_detailed_trace_of_another_process_is_not_passed_over(repository: Path, run: Run) -> None:
+    """Findings come from the light trace, which is healthy."""
+    sample = SAMPLES / "dataloader_starvation" / "cpu"
+    shutil.copytree(sample / "healthy", repository / "recorded")
+    assert run("check", "recorded").code == 0
+    shutil.copy(sample / "fault" / "rank0.detailed.json.gz", repository / "recorded")
+    done = run("check", "recorded")
+    assert (done.code, "are of different processes" in done.out) == (3, True), done.out

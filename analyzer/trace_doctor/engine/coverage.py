@@ -90,7 +90,7 @@ def incomplete(shortages: Sequence[tuple[RankSummary, str]], scope: Scope) -> li
         reasons.append(f"{more} more capture{'s were' if more > 1 else ' was'} not read")
     for recording in scope.recorded:
         reasons += _of_recording(recording, scope.rank)
-    reasons += _first_and_count(list(scope.doubtful), "are not of the rank that they are named by")
+    reasons += _first_and_count(list(scope.doubtful), "are not what they are named by")
     reasons += _of_worlds([summary for summary, _ in shortages])
     reasons += _first_and_count(
         [
