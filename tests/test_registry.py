@@ -27,7 +27,21 @@ def test_no_rules_is_an_error_and_not_a_clean_run(monkeypatch: pytest.MonkeyPatc
         registry.all_rules.cache_clear()
 
 
-@pytest.mark.parametrize("text", ["raise SystemExit(0)", "1 / 0", "import no_such_module"])
+NEEDS = "from trace_doctor import Rule\nclass Mine(Rule):\n    code, name, title = 'XY001', 'mine', 'Mine'\n    needs = "
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "raise SystemExit(0)",
+        "raise BaseException",
+        "1 / 0",
+        "import no_such_module",
+        NEEDS + "None",
+        NEEDS + "Rule",
+        NEEDS + "('x',)",
+    ],
+)
 def test_a_pack_that_cannot_be_loaded_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
@@ -41,6 +55,17 @@ def test_a_pack_that_cannot_be_loaded_is_named(
             registry.all_rules()
     finally:
         registry.all_rules.cache_clear()
+
+
+def test_entry_points_that_cannot_be_read_are_one_line(tmp_path: Path) -> None:
+    (tmp_path / "odd-1.dist-info").mkdir()
+    (tmp_path / "odd-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: odd\nVersion: 1\n")
+    (tmp_path / "odd-1.dist-info" / "entry_points.txt").write_text(f"[{registry.GROUP}]\nx\n")
+    done = subprocess.run(
+        [*FRESH, "rules"], env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True
+    )
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert "the entry points of an installed package cannot be read" in done.stderr
 
 
 def codes(**kwargs: object) -> set[str]:

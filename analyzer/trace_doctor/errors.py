@@ -81,5 +81,7 @@ class NotCaptured(Exception):
 
 
 def by_signal(error: BaseException) -> bool:
-    """Whether a SystemExit is a signal's, 128 and its number: others come from code of strangers that would end us."""
-    return isinstance(error, SystemExit) and isinstance(error.code, int) and error.code > 128
+    """Whether a signal ends the program, which is an interrupt, or a SystemExit with 128 and its number: others come from code
+    of strangers that would end us."""
+    exits = isinstance(error, SystemExit) and isinstance(error.code, int) and error.code > 128
+    return exits or isinstance(error, KeyboardInterrupt)

@@ -8,8 +8,9 @@ import inspect
 import pkgutil
 from collections.abc import Iterable, Iterator
 from functools import cache
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoints, entry_points
 from types import ModuleType
+from typing import Any
 
 from trace_doctor.errors import TraceDoctorError, UsageError, by_signal
 from trace_doctor.rule import Rule
@@ -23,12 +24,14 @@ def all_rules() -> tuple[type[Rule], ...]:
     would look like a clean one."""
     rules: dict[str, type[Rule]] = {}
     built_in = 0
-    for entry in sorted(entry_points(group=GROUP), key=lambda e: (e.name != "builtin", e.name)):
+    for entry in sorted(_entries(), key=lambda e: (e.name != "builtin", e.name)):
         try:
             pack = list(_rules_of(entry.load()))
+            for rule in pack:
+                _must_declare_evidence(rule)
         except TraceDoctorError:
             raise
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             if by_signal(error):
                 raise
             cause = f"{type(error).__name__}: {error}"
@@ -43,6 +46,21 @@ def all_rules() -> tuple[type[Rule], ...]:
     if not built_in:
         raise TraceDoctorError("the built-in rules were not found; reinstall trace-doctor")
     return tuple(rules[c] for c in sorted(rules))
+
+
+def _entries() -> EntryPoints:
+    try:
+        return entry_points(group=GROUP)
+    except Exception as error:
+        cause = f"{type(error).__name__}: {error}"
+        raise TraceDoctorError(f"the entry points of an installed package cannot be read: {cause}") from error
+
+
+def _must_declare_evidence(rule: type[Rule]) -> None:
+    for name in ("needs", "wants", "to_pass"):
+        kinds: Any = getattr(rule, name)
+        if not isinstance(kinds, tuple) or not all(isinstance(k, type) for k in kinds):
+            raise TypeError(f"{rule.code}.{name} is no tuple of kinds of evidence")
 
 
 def _rules_of(package: ModuleType) -> Iterator[type[Rule]]:

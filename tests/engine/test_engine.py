@@ -28,7 +28,7 @@ class Missing(Evidence, frozen=True):
         raise NotCaptured("no such recording", "record it")
 
 
-def rule(code: str, *claims: Claim, raises: Exception | None = None, **attributes: Any) -> type[Rule]:
+def rule(code: str, *claims: Claim, raises: BaseException | None = None, **attributes: Any) -> type[Rule]:
     """A rule class that makes these claims."""
 
     @dataclass(frozen=True)
@@ -94,6 +94,22 @@ def test_four_outcomes_and_one_rules_exception_ends_nothing() -> None:
     skipped = result.outcomes[2]
     assert (skipped.reason, skipped.capture) == ("no such recording", "record it")
     assert "boom" in (result.outcomes[3].reason or "")
+
+
+@pytest.mark.parametrize("raised", [BaseException("q"), GeneratorExit()])
+def test_nothing_that_a_rule_raises_ends_the_program(raised: BaseException) -> None:
+    assert outcomes(diagnosed(rule("TD901", raises=raised))) == {"TD901": "error"}
+    with pytest.raises(KeyboardInterrupt):
+        diagnosed(rule("TD901", raises=KeyboardInterrupt()))
+
+
+@pytest.mark.parametrize("field", ["time_us_per_step", "share_of_step", "share_of_peak"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_saving_that_is_no_number_is_an_error_of_the_rule(field: str, value: float) -> None:
+    """Below every limit it would pass."""
+    result = diagnosed(rule("TD901", claim(saving=Saving(**{field: value}))), rule("TD902"))
+    assert outcomes(result) == {"TD901": "error", "TD902": "passed"}
+    assert f"the {field} of a saving is {value}" in (result.outcomes[0].reason or "")
 
 
 @pytest.mark.parametrize("code", [0, None, 1, "done"])

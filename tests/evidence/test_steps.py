@@ -120,6 +120,19 @@ def recordings(apart: float, upto: float = 300) -> list:
 SECOND = 1_000_000.0
 
 
+def test_a_step_cut_out_of_short_ones_parts_the_trace(facts: Make) -> None:
+    """450 us are less than a profiler takes to start again: the hole is no idle time all the same."""
+    events = [
+        event
+        for n in (5, 6, 7, 9, 10)
+        for event in [(NOTE, f"ProfilerStep#{n}", 450 * n, 450, {}), *work(450 * n + 1, n, gpu_us=440)]
+    ]
+    steps = facts(events)[Steps]
+    assert [s.index for s in steps.steps] == [5, 6, 7]
+    assert "recorded apart" in steps.not_judged
+    assert max(s.pace for s in steps.steps) <= 450_000
+
+
 def pauses(long: float) -> list:
     """Four steps with so many us behind each in which nothing is."""
     events = []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -307,3 +309,19 @@ def test_parts_say_which_steps_they_are_of() -> None:
         for r in (capture(compute=70.4, idle=2.0), capture(compute=70.4, idle=2.0))
     ]
     assert "by part: 72.4 ms → 72.4 ms, with the profiler" in render(difference(*sides), "text")
+
+
+def test_times_that_contradict_the_trace_are_not_used(repository: Path, run: Callable[..., Any]) -> None:
+    """Divided by ten they made the same recording ten times as fast."""
+    sample = SAMPLES / "straggler" / "cpu" / "fault"
+    shutil.copytree(sample, repository / "after")
+    times = repository / "after" / "steps.csv"
+    with times.open() as file:
+        head, *rows = list(csv.reader(file))
+    at = head.index("milliseconds")
+    with times.open("w") as file:
+        csv.writer(file).writerows([head, *([*r[:at], float(r[at]) / 10, *r[at + 1 :]] for r in rows)])
+    done = run("diff", sample, "after")
+    assert "faster" not in done.out
+    assert "times of its steps in the recording are not used" in run("analyze", "after").out
+    assert "are not used" not in run("analyze", sample).out

@@ -15,6 +15,7 @@ from made_captures import healthy, job
 from trace_doctor.testing import SnapshotBuilder
 
 Run = Callable[..., Any]
+SAMPLES = Path(__file__).parents[2] / "sample_traces"
 
 
 def test_one_rank_alone_passes_and_says_so_first(repository: Path, run: Run) -> None:
@@ -275,6 +276,7 @@ def test_accepting_what_is_found_in_part_is_undecided_though_something_is_found(
     assert (done.code, (repository / "b.json").exists()) == (3, False)
 
 
+<<<<<<< HEAD
 def test_a_rule_that_could_not_look_at_one_of_the_ranks(repository: Path, run: Run) -> None:
     """It passed on the other; required, it did not pass, and the output names the capture."""
     job(repository / "logs", [0, 1], 2)
@@ -288,3 +290,13 @@ def test_a_rule_that_could_not_look_at_one_of_the_ranks(repository: Path, run: R
     done = run(*chosen, "--require", "TD406")
     said = " ".join((done.out + done.err).split())
     assert (done.code, "TD406 (skipped on rank1.json: no memory snapshot" in said) == (3, True), said
+=======
+def test_a_detailed_trace_of_another_process_is_not_passed_over(repository: Path, run: Run) -> None:
+    """Findings come from the light trace, which is healthy."""
+    sample = SAMPLES / "dataloader_starvation" / "cpu"
+    shutil.copytree(sample / "healthy", repository / "recorded")
+    assert run("check", "recorded").code == 0
+    shutil.copy(sample / "fault" / "rank0.detailed.json.gz", repository / "recorded")
+    done = run("check", "recorded")
+    assert (done.code, "are of different processes" in done.out) == (3, True), done.out
+>>>>>>> c89ee2ccae366a7586999501722313adb95a23c9

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from trace_doctor.loaders.kineto.trace import load_trace
 from trace_doctor.testing import RunBuilder, SnapshotBuilder
 
 Run = Callable[..., Any]
+SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"
 
 
 def test_rules_that_could_not_look(logs: Path, run: Run) -> None:
@@ -327,3 +330,25 @@ def test_an_own_rule_that_fails_has_not_looked(logs: Path, run: Run, monkeypatch
     monkeypatch.setattr(resolve("TD201")[0], "check", broken)
     assert run("check", "logs").code == 3
     assert run("check", "logs", "--ignore", "TD201").code == 0
+
+
+@pytest.mark.parametrize(
+    ("scenario", "rule", "entries", "segments"),
+    [
+        ("activation_bound", "TD406", slice(5), slice(None)),
+        ("stale_graph", "TD411", slice(-10, None), slice(None)),
+        ("memory_spike", "TD404", slice(None), slice(0)),
+    ],
+)
+def test_a_snapshot_with_too_little_in_it(
+    repository: Path, run: Run, scenario: str, rule: str, entries: slice, segments: slice
+) -> None:
+    whole = SAMPLES / scenario / "simulated" / "fault" / "snapshot.pickle.gz"
+    assert run("check", whole, "--select", rule, "--require", rule).code in (0, 1)
+    snapshot = pickle.loads(gzip.decompress(whole.read_bytes()))
+    snapshot["device_traces"] = [trace[entries] for trace in snapshot["device_traces"]]
+    snapshot["segments"] = snapshot["segments"][segments]
+    (repository / "snapshot.pickle").write_bytes(pickle.dumps(snapshot))
+    (repository / "trace-doctor.toml").write_text('[budgets]\npeak_allocated = "900 GiB"\n')
+    done = run("check", "snapshot.pickle", "--select", rule, "--require", rule)
+    assert (done.code, "cannot be judged" in done.out) == (3, True), done.out

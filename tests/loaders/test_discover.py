@@ -342,3 +342,45 @@ def test_the_folder_of_many_matches_is_looked_at_once(
         put(tmp_path, f"rank{rank}.trace.json")
     assert len(discover([tmp_path / "*.json"]).found) == 20
     assert asked == [tmp_path]
+
+
+TEXT = json.dumps(
+    {"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "a", "ts": n, "dur": 1} for n in range(10)]}
+)
+INSIDE = {
+    "page.html": f"<script>render({TEXT})</script>",
+    "notebook.ipynb": json.dumps({"cells": [{"outputs": [{"text": [TEXT]}]}]}),
+    "notes.md": f"# A trace\n```json\n{TEXT}\n```\n",
+    "view.js": f"var trace = {TEXT.replace(chr(34) + 'traceEvents' + chr(34), 'traceEvents')};",
+    "rows.csv": 'a,"' + TEXT.replace('"', '""') + '"\n',
+    "rank1.sqlite": b"SQLite format 3\0" + bytes(4000) + TEXT.encode(),
+    "disk.iso": bytes(500_000) + TEXT.encode(),
+}
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_a_trace_inside_a_file_of_another_kind_is_met(tmp_path: Path, name: str) -> None:
+    put(tmp_path, "rank0.json")
+    path = put(tmp_path, name, INSIDE[name])
+    found = discover([tmp_path])
+    assert [(i.display, i.unread) for i in found.ignored] == [(name, True)], "and the code of check is 3"
+    put(
+        tmp_path, name, INSIDE[name][: len(INSIDE[name]) - 600]
+    )  # fewer events, as of a text that quotes a trace
+    assert not any(i.unread for i in discover([tmp_path]).ignored)
+    assert path.exists()
+
+
+@pytest.mark.parametrize("name", ["rank1.sqlite", "rank1.h5", "worker_2.mbox", "logs-rank3.pdf", "rank1.txt"])
+def test_whatever_is_named_after_a_rank_is_listed(tmp_path: Path, name: str) -> None:
+    put(tmp_path, "rank0.json")
+    put(tmp_path, name, "loss 0.3")
+    assert [(i.display, i.unread) for i in discover([tmp_path]).ignored] == [(name, False)]
+
+
+def test_a_folder_of_data_is_not_searched_for_traces(tmp_path: Path) -> None:
+    put(tmp_path, "rank0.json")
+    for n in range(1001):
+        put(tmp_path, f"{n}.html", "")
+    put(tmp_path, "x.html", INSIDE["page.html"])
+    assert not discover([tmp_path]).ignored

@@ -14,6 +14,7 @@ from trace_doctor.arrays import I64
 from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.idle.time_ledger import TimeLedger
 from trace_doctor.evidence.memory.ledger import MemoryLedger
+from trace_doctor.evidence.memory.timeline import MemoryTimeline
 from trace_doctor.evidence.names.event_names import is_launch
 from trace_doctor.evidence.rank_summary import RankSummary
 from trace_doctor.evidence.trace.graph_captures import GraphCaptures
@@ -26,6 +27,8 @@ from trace_doctor.run import GPU_CATS, Cat, Run
 LEAST_EVENTS = 10
 """operators, runtime calls and GPU events in the window: fewer are the rest of a file, not a piece of training, however many
 steps are marked over them"""
+LEAST_ENTRIES = 20
+"""of the allocation history of a snapshot: the smallest of a sound one that is known, of one forward, has 57"""
 LEAST_SHARE = 0.1
 """of what the other ranks of the job have in their windows, as their median: ranks make the same steps, and where they share the
 work of a step unevenly, none has so little of it"""
@@ -87,7 +90,7 @@ def incomplete(shortages: Sequence[tuple[RankSummary, str]], scope: Scope) -> li
         reasons.append(f"{more} more capture{'s were' if more > 1 else ' was'} not read")
     for recording in scope.recorded:
         reasons += _of_recording(recording, scope.rank)
-    reasons += _first_and_count(list(scope.doubtful), "are not of the rank that they are named by")
+    reasons += _first_and_count(list(scope.doubtful), "are not what they are named by")
     reasons += _of_worlds([summary for summary, _ in shortages])
     reasons += _first_and_count(
         [
@@ -241,7 +244,7 @@ def _work(facts: Facts, steps: Steps) -> I64:
 def _shortage(facts: Facts) -> str:
     capture = facts.capture
     if capture.run is None:
-        return "" if facts.get(MemoryLedger) is not None else "the snapshot has no history of allocations"
+        return _shortage_of_snapshot(facts)
     steps, run = facts.get(Steps), capture.run
     if steps is not None and steps.doubt:
         return f"its steps cannot be told apart: {steps.doubt}"
@@ -266,6 +269,17 @@ def _shortage(facts: Facts) -> str:
         return "all operators and GPU work begin at the same moment"
     if run.damage.truncated and steps.steps and not before_the_cut(run, steps.steps):
         return "the file ends before its first step does"
+    return ""
+
+
+def _shortage_of_snapshot(facts: Facts) -> str:
+    timeline = facts.get(MemoryTimeline)
+    if timeline is None or facts.get(MemoryLedger) is None:
+        return "the snapshot has no history of allocations"
+    if (entries := sum(history.n for history in timeline.devices)) < LEAST_ENTRIES:
+        return f"only {entries} entries in its history of allocations"
+    if all(history.reserved is None for history in timeline.devices):
+        return "its history of allocations contradicts its segments"
     return ""
 
 

@@ -12,7 +12,7 @@ from trace_doctor.capture import Capture
 from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.compute.operators import Operators
 from trace_doctor.evidence.idle.overview import Overview
-from trace_doctor.evidence.idle.profiler_cost import PlainPace
+from trace_doctor.evidence.idle.profiler_cost import PlainPace, doubt_of_times
 from trace_doctor.evidence.idle.start_up import StartUp
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.evidence.trace.workload import Workload
@@ -53,8 +53,9 @@ def inputs_of(facts: Facts, further: Sequence[Facts], shapes: int, shortage: str
         )
         for log in capture.torch_logs
     ]
-    if capture.warnings and files:
-        files[0] = structs.replace(files[0], warnings=[*files[0].warnings, *capture.warnings])
+    warnings = [*capture.warnings, *filter(None, [doubt_of_times(facts)])]
+    if warnings and files:
+        files[0] = structs.replace(files[0], warnings=[*files[0].warnings, *warnings])
     return [structs.replace(file, too_little=shortage) for file in files]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -78,9 +79,10 @@ def _run(view: View, rule: Rule) -> Verdict:
         claims = tuple(rule.claims(view)) or _notes(view, rule)
         if not claims:
             rule.must_be_able_to_pass(view)
+        _must_be_finite(claims)
     except NotCaptured as missing:
         return Verdict(rule, "skipped", reason=missing.reason, capture=missing.capture)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         if by_signal(error):
             raise
         log.debug("%s failed on rank %d", rule.code, view.rank, exc_info=True)
@@ -88,6 +90,15 @@ def _run(view: View, rule: Rule) -> Verdict:
         place = f"{where.filename.rsplit('/', 1)[-1]}:{where.lineno}"
         return Verdict(rule, "error", reason=f"{type(error).__name__}: {error} ({place}); please report it")
     return Verdict(rule, "fired" if claims else "passed", claims)
+
+
+def _must_be_finite(claims: Sequence[Claim]) -> None:
+    """Raises ValueError for a saving that is no number: it would be below every limit."""
+    for claim in claims:
+        figures = msgspec.structs.asdict(claim.saving) if claim.saving is not None else {}
+        for name, value in figures.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"the {name} of a saving is {value}")
 
 
 def _notes(view: View, rule: Rule) -> tuple[Claim, ...]:

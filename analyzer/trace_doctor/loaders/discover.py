@@ -36,7 +36,8 @@ _CANDIDATE = re.compile(
 _POSSIBLE = re.compile(r"^[^.]+$|\.(?:log|jsonl|trace|raw|gz|tmp)$", re.I)
 _SKIPPED_FOLDERS = frozenset({"__pycache__", "node_modules", "site-packages"})
 _MOST_UNENTERED = 1000
-"""entries of such a folder, and of all below it, that are looked at to say whether captures lie there"""
+"""entries of such a folder, and of all below it, that are looked at to say whether captures lie there; a folder of more is
+one of data, and files of other kinds in it are not searched for traces"""
 _FILE_NAME = re.compile(r"\.(?:json|pickle|pkl)(?:\.gz)?$", re.I)
 _NUMBER = re.compile(r"\d+")
 _KERNEL = re.compile(r"/(?:proc|sys|dev(?!/shm/))(?:/|$)")
@@ -127,7 +128,10 @@ def discover(paths: Sequence[str | Path], *, strict: bool = True) -> Discovery:
     refused: list[tuple[_Candidate, str, _Refused]] = []
     for candidate, display in zip(candidates, displays, strict=True):
         name = str(candidate.path) if candidate.named else display
-        kind = (None if candidate.named else _unfinished(candidate.path, name)) or _look(candidate.path, name)
+        unread = (
+            None if candidate.named else _unfinished(candidate.path, name) or _within(candidate.path, name)
+        )
+        kind = unread or _look(candidate.path, name)
         if not isinstance(kind, _Refused):
             captures.append(_capture_file(candidate, display, kind, is_recording))
         elif candidate.named and (strict or (not kind.unread and isinstance(kind.error, NotACapture))):
@@ -174,7 +178,8 @@ def _ignored(
     for candidate, display, file in refused:
         name = str(candidate.path) if candidate.named else display
         unread = file.unread or candidate.named or _without_numbers(display) in alike
-        if unread or isinstance(file.error, DamagedCapture) or _CANDIDATE.search(candidate.path.name):
+        of_interest = _CANDIDATE.search(candidate.path.name) or identify.named_after_rank(candidate.path.name)
+        if unread or isinstance(file.error, DamagedCapture) or of_interest:
             listed.append(Ignored(display, str(file.error).removeprefix(f"{name}: "), unread))
     return listed
 
@@ -284,6 +289,14 @@ def _unfinished(path: Path, display: str) -> _Refused | None:
     return _Refused(DamagedCapture(line), unread=recordings.role_of(name) is not None)
 
 
+def _within(path: Path, display: str) -> _Refused | None:
+    """A file of another kind that holds a trace, whose name and first bytes do not say so."""
+    if _may_be_capture(path) or not _holds_trace(path):
+        return None
+    line = f"{display}: a trace inside a file of another kind; name it to have it read"
+    return _Refused(NotACapture(line), unread=True)
+
+
 def _look(path: Path, display: str) -> Kind | _Refused:
     try:
         status = os.stat(path)
@@ -336,6 +349,27 @@ def _begins_as_capture(path: Path) -> bool:
         return identify.begins_as_capture(head)
     except OSError:
         return False
+
+
+def _holds_trace(path: Path) -> bool:
+    try:
+        if not path.stat().st_size:
+            return False
+        with open_regular(path) as file:
+            return identify.trace_within(file.read(identify.WITHIN))
+    except OSError:
+        return False
+
+
+def _may_be_capture(path: Path) -> bool:
+    """Whether a file says by its name or its first bytes that it may be a capture."""
+    return (
+        _CANDIDATE.search(path.name) is not None
+        or _POSSIBLE.search(path.name) is not None
+        or whole_files.was_to_be(path.name) is not None
+        or identify.claims_capture(path.name, b"")
+        or _begins_as_capture(path)
+    )
 
 
 def _is_other(stream: ByteStream) -> bool:
@@ -437,10 +471,13 @@ def _walk(root: Path, recorded: list[Path], unentered: list[Path]) -> Iterator[P
             yield folder  # to be named among what cannot be read
             continue
         is_recording = any(recordings.is_manifest(entry.name) for entry in entries)
+        searched = len(entries) <= _MOST_UNENTERED
         if (status.st_dev, status.st_ino) in visited:
             if folder.is_symlink():  # by another name, which may be that of another rank
                 yield from (
-                    Path(e.path) for e in entries if not e.is_symlink() and _is_candidate(e, is_recording)
+                    Path(e.path)
+                    for e in entries
+                    if not e.is_symlink() and _is_candidate(e, is_recording, searched)
                 )
             continue
         visited.add((status.st_dev, status.st_ino))
@@ -455,7 +492,7 @@ def _walk(root: Path, recorded: list[Path], unentered: list[Path]) -> Iterator[P
                         yield Path(entry.path)  # in the place of a capture
                     skipped = entry.name.startswith(".") or entry.name in _SKIPPED_FOLDERS
                     (unentered if skipped else below).append(Path(entry.path))
-                elif _is_candidate(entry, is_recording):
+                elif _is_candidate(entry, is_recording, searched):
                     yield Path(entry.path)
                 elif not entry.is_file() and not entry.name.startswith("."):
                     yield Path(entry.path)  # no file: to be named
@@ -464,18 +501,16 @@ def _walk(root: Path, recorded: list[Path], unentered: list[Path]) -> Iterator[P
         folders += reversed(below)
 
 
-def _is_candidate(entry: os.DirEntry[str], is_recording: bool) -> bool:
-    """Whether a file is worth a look inside. Raises OSError."""
+def _is_candidate(entry: os.DirEntry[str], is_recording: bool, searched: bool) -> bool:
+    """Whether a file is worth a look inside; `searched`: one of another kind too, where it holds a trace. Raises OSError."""
     path = Path(entry.path)
     return (
         entry.is_file()
         and not _is_companion(path, in_recording=is_recording)
         and (
-            _CANDIDATE.search(entry.name) is not None
-            or _POSSIBLE.search(entry.name) is not None
-            or whole_files.was_to_be(entry.name) is not None
-            or identify.claims_capture(entry.name, b"")
-            or _begins_as_capture(path)
+            _may_be_capture(path)
+            or identify.named_after_rank(entry.name)
+            or (searched and _holds_trace(path))
         )
     )
 

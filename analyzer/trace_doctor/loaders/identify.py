@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection
+from itertools import islice
 from typing import Literal
 
 from trace_doctor.loaders import packed
@@ -32,12 +33,22 @@ _FOREIGN: tuple[tuple[re.Pattern[bytes], str], ...] = (
     (re.compile(rb"\"pg_config\"[^}]*\}[^\"]*\"?.*\"entries\"", re.S), "an NCCL flight-recorder dump"),
 )
 
+_CATEGORIES = (
+    rb"(?:cpu_op|user_annotation|gpu_user_annotation|python_function|cuda_runtime|cuda_driver|kernel|gpu_memcpy|gpu_memset"
+    rb"|Operator|Runtime|Kernel|Memcpy|Memset|cpu_instant_event|mtia_\w+|xpu_\w+|hpu_op|privateuse1_\w+)"
+)
 _TORCH = re.compile(
-    rb"\"(?:schemaVersion|deviceProperties|distributedInfo)\"\s*:|\"(?:CPU|CUDA) functions\"|\"cat\"\s*:\s*\"(?:"
-    rb"cpu_op|user_annotation|gpu_user_annotation|python_function|cuda_runtime|cuda_driver|kernel|gpu_memcpy|gpu_memset"
-    rb"|Operator|Runtime|Kernel|Memcpy|Memset|cpu_instant_event|mtia_\w+|xpu_\w+|hpu_op|privateuse1_\w+)\""
+    rb"\"(?:schemaVersion|deviceProperties|distributedInfo)\"\s*:|\"(?:CPU|CUDA) functions\"|\"cat\"\s*:\s*\""
+    + _CATEGORIES
+    + rb"\""
 )
 
+WITHIN = 1 << 20
+"""How many bytes of a file of another kind are searched for a trace."""
+_LEAST_WITHIN = 10
+"""events: fewer are not judged, and may be a quotation"""
+_LIST_WITHIN = re.compile(rb"traceEvents[\\\"']*\s*:\s*\[")
+_EVENT_WITHIN = re.compile(rb"\bcat[\\\"']*\s*:\s*[\\\"']+" + _CATEGORIES + rb"[\\\"']")
 
 _EVENTS = re.compile(rb"\"traceEvents\"\s*:\s*\[")
 _SNAPSHOT = re.compile(rb"device_traces|segment_type|active_allocated|segment_pool_id|allocator_settings")
@@ -76,11 +87,13 @@ _NAMED_BY_A_PROFILER = re.compile(
     rf"|^rank\d{{1,6}}\.(?:(?:light|detailed)\.json|(?:peak|boundary|oom|exception)\.pickle){_COMPRESSED}",
     re.I,
 )
+_AFTER_RANK = r"(?:^|[^a-z])(?:rank|worker)[_\-=]?\d{1,6}(?!\d)"
 _NAMED_BY_RANK = re.compile(
-    rf"(?:^|[^a-z])(?:rank|worker)[_\-=]?\d{{1,6}}(?!\d)[^/]*\.(?:json|pickle|pkl){_COMPRESSED}"
+    rf"{_AFTER_RANK}[^/]*\.(?:json|pickle|pkl){_COMPRESSED}"
     rf"|(?:^|[^a-z])traces?[\W_\d]*\.json{_COMPRESSED}",
     re.I,
 )
+_NAMED_AFTER_RANK = re.compile(_AFTER_RANK, re.I)
 _NAMED_AS_PACKED_JSON = re.compile(rf"\.json(?=\.(?:{_PACKING})){_COMPRESSED}", re.I)
 _NAMED_AS_PICKLE = re.compile(rf"\.(?:pickle|pkl){_COMPRESSED}", re.I)
 _NAMED_BY_WORD = re.compile(
@@ -134,6 +147,13 @@ def begins_as_capture(head: bytes) -> bool:
     )
 
 
+def trace_within(data: bytes) -> bool:
+    """Whether a file of another kind (a page, a notebook, a database) holds a trace of PyTorch as text, in quotes of its own."""
+    begin = _LIST_WITHIN.search(data)
+    events = _EVENT_WITHIN.finditer(data, begin.end()) if begin else ()
+    return sum(1 for _ in islice(events, _LEAST_WITHIN)) == _LEAST_WITHIN
+
+
 def foreign(head: bytes) -> str | None:
     """The name of another tool's file, with its article; None when it is not recognised."""
     if is_pickle(head):
@@ -172,6 +192,11 @@ def claims_capture(name: str, head: bytes, is_other: Callable[[], bool] = lambda
     if _NAMED_AS_PICKLE.search(name) or _NAMED_AS_PACKED_JSON.search(name):
         return True
     return _NAMED_BY_WORD.search(name) is not None and not _is_text(head)
+
+
+def named_after_rank(name: str) -> bool:
+    """Whether a file is named after a rank, of whatever kind it is."""
+    return _NAMED_AFTER_RANK.search(name) is not None
 
 
 def is_pickle(head: bytes) -> bool:

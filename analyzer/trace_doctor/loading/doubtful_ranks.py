@@ -6,19 +6,21 @@ import filecmp
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from trace_doctor.loaders.discover import CaptureFile
 from trace_doctor.loaders.kineto.meta import rank_named
 from trace_doctor.loaders.torch_trace import CompileLog
 from trace_doctor.loading.load_file import Content
 from trace_doctor.recording import folder as recordings
-from trace_doctor.run import Run
+from trace_doctor.run import Cat, Run
 
 _MOST_NAMED = 4
 
 
 def doubtful_ranks(loaded: Sequence[tuple[CaptureFile, Content]], only: int | None = None) -> list[str]:
     """One line for each contradiction between the names of files and what they hold: a file of a recording that is of
-    another rank, several ranks by name that are one by content, and copies of a file under other ranks. `only`: of a
+    another rank or of another process, several ranks by name that are one by content, and copies of a file under other ranks. `only`: of a
     rank that was asked for, what concerns it."""
     captures = [
         (file, content, recordings.role_of(file.path.name) if file.recording is not None else None)
@@ -31,6 +33,9 @@ def doubtful_ranks(loaded: Sequence[tuple[CaptureFile, Content]], only: int | No
         for file, run, role in traces
         if role is not None and _says_rank(run) and run.rank != role[0]
     ]
+    doubts += _of_other_processes(
+        ((file.recording, role[0]), file.display, run) for file, run, role in traces if role is not None
+    )
     doubts += _one_by_content((file, run) for file, run, role in traces if role is None)
     doubts += _copies(
         [
@@ -39,6 +44,21 @@ def doubtful_ranks(loaded: Sequence[tuple[CaptureFile, Content]], only: int | No
         ]
     )
     return [line for ranks, line in doubts if only is None or only in ranks]
+
+
+def _of_other_processes(
+    traces: Iterable[tuple[tuple[Path | None, int], str, Run]],
+) -> list[tuple[set[int], str]]:
+    """Of traces of one rank of one recording, which one process writes: the first is judged, and would hide another's faults."""
+    first: dict[tuple[Path | None, int], tuple[str, set[str]]] = {}
+    doubts = []
+    for of, display, run in traces:
+        threads = np.unique(run.thread[run.is_cat(Cat.CPU_OP)]).tolist()
+        if processes := {run.threads[thread].pid for thread in threads}:
+            other, theirs = first.setdefault(of, (display, processes))
+            if not processes & theirs:
+                doubts.append(({of[1]}, f"{display} and {other} are of different processes"))
+    return doubts
 
 
 def _says_rank(run: Run) -> bool:

@@ -21,7 +21,7 @@ captures at most 0.2 ms apart)."""
 FAR = 10
 """So many times as long as any other hole is far longer: pauses of a program are like each other."""
 _SHORT_NS = 1_000_000
-"""A profiler starts and stops in no less."""
+"""A profiler starts and stops in no less; of a trace with a step cut out a whole step is missing, which may be shorter."""
 
 
 def pieces(run: Run, marks: I64, numbers: Sequence[int | None]) -> list[Span]:
@@ -34,10 +34,11 @@ def pieces(run: Run, marks: I64, numbers: Sequence[int | None]) -> list[Span]:
     A pause inside a step lies in its mark, and one of a profiler that ran in its `Trace` event: these stay idle time.
     """
     spans = np.flatnonzero(run.is_cat(Cat.SPAN))
-    holes = _holes(run)
+    step = int(np.median(run.dur[marks])) if len(marks) else _SHORT_NS
+    holes = _holes(run, min(max(step, 1), _SHORT_NS))
     if not len(holes):
         return [EVER]
-    apart = _jumps(run, holes, marks, numbers)
+    apart = _jumps(holes, _between(run, holes, marks), numbers, step)
     if len(spans):
         apart |= _between_recordings(run, holes, spans)
     else:
@@ -46,24 +47,23 @@ def pieces(run: Run, marks: I64, numbers: Sequence[int | None]) -> list[Span]:
     return list(zip(borders[::2], borders[1::2], strict=True))
 
 
-def _holes(run: Run) -> I64:
+def _holes(run: Run, least: int) -> I64:
     """Where no event is, but for those that stretch over everything."""
     other = run.cat != Cat.SPAN
     reach, begins = np.maximum.accumulate(run.end[other])[:-1], run.ts[other][1:]
-    long_enough = begins - reach >= _SHORT_NS
+    long_enough = begins - reach >= least
     return pairs(reach[long_enough], begins[long_enough])
 
 
-def _jumps(run: Run, holes: I64, marks: I64, numbers: Sequence[int | None]) -> Bool:
-    """Holes between two steps that do not follow each other, in which there is room for one."""
-    before, between = _between(run, holes, marks)
-    if not between.any():
-        return between
+def _jumps(holes: I64, between: tuple[I64, Bool], numbers: Sequence[int | None], step: int) -> Bool:
+    """Holes between two steps that do not follow each other, in which there is room for one, however short."""
+    before, among = between
+    if not among.any():
+        return among
     follows = np.array([a is None or b is None or b == a + 1 for a, b in pairwise(numbers)])
-    room = holes[:, 1] - holes[:, 0] >= np.median(run.dur[marks])
     jump = np.zeros(len(holes), dtype=bool)
-    jump[between] = ~follows[before[between]]
-    return jump & room
+    jump[among] = ~follows[before[among]]
+    return jump & (holes[:, 1] - holes[:, 0] >= step)
 
 
 def _longer_than_all(run: Run, holes: I64, marks: I64) -> Bool:
