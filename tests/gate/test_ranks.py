@@ -276,7 +276,6 @@ def test_accepting_what_is_found_in_part_is_undecided_though_something_is_found(
     assert (done.code, (repository / "b.json").exists()) == (3, False)
 
 
-<<<<<<< HEAD
 def test_a_rule_that_could_not_look_at_one_of_the_ranks(repository: Path, run: Run) -> None:
     """It passed on the other; required, it did not pass, and the output names the capture."""
     job(repository / "logs", [0, 1], 2)
@@ -290,7 +289,8 @@ def test_a_rule_that_could_not_look_at_one_of_the_ranks(repository: Path, run: R
     done = run(*chosen, "--require", "TD406")
     said = " ".join((done.out + done.err).split())
     assert (done.code, "TD406 (skipped on rank1.json: no memory snapshot" in said) == (3, True), said
-=======
+
+
 def test_a_detailed_trace_of_another_process_is_not_passed_over(repository: Path, run: Run) -> None:
     """Findings come from the light trace, which is healthy."""
     sample = SAMPLES / "dataloader_starvation" / "cpu"
@@ -299,4 +299,3 @@ def test_a_detailed_trace_of_another_process_is_not_passed_over(repository: Path
     shutil.copy(sample / "fault" / "rank0.detailed.json.gz", repository / "recorded")
     done = run("check", "recorded")
     assert (done.code, "are of different processes" in done.out) == (3, True), done.out
->>>>>>> c89ee2ccae366a7586999501722313adb95a23c9
