@@ -53,7 +53,7 @@ TOPICS: Mapping[str, tuple[str, ...]] = {
     "Regional compilation": ("compile_blocks",),
     "Batch size": ("larger_batch", "raise_batch", "fill_the_gpu"),
     "Gradient accumulation": ("gradient_accumulation",),
-    "Gradient checkpointing": ("checkpoint_blocks",),
+    "Gradient checkpointing": ("checkpoint_blocks", "checkpoint_other_layers"),
     "fp16, bf16, TF32": ("autocast", "one_type", "tf32"),
     "Fused and multi-tensor optimizers": (
         "fused_optimizer",

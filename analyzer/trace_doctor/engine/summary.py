@@ -23,6 +23,7 @@ from trace_doctor.model import (
     Unowned,
     WhatIf,
     known_together,
+    listed,
 )
 from trace_doctor.rule import Rule
 
@@ -165,4 +166,4 @@ def _open_question(rule: Rule, unowned: Sequence[Unowned]) -> str:
     if share < UNDECIDED_FROM:
         return ""
     parts = [PART_NAMES[p] for p in sorted(worst, key=worst.__getitem__, reverse=True) if worst[p] >= 0.01]
-    return f"no finding explains {share:.0%} of the step: {', '.join(parts)}"
+    return f"no finding explains {share:.0%} of the step: {listed(parts)}"

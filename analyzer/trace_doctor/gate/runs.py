@@ -15,7 +15,7 @@ from trace_doctor.model import Finding, Result, TimeLedgerRow, Unit, unowned
 
 Run = tuple[str, int]
 """folder of the captures, and which of those with the same rank"""
-Figures = Sequence[tuple[int, float | None]]
+PerCapture = Sequence[tuple[int, float | None]]
 """position in `Result.inputs` and the figure there"""
 
 
@@ -31,7 +31,7 @@ def runs_of(result: Result) -> dict[int, Run]:
     return runs
 
 
-def largest(result: Result, figures: Figures) -> list[float]:
+def largest(result: Result, figures: PerCapture) -> list[float]:
     """Of (input, figure) pairs the largest of each run, in the order of the runs. Unknown figures are left out."""
     runs = runs_of(result)
     by_run: dict[Run, float] = {}
@@ -47,7 +47,7 @@ class Measure:
 
     unit: Unit
     floor: float
-    figures: Callable[[Result], Figures]
+    figures: Callable[[Result], PerCapture]
     missing: str
     """what was not captured where there is no value"""
     unhindered: Callable[[float, float], float] | None = None
@@ -71,14 +71,14 @@ class Measure:
         return sorted(expected - there)
 
 
-def _step_time(result: Result) -> Figures:
+def _step_time(result: Result) -> PerCapture:
     return [(n, i.pace.median_us if i.pace else None) for n, i in enumerate(result.inputs)]
 
 
-def _share(of: Callable[[TimeLedgerRow], int], gpu_only: bool) -> Callable[[Result], Figures]:
+def _share(of: Callable[[TimeLedgerRow], int], gpu_only: bool) -> Callable[[Result], PerCapture]:
     """A part of the steady steps; without any, of all that was recorded."""
 
-    def values(result: Result) -> Figures:
+    def values(result: Result) -> PerCapture:
         rows = [r for r in result.time_ledger if r.window_ns and (r.device >= 0 or not gpu_only)]
         steady = {r.input for r in rows if r.phase == "steady"}
         parts: dict[tuple[int, int], list[TimeLedgerRow]] = {}

@@ -38,6 +38,7 @@ from trace_doctor.model.findings import Target as Target
 from trace_doctor.model.findings import Unit as Unit
 from trace_doctor.model.findings import enough_first as enough_first
 from trace_doctor.model.findings import known_together as known_together
+from trace_doctor.model.findings import listed as listed
 from trace_doctor.model.findings import ranks_text as ranks_text
 from trace_doctor.model.gates import Budget as Budget
 from trace_doctor.model.gates import Gate as Gate

@@ -57,8 +57,12 @@ def ranks_text(ranks: Sequence[int]) -> str:
     named = list(map(str, ranks))
     if len(named) > MAX_RANKS:
         named[MAX_RANKS:] = [f"{len(named) - MAX_RANKS} more"]
-    listed = " and ".join(filter(None, [", ".join(named[:-1]), *named[-1:]]))
-    return f"rank{'s' if len(ranks) > 1 else ''} {listed}"
+    return f"rank{'s' if len(ranks) > 1 else ''} {listed(named)}"
+
+
+def listed(words: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
 class HowKnown(Struct, frozen=True, kw_only=True):

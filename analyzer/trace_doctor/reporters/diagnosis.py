@@ -50,9 +50,8 @@ def _verdicts(result: Result) -> list[str]:
     by_job: dict[int, list[int]] = {}
     for number, source in enumerate(result.inputs):
         by_job.setdefault(source.job, []).append(number)
-    named: dict[
-        int, int
-    ] = {}  # the capture that the sentence is about: that of the gravest finding, else the first
+    # the capture that a job's sentence is about: that of its gravest finding, else its first
+    named: dict[int, int] = {}
     grave = [f.input for f in result.findings if f.severity != "info" and f.input < len(result.inputs)]
     for number in [*grave, *(numbers[0] for numbers in by_job.values())]:
         named.setdefault(result.inputs[number].job, number)

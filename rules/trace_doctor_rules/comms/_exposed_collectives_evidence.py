@@ -77,8 +77,9 @@ class CollectiveExposure(Evidence, frozen=True):
         steady = tuple(steps.on_device("steady"))
         asked = _asked_for(facts, own)
         kinds = _by_kind(own, asked)
-        first = own.rows[np.array(asked) == kinds[0][0]]
-        in_steady = holds(intervals(steady), run.ts[first])
+        of_first = np.array(asked) == kinds[0][0]
+        in_steady = holds(intervals(steady), run.ts[own.rows[of_first]])
+        group_size = int(own.group_size[of_first].max())
         return cls(
             intervals=tuple(exposed),
             exposed_ns=total(own.lasting) / steps.count,
@@ -97,11 +98,9 @@ class CollectiveExposure(Evidence, frozen=True):
             ddp=wrappers.ddp,
             fsdp=wrappers.fsdp,
             deepspeed=wrappers.deepspeed,
-            tensor_parallel=_of_split_layers(facts, own, np.array(asked) == kinds[0][0], kinds[0][0]),
+            tensor_parallel=_of_split_layers(facts, own, of_first, kinds[0][0]),
             trains=bool(run.is_named(is_backward).any()),
-            group_size=int(size)
-            if (size := own.group_size[np.array(asked) == kinds[0][0]].max()) > 0
-            else None,
+            group_size=group_size if group_size > 0 else None,
         )
 
 

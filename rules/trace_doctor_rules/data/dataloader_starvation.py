@@ -351,33 +351,31 @@ class DataLoaderStarvation(TimeRule):
         confidence, why = self._confidence(ctx, data_waits, outcome)
         cores = ctx.get(StarvedCores)
         starved = cores is not None and cores.recurs and cores.share >= self.min_starved
-        if starved:
-            why = " ".join(
-                [
-                    "Kernel launches stall as well: threads likely outnumber the cores.",
-                    *([why] if why else []),
-                ]
-            )
-        if brief:
-            why = " ".join(["Workers would take as long to hand over a batch.", *([why] if why else [])])
+        doubts = [
+            "Workers would take as long to hand over a batch." if brief else "",
+            "Kernel launches stall as well: threads likely outnumber the cores." if starved else "",
+            why,
+        ]
         site = _site(ctx)
+        if starved:
+            fixes = [techniques.free_cores(_VERIFY)]
+        elif brief:
+            fixes = [fewer_batches(_VERIFY)]
+        elif loading.of_a_pipeline:
+            fixes = [call_without_pipeline(_VERIFY)]
+        else:
+            fixes = self._fixes(data_waits, replay.cores, site, indexed=loading.indexed)
         moments = ctx[Moments]
         longest = max(data_waits.waits, key=lambda w: w[1] - w[0])
         yield Claim(
-            message=_message(data_waits, site, why),
+            message=_message(data_waits, site, " ".join(filter(None, doubts))),
             confidence=confidence,
             severity="info" if confidence == "low" or brief else None,
             saving=outcome.saving(),
             location=location(site, device=data_waits.device, ts_us=moments.ts_us(longest[0])),
             evidence=_tables(ctx, data_waits, outcome),
             spans=moments.longest(data_waits.owned, "waiting for data", device=data_waits.device),
-            fixes=[techniques.free_cores(_VERIFY)]
-            if starved
-            else [fewer_batches(_VERIFY)]
-            if brief
-            else [call_without_pipeline(_VERIFY)]
-            if loading.of_a_pipeline
-            else self._fixes(data_waits, replay.cores, site, indexed=loading.indexed),
+            fixes=fixes,
             removal=removal,
             owned=data_waits.owned,
             key="loader",

@@ -326,9 +326,9 @@ _LOADS = re.compile(r"_align(\d+)(?!\d)")
 
 def _loads(name: str) -> int:
     """How many numbers at a time a half-precision GEMM loads; of others, and where the name does not say, very many."""
-    made = kernel_class(name)
-    said = _LOADS.search(name) if made.kind == "gemm" and made.precision in ("fp16", "bf16") else None
-    return int(said.group(1)) if said else 1 << 30
+    kernel = kernel_class(name)
+    loads = _LOADS.search(name) if kernel.kind == "gemm" and kernel.precision in ("fp16", "bf16") else None
+    return int(loads.group(1)) if loads else 1 << 30
 
 
 def _odd(ctx: Context, operators: I64, multiple: int) -> list[int]:

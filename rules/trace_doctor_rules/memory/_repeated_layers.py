@@ -19,7 +19,6 @@ from trace_doctor.evidence.memory.stages import Stage
 from trace_doctor.evidence.memory.stale_graphs import StaleGraphs
 from trace_doctor.evidence.memory.timeline import BEFORE
 from trace_doctor_rules import techniques
-from trace_doctor_rules._shared import advice
 
 _CHECKPOINT = re.compile(r"(?:^|[\\/])torch[\\/]utils[\\/]checkpoint\.py$")
 
@@ -117,17 +116,7 @@ def checkpointing(device: DeviceBlocks, layers: Repeats | None, verify: str) -> 
     """The fix; of a model that has some layers checkpointed already, the others'."""
     if not any(_CHECKPOINT.search(f.filename) for f in device.stacks.snapshot.frames):
         return [techniques.checkpoint_blocks(verify)]
-    if layers is None:
-        return []
-    return [
-        advice(
-            "Checkpoint the remaining layers too",
-            "Some layers are checkpointed already; those in the table are not, and keep what they compute for backward. "
-            'Wrap each of them (torchtitan: activation_checkpoint.mode = "full"; HF: gradient_checkpointing=True).',
-            "runs the forward again: about a third more compute for the blocks it covers",
-            verify,
-        )
-    ]
+    return [] if layers is None else [techniques.checkpoint_other_layers(verify)]
 
 
 def _recorded(device: DeviceBlocks) -> Bool:

@@ -9,7 +9,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from trace_doctor import Cell, Claim, Context, Fix, Rule, Saving, Table, Target, Unit, enough_first, threshold
-from trace_doctor.evidence.memory.blocks import MemoryBlocks
+from trace_doctor.evidence.memory.blocks import MemoryBlocks, category_name
 from trace_doctor.evidence.memory.classes import ACTIVATIONS
 from trace_doctor.evidence.memory.out_of_memory import Failure, OtherDevice, OutOfMemory
 from trace_doctor.evidence.memory.stages import Stage
@@ -243,7 +243,7 @@ class OutOfMemoryRule(Rule):
             f"{_later_words(f, later)}"
             + (
                 _spare(spare)
-                or f"Largest category: {top[1].replace('_', ' ')}, {in_one_unit(top[0], f.live)} allocated."
+                or f"Largest category: {category_name(top[1])}, {in_one_unit(top[0], f.live)} allocated."
             ),
             confidence="high",
             severity="critical",

@@ -151,6 +151,17 @@ def checkpoint_blocks(verify: str) -> Fix:
     )
 
 
+def checkpoint_other_layers(verify: str) -> Fix:
+    """Advice, where some layers are checkpointed and others are not."""
+    return advice(
+        "Checkpoint the remaining layers too",
+        "Some layers are checkpointed already; those in the table are not, and keep what they compute for backward. "
+        'Wrap each of them (torchtitan: activation_checkpoint.mode = "full"; HF: gradient_checkpointing=True).',
+        "runs the forward again: about a third more compute for the blocks it covers",
+        verify,
+    )
+
+
 def gradient_accumulation(verify: str, steps: int = 2) -> Fix:
     """Shown only: `steps` batches of 1/`steps` the size for each optimizer step."""
     return patch(

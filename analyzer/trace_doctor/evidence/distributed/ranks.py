@@ -13,6 +13,7 @@ from trace_doctor.evidence.rank_summary import JobEvidence, RankSummary
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.evidence.trace.workload import Workload
 from trace_doctor.model import IDLE_CAUSES, Cell, Column, Table, ranks_text
+from trace_doctor.model import listed as listed
 
 _NAMES = {
     "data_loading": "data loading",
@@ -121,10 +122,5 @@ def _compute_error(summary: RankSummary) -> float | None:
 
 
 def named(ranks: Sequence[int]) -> str:
-    """`ranks_text` at the begin of a sentence."""
+    """`ranks_text` as a sentence begins: `Rank 3`, `Ranks 0 and 6`."""
     return ranks_text(ranks).capitalize()
-
-
-def listed(words: Sequence[str]) -> str:
-    """`a`, `a and b`, `a, b and c`."""
-    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
