@@ -83,3 +83,9 @@ def test_visible_text_reaches_no_terminal_state(text: str) -> None:
     assert all(c.isprintable() or c == "\u00a0" or not c.isascii() for c in shown)
     assert not set(shown) & set("\x1b\x07\r\n\t\u202e\u2066\u200f\u2028")
     assert columns(shown) <= 2 * len(shown)
+
+
+def test_what_is_missing_is_the_difference_of_what_is_shown() -> None:
+    requested, free, device = 4_202_692_608, 4_028_760_064, 41_100_000_000
+    scale = Scale.of("bytes", [requested, free, requested - free, device])
+    assert [scale.cell(n) for n in (requested, free, requested - free)] == ["3.91", "3.75", "0.16"]

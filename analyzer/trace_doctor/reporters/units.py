@@ -123,7 +123,9 @@ class Scale:
             return cls(kind, 1.0, "", 0 if all(float(n).is_integer() for n in numbers) else 1)
         factor, unit = _unit(middle, _TIME if kind == "us" else _BYTES)
         largest = max(numbers) / factor
-        most = 0 if unit == "B" or largest >= 1000 else 1 if largest >= 10 else 2
+        # of what fills a device the hundredth of a GiB decides whether a request fits
+        two = 100 if kind == "bytes" else 10
+        most = 0 if unit == "B" or largest >= 1000 else 1 if largest >= two else 2
         decimals = min(most, _decimals(middle / factor, 4))
         return cls(kind, factor, unit, decimals)
 
