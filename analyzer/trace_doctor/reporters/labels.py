@@ -424,6 +424,11 @@ def needs_source(fix: Fix) -> bool:
     return not fix.diff and how_made(fix) == fix.safety and not why_no_patch(fix)
 
 
+def editable(finding: Finding) -> bool:
+    """Whether there is an edit for it, if the code it is for is found in the script."""
+    return any(needs_source(fix) for fix in finding.fixes)
+
+
 def is_patch(fix: Fix) -> bool:
     """Whether `trace-doctor fix` can apply it: a diff is known and it is not for display only."""
     return bool(fix.diff) and fix.safety != "display"
