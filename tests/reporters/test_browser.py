@@ -21,6 +21,7 @@ from trace_doctor.model.host_stacks import Frame, HostStacks
 from trace_doctor.model.work_detail import KernelDetail, OperatorDetail, Origin, WorkDetail
 from trace_doctor.reporters import render
 from trace_doctor.reporters.difference import render as render_difference
+from trace_doctor.reporters.units import duration, size
 from trace_doctor.testing import MIB, SnapshotBuilder
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium to open the page in")
@@ -77,9 +78,9 @@ def test_all_kernels_can_be_searched_and_are_added_up_over_ranks(rich_result: Re
     assert re.sub("<[^>]*>", " ", row[0]).split()[-5:] == [
         "2",
         "8",
-        "8",
-        "1",
-        "1%",
+        "8.0",
+        "1.00",
+        "1.0%",
     ]  # of two ranks, four calls each
 
 
@@ -138,9 +139,9 @@ def test_kernels_are_sorted_by_a_column_over_all_of_them_by_key_or_click(
     assert row[-7:-1] == [
         "2",
         "100",
-        "2",
-        "0.02",
-        "2%",
+        "2.0",
+        "&lt;0.1",
+        "2.0%",
         "no",
     ]  # devices, launches, ms, ms, share, Tensor Cores
     assert "launched by aten::mm (75%), train() (train.py)" in re.sub("<[^>]*>", "", section)
@@ -151,12 +152,36 @@ _ONE_RANK = """var which = document.querySelector("[data-explore=kernels] select
 which.value = "1"; which.dispatchEvent(new Event("change"));"""
 
 
+def test_more_rows_change_no_digit_of_those_shown(rich_result: Result, tmp_path: Path) -> None:
+    page = render(with_detail(rich_result), "html")
+    cells = re.compile(r"<td[^>]*class=\"num\"[^>]*>(.*?)</td>")
+    rows = [
+        cells.findall(
+            dom.split('data-explore="kernels"', 1)[1].split("<tbody>", 1)[1].split("</tbody>", 1)[0]
+        )
+        for dom in (page, Opened(with_script(page, _ALL), tmp_path).dom)
+    ]
+    assert len(rows[1]) > len(rows[0]) == 20 * 5
+    assert rows[1][: len(rows[0])] == rows[0]
+
+
+_ALL = """document.querySelectorAll("[data-explore=kernels] .filter button")[0].click();"""
+
+
+def test_the_page_and_its_scripts_write_a_figure_alike(rich_result: Result, tmp_path: Path) -> None:
+    values = [f * 8**e for f in (1, 8.125, 9.996, 99.95, 812.5, 999.6) for e in range(-3, 6)]
+    script = f"document.title = JSON.stringify({values}.map(function (v) {{ return [traceDoctor.bytes(v * 1048576), traceDoctor.time(v, 3)]; }}));"
+    dom = Opened(with_script(render(rich_result, "html"), script), tmp_path).dom
+    shown = json.loads(unescape(re.findall("<title>(.*?)</title>", dom)[0]))
+    assert shown == [[size(v * 2**20), duration(v)] for v in values]
+
+
 def test_kernels_of_one_rank(rich_result: Result, tmp_path: Path) -> None:
     opened = Opened(with_script(render(with_detail(rich_result), "html"), _ONE_RANK), tmp_path)
     section = opened.dom[opened.dom.index('<section id="kernels"') :].split("</section>", 1)[0]
     assert "50 found" in section
     row = re.sub("<[^>]*>", " ", section.split("<tbody>", 1)[1].split("</tr>", 1)[0]).split()
-    assert row[-8:] == ["1", "1", "50", "50", "2%", "yes", "not", "known"]
+    assert row[-8:] == ["1", "1", "50.0", "50.0", "2.0%", "yes", "not", "known"]
 
 
 _FLAME = """document.querySelectorAll("#host-stacks details").forEach(function (d) { d.open = true; });

@@ -332,7 +332,7 @@ def test_many_ranks_are_cut_and_it_is_said(many_ranks: Result) -> None:
 def test_the_page_is_small(rich_result: Result) -> None:
     source = render(rich_result, "html", zoom=False)
     without_data = re.sub(r'<script type="application/json".*?</script>', "", source, flags=re.DOTALL)
-    assert len(without_data.encode()) < 115_000
+    assert len(without_data.encode()) < 120_000
     assert len(render(rich_result, "html").encode()) < 2_500_000
 
 

@@ -167,6 +167,16 @@ def test_what_is_suppressed_is_no_clean_bill(cpu_result: Result, rich_result: Re
     assert "No problems but 1 suppressed finding: 2 rules passed" in text
 
 
+def test_a_bound_of_bytes_is_no_larger_than_what_it_is_a_part_of(rich_result: Result) -> None:
+    """807 MiB are cached: a saving of all of it in two figures would be 810."""
+    cached = 807 << 20
+    first = replace(rich_result.findings[0], saving=Saving(bytes=cached, basis="bound", how="x"))
+    upto = replace(rich_result.summary, saving_up_to=SavingUpTo(bytes=cached))
+    made = replace(rich_result, findings=[first], summary=upto)
+    for fmt in ("text", "html", "markdown"):
+        assert "up to 807 MiB" in (said := render(made, fmt)) and "810 MiB" not in said
+
+
 def test_an_unknown_saving_claims_nothing() -> None:
     finding = Finding(
         id="TD001-1", code="TD001", name="no-steps", title="No steps", severity="info", confidence="high",

@@ -16,11 +16,7 @@
   var el = function (tag, attributes, children) { return fill(doc.createElement(tag), attributes, children); };
   var svg = function (tag, attributes, children) { return fill(doc.createElementNS(SVG, tag), attributes, children); };
   var button = window.traceDoctor.button;
-  var bytes = function (count) {
-    var units = ["B", "KiB", "MiB", "GiB", "TiB"], n = 0, value = count;
-    while (value >= 1024 && n < 4) { value /= 1024; n += 1; }
-    return (n && value < 1000 ? value.toPrecision(3) : Math.round(value).toLocaleString("en-US")) + " " + units[n];
-  };
+  var bytes = window.traceDoctor.bytes;
   var time = function (us) { return window.traceDoctor.time(us, 3); };
   var share = function (part, whole) { return whole ? (100 * part / whole).toFixed(1) + "%" : "–"; };
   var counted = function (count, word) { return count.toLocaleString("en-US") + " " + word + (count === 1 ? "" : "s"); };

@@ -11,6 +11,7 @@ from trace_doctor.reporters.labels import (
     SEVERITIES,
     Names,
     by_hand,
+    bytes_words,
     how_known,
     how_made,
     is_patch,
@@ -23,7 +24,6 @@ from trace_doctor.reporters.units import (
     duration,
     estimate_duration,
     estimate_share,
-    estimate_size,
     plural,
     share,
     size,
@@ -156,7 +156,7 @@ def _saving(result: Result) -> Html:
     name = ["Saving, ", term("saving", how_known(upto if most is None else most))]
     if upto.share_of_step:
         time = f"{estimate_duration(upto.time_us_per_step)}/step" if upto.time_us_per_step else "of the step"
-        more = f", {estimate_size(upto.bytes)} of memory" if upto.bytes else ""
+        more = f", {bytes_words(upto)(upto.bytes)} of memory" if upto.bytes else ""
         gain = estimate_share(upto.share_of_step)
         time += _whose(result)
         if most is not None:  # what the page's title says is not to be had by a patch
@@ -171,7 +171,7 @@ def _saving(result: Result) -> Html:
         first = max(
             (f.saving for f in result.findings if f.saving), key=lambda s: s.bytes or 0, default=Saving()
         )
-        return tile(name, estimate_size(upto.bytes), f"of {peak_words(first)}", class_="gain")
+        return tile(name, bytes_words(upto)(upto.bytes), f"of {peak_words(first)}", class_="gain")
     if most is not None:
         return tile(
             name,
