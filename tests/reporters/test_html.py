@@ -256,6 +256,13 @@ def test_the_timeline_names_the_longest_gaps(rich_result: Result) -> None:
     assert re.search(r"data loading.*?59\.6", gaps[:2000], re.DOTALL)
 
 
+def test_marked_steps_say_where_a_step_ends(rich_result: Result, cpu_result: Result) -> None:
+    said = "Lines mark where the host begins a step; the step runs to its last kernel."
+    assert said in render(rich_result, "html")
+    assert said not in render(msgspec.structs.replace(rich_result, steps=[]), "html")
+    assert said not in render(cpu_result, "html")
+
+
 def test_an_oom_is_marked(snapshot_result: Result) -> None:
     source = render(snapshot_result, "html")
     assert "out of memory: asked for 512 MiB" in source

@@ -85,6 +85,12 @@ def test_ranks_of_several_hosts_are_shown_on_one_clock(sequence: bool, clock: st
     assert given["together"] == f"all ranks, on {clock}"
     (_, _, first), (_, _, second) = given["captures"]
     assert second - first == pytest.approx(0 if sequence else 3_400, abs=1)
+    every = page[page.index('data-view="all"') :].split('data-view="0"', 1)[0]
+    one, other = (float(x) for x in re.findall(r'transform="translate\(([\d.]+) \d+\)"', every)[:2])
+    assert f"All ranks on {clock}. The lines are the steps of rank 0." in every
+    assert (other > one + 100) is not sequence  # pixels, of 15.4 ms
+    without = render(trace_doctor.analyze(tmp_path), "html")
+    assert "Each rank from its own start. The lines" in without
 
 
 _DRIVE = """setTimeout(function () {
