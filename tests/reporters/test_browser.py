@@ -379,7 +379,7 @@ def test_a_moment_of_the_memory_picture_has_its_blocks_and_stacks(tmp_path: Path
     live = result.detail[0].memory.devices[0].live  # type: ignore[union-attr, index]
     failed = result.detail[0].memory.devices[0].failures[-1]  # type: ignore[union-attr, index]
     for (head, root, foot, _, _), held in ((last, live[-1]), (oom, live[failed]), (third, live[3])):
-        words = f"{held / MIB:.3g} MiB"
+        words = size(held)
         assert (
             words in head
             and re.match(rf"all stacks · {words} in \d+ blocks? · 100", root)
@@ -391,6 +391,34 @@ def test_a_moment_of_the_memory_picture_has_its_blocks_and_stacks(tmp_path: Path
     assert cursors == 1
     assert segments == result.detail[0].memory.devices[0].space.segments  # type: ignore[union-attr, index]
     assert re.match(r"0x[0-9a-f]+ · (free|allocated)", block)
+
+
+_TAP = """document.querySelectorAll("[data-blocks] details.zoom").forEach(function (d) { d.open = true; });
+setTimeout(function () {
+  var used = document.querySelector(".segments .seg-used"), row = document.querySelector(".blocks-panel tbody tr");
+  used.dispatchEvent(new PointerEvent("pointermove", { bubbles: true, clientX: 9, clientY: 9 }));
+  used.dispatchEvent(new MouseEvent("click", { bubbles: true }));
+  row.querySelector("summary").click();
+  var said = [document.querySelector(".memory-tip").textContent, document.querySelector(".block-text").textContent,
+    row.querySelector("details[open] pre").textContent, row.cells[1].textContent, document.querySelector(".blocks-panel .keys:last-of-type").textContent];
+  document.title = JSON.stringify(said);
+}, 900);"""
+
+
+@pytest.mark.parametrize("history", [True, False])
+def test_a_block_that_is_pointed_at_says_its_size_class_and_stack(history: bool, tmp_path: Path) -> None:
+    """By pointer, by a tap, and in the table by what keys reach as well."""
+    opened = Opened(with_script(render(recorded(tmp_path, history=history), "html"), _TAP), tmp_path)
+    assert opened.console == []
+    tip, tapped, stack, kind, _ = json.loads(
+        unescape(re.findall("<title>(.*?)</title>", opened.dom, re.S)[0])
+    )
+    assert tip == tapped
+    first, *frames = tip.split("\n")
+    assert re.search(r" · allocated · [\d.]+ [KMG]iB \([\d.]+ [KMG]iB requested\) · \w", first)
+    assert frames[-1].startswith("in a segment of ")
+    assert ".py:" in frames[0] and ".py:" in stack
+    assert (kind == "unknown (no history)") is ("unknown (no history)" in first) is not history
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -257,7 +257,7 @@ def test_the_timeline_names_the_longest_gaps(rich_result: Result) -> None:
 
 
 def test_marked_steps_say_where_a_step_ends(rich_result: Result, cpu_result: Result) -> None:
-    said = "Lines mark where the host begins a step; the step runs to its last kernel."
+    said = "Lines mark the start of steps on the host; a step runs to its last kernel."
     assert said in render(rich_result, "html")
     assert said not in render(msgspec.structs.replace(rich_result, steps=[]), "html")
     assert said not in render(cpu_result, "html")

@@ -135,7 +135,7 @@ def test_it_opens_at_a_finding_and_is_driven_by_keys_and_search(result: Result, 
     assert link == "#TD101-1"
     assert [focused, zoomed, moved] == [True, True, True]
     assert (hits, first_hit) == ("5 hits", "1 of 5 hits")
-    assert kernel.startswith(f"{HOSTILE} · 300 µs from ")
+    assert kernel.startswith(f"{HOSTILE} · 300.0 µs from ")
     assert "launched by aten::mm · train.py(12): train" in kernel
     assert "step 7" in kernel
     assert call.startswith("cudaLaunchKernel · ")

@@ -67,11 +67,11 @@ def timeline(result: Result) -> Html | None:
 
 
 def _steps_said(lanes: list[Lane], result: Result) -> str:
-    """What the lines are, where there are any: by the marks of the host a step ends before its kernels do."""
+    """What the lines are, where there are any: by the marks of the host it ends before its kernels do."""
     marked = {step.input for step in result.steps}
     if not any(lane.input in marked and lane.device >= 0 for lane in lanes):
         return ""
-    return " Lines mark where the host begins a step; the step runs to its last kernel."
+    return " Lines mark the start of steps on the host; a step runs to its last kernel."
 
 
 def _strips_said(lanes: list[Lane], together: bool) -> str:

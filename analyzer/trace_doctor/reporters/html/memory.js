@@ -6,6 +6,7 @@
   var holders = Array.prototype.slice.call(doc.querySelectorAll("[data-blocks]"));
   if (!holders.length || typeof DecompressionStream === "undefined") return;
   var classes = JSON.parse(doc.getElementById("memory-classes").textContent); /* [key, label] by number */
+  var NO_HISTORY = "unknown (no history)";
   var FEW_ROWS = 12, MOST_ROWS = 500, SEGMENT_ROWS = 30;
 
   var fill = function (node, attributes, children) {
@@ -172,10 +173,10 @@
     var jump = function (word, to) { return button(word, function () { slider.value = to; pick(); }); };
 
     var columns = [["size", "Requested bytes", true], ["category", "Class", false], ["step", "Allocated", false], ["since", "Age", true], ["node", "Allocated by", false]];
-    if (end) columns = [columns[0], columns[4]];
+    if (end) columns = [columns[0], columns[1], columns[4]];
     var words = {
       size: function (row) { return bytes(row.size) + (row.count > 1 ? " in " + counted(row.count, "block") : ""); },
-      category: function (row) { return classes[row.category][1]; },
+      category: function (row) { return end ? NO_HISTORY : classes[row.category][1]; },
       step: function (row) { return row.since === null ? "–" : row.since < 0 ? "before the record" : row.step >= 0 ? "in step " + row.step : "at " + when(device.unit, row.since); },
       since: function (row) { return row.since === null || row.since < 0 ? "–" : device.unit === "us" ? time(device.at[point] - row.since) : counted(Math.round(device.at[point] - row.since), "entry").replace(/entrys$/, "entries"); },
       node: function (row) { return stacks.place(row.node); }
@@ -197,9 +198,8 @@
       var line = function (row) {
         return el("tr", {}, columns.map(function (column) {
           var content = words[column[0]](row);
-          var made = cell(column[0] === "node" ? el("bdi", {}, content) : content, column[2]);
-          if (column[0] === "node") made.title = stacks.stack(row.node, true).join("\n");
-          return made;
+          if (column[0] !== "node") return cell(content, column[2]);
+          return cell(el("details", {}, [el("summary", {}, el("bdi", {}, content)), el("pre", {}, stacks.stack(row.node, true).reverse().join("\n"))]));
         }));
       };
       var foot = function (word, rows) {
@@ -263,11 +263,11 @@
   /* the segments when the snapshot was written: each a bar, its blocks inside */
   var STATES = ["free", "allocated", "freed, still used by another stream"];
   var segments = function (panel, memory, device) {
-    var stacks = reader(memory), plain = device.unit === "end", box = el("div"), said = el("div", { "class": "block-text", role: "status" }, "Hover over a block, or use the arrow keys.");
+    var stacks = reader(memory), plain = device.unit === "end", box = el("div"), said = el("div", { "class": "block-text", role: "status" }, "Point at or tap a block, or use the arrow keys.");
     var used = function (block) { return (block[3] === 2 ? "seg-pending " : "") + "seg-used " + (plain ? "seg-plain" : "m-" + classes[block[4]][0]); };
     var told = function (segment, block) {
       var text = "0x" + (segment.address + block[0]).toString(16) + " · " + STATES[block[3]] + " · " + bytes(block[1]);
-      if (block[3]) text += " (" + bytes(block[2]) + " requested)" + (plain ? "" : " · " + classes[block[4]][1]) + "\n" + stacks.stack(block[5], false).reverse().slice(0, 12).map(called).join("\n");
+      if (block[3]) text += " (" + bytes(block[2]) + " requested) · " + (plain ? NO_HISTORY : classes[block[4]][1]) + "\n" + stacks.stack(block[5], false).reverse().slice(0, 12).map(called).join("\n");
       return text + "\nin a segment of " + bytes(segment.size);
     };
     var draw = function () {
@@ -309,7 +309,7 @@
       box.replaceChildren(drawing);
     };
     var kinds = {};
-    device.segments.forEach(function (s) { s.blocks.forEach(function (b) { if (b[3]) kinds[plain ? "allocated" : classes[b[4]][1]] = used([0, 0, 0, 1, b[4]]); else kinds.free = "seg-free"; if (b[3] === 2) kinds[STATES[2]] = used(b); }); });
+    device.segments.forEach(function (s) { s.blocks.forEach(function (b) { if (b[3]) kinds[plain ? NO_HISTORY : classes[b[4]][1]] = used([0, 0, 0, 1, b[4]]); else kinds.free = "seg-free"; if (b[3] === 2) kinds[STATES[2]] = used(b); }); });
     panel.append(el("p", { "class": "limit" }, "Each bar is a segment, the largest first; its width is its size. Showing " + device.segments.length.toLocaleString("en-US") + " of " + counted(device.space.segments, "segment") + "."),
       el("ul", { "class": "keys" }, Object.keys(kinds).sort().map(function (word) {
         return el("li", {}, [svg("svg", { "class": "swatch", viewBox: "0 0 14 14", "aria-hidden": "true" }, svg("rect", { x: 1, y: 1, width: 12, height: 12, rx: 2, "class": kinds[word] })), word]);
