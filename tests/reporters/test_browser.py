@@ -336,6 +336,7 @@ var at = function (part) {
   var box = drawing.getBoundingClientRect(), scale = box.width / 1080;
   return { bubbles: true, clientX: box.left + (70 + part * 1010) * scale, clientY: box.top + 270 * scale };
 };
+drawing.dispatchEvent(new PointerEvent("pointerenter"));
 setTimeout(function () {
   drawing.dispatchEvent(new PointerEvent("pointermove", at(.5)));
   picked.push(document.querySelector(".memory-tip").textContent);
@@ -391,6 +392,24 @@ def test_a_moment_of_the_memory_picture_has_its_blocks_and_stacks(tmp_path: Path
     assert cursors == 1
     assert segments == result.detail[0].memory.devices[0].space.segments  # type: ignore[union-attr, index]
     assert re.match(r"0x[0-9a-f]+ · (free|allocated)", block)
+
+
+_COUNT = """var unpacked = 0, parsed = 0, Stream = DecompressionStream, parse = JSON.parse;
+DecompressionStream = function (format) { unpacked++; return new Stream(format); };
+JSON.parse = function (text) { parsed += text.length; return parse(text); };
+addEventListener("load", function () { setTimeout(function () { document.title = unpacked + " " + (parsed < 20000); }, 500); });"""
+
+
+def test_the_page_stands_before_anything_heavy_is_read(tmp_path: Path) -> None:
+    """Packed data and the result wait for whoever opens what they are for; scripts come when all of the page was read."""
+    page = render(recorded(tmp_path), "html")
+    head, body = page.split("</main>")
+    assert re.findall("<script[^>]*>", head) == ["<script>"], "the theme alone, in the head"
+    assert re.search("<(?:link|script[^>]* src)", page) is None
+    assert "application/gzip" in body
+    script = f"<script>{_COUNT}</script>"
+    counting = with_script(page, _COUNT).replace(script, "").replace("</head>", f"{script}</head>", 1)
+    assert "<title>0 true</title>" in Opened(counting, tmp_path).dom
 
 
 _TAP = """document.querySelectorAll("[data-blocks] details.zoom").forEach(function (d) { d.open = true; });

@@ -52,8 +52,13 @@
     var title = doc.getElementById(holder.dataset.chart + "-t");
     if (!title || !holder.dataset.frame) return null;
     var drawing = title.closest("svg"), frame = JSON.parse(holder.dataset.frame), series;
-    window.traceDoctor.result().then(function (found) { series = found.memory_timeline[+holder.dataset.series]; });
+    /* read when the pointer first comes: the result may be megabytes, and the page is to stand before */
+    var wanted, load = function () {
+      wanted = wanted || window.traceDoctor.result().then(function (found) { series = found.memory_timeline[+holder.dataset.series]; });
+      return wanted;
+    };
     var width = frame.right - frame.left, line;
+    drawing.addEventListener("pointerenter", load);
     var moment = function (event) {
       var box = drawing.getBoundingClientRect(), scale = drawing.viewBox.baseVal.width / box.width;
       var part = Math.min(1, Math.max(0, ((event.clientX - box.left) * scale - frame.left) / width));
@@ -74,13 +79,14 @@
     drawing.addEventListener("pointerleave", hide);
     if (pick) {
       drawing.classList.add("pickable");
-      drawing.addEventListener("click", function (event) { if (series) pick(moment(event).at); });
+      drawing.addEventListener("click", function (event) { load().then(function () { pick(moment(event).at); }); });
     }
     return function (at) {
-      if (!series) return;
-      if (!line) { line = svg("path", { "class": "moment" }); drawing.append(line); }
-      var span = series.at[series.at.length - 1] - series.at[0] || 1e-9;
-      line.setAttribute("d", "M" + (frame.left + (at - series.at[0]) / span * width) + " " + frame.top + "V" + frame.bottom);
+      load().then(function () {
+        if (!line) { line = svg("path", { "class": "moment" }); drawing.append(line); }
+        var span = series.at[series.at.length - 1] - series.at[0] || 1e-9;
+        line.setAttribute("d", "M" + (frame.left + (at - series.at[0]) / span * width) + " " + frame.top + "V" + frame.bottom);
+      });
     };
   };
 
