@@ -11,6 +11,7 @@ from trace_doctor.reporters.labels import (
     SEVERITIES,
     Names,
     by_hand,
+    bytes_of_fix,
     bytes_words,
     how_known,
     how_made,
@@ -223,7 +224,7 @@ def _counts(result: Result) -> Html:
 
 def _first_things(result: Result) -> Html | None:
     """The findings to begin with, so that nobody has to scroll for them."""
-    worth = [f for f in result.findings if f.severity != "info"][:_TOP]
+    worth = [f for f in result.findings if f.severity != "info"][:_TOP] or result.findings[:_TOP]
     if not worth:
         return None
     more = len(result.findings) - len(worth)
@@ -260,6 +261,10 @@ def _change(fixes: list[Fix]) -> Html | None:
     if not fixes:
         return None
     fix = next((f for f in fixes if is_patch(f)), fixes[0])
+    gives = f" ({words})" if (words := bytes_of_fix(fix)) else ""
     return el(
-        "p", fix.title, " ", el("span", how_made(fix), class_=f"tag safety-{fix.safety}"), class_="change"
+        "p",
+        f"{fix.title}{gives} ",
+        el("span", how_made(fix), class_=f"tag safety-{fix.safety}"),
+        class_="change",
     )
