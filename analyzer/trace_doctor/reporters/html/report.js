@@ -149,6 +149,11 @@
   window.addEventListener("resize", stops);
   doc.addEventListener("toggle", stops, true);
   stops();
+  /* a picture that is wider than the screen begins where the memory ran out */
+  boxes.forEach(function (node) {
+    var mark = node.querySelector(".oom-text");
+    if (mark) node.scrollLeft = mark.getBoundingClientRect().right - node.getBoundingClientRect().right + 12;
+  });
 
   /* sort */
   var value = function (row, column) {
