@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -67,14 +68,30 @@ def test_what_to_do_next_can_be_copied(logs: Path) -> None:
     shutil.copy(sample / "fault.py", logs)
     (logs / "train.py").write_text("import torch\n")
     done = run("analyze", "logs/first", "--source", ".", cwd=logs)
-    assert "Next: trace-doctor fix logs/first --source ." in done.stdout
-    assert done.stdout.count("trace-doctor-report.html") == 1
+    assert done.stdout.endswith("1 patch ready\nNext: trace-doctor fix trace-doctor-report.html --source .\n")
+    assert done.stdout.count("Report: trace-doctor-report.html") == 1
     assert done.stderr == ""
     for given in ("lgos", "train.py"):  # nothing there yet, or a script in place of its recording
         done = run("analyze", given, cwd=logs)
         assert "trace-doctor record -- python train.py" in done.stderr
         assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
     assert "record --" not in run("analyze", "logs/first", "--rank", "7", cwd=logs).stderr
+
+
+@pytest.mark.parametrize("source", [["--source", "."], []])
+def test_the_next_command_runs_as_it_stands_and_fixes_as_many(source: list[str], logs: Path) -> None:
+    """Two of the three edits are alternatives. Without a source the traced script is looked for where the command runs."""
+    sample = Path(__file__).parents[2] / "sample_traces" / "activation_bound"
+    shutil.copytree(sample / "simulated" / "fault", logs / "a b")
+    shutil.copy(sample / "fault.py", logs)
+    for output in ([], ["-o", "text"]):
+        said = run("analyze", "a b", *source, *output, cwd=logs).stdout
+        before, command = said.replace(" \\\n", " ").rstrip("\n").split("\nNext: trace-doctor ")
+        assert before.endswith(
+            "\n1 patch ready" if source else "\n2 findings have an edit if the code is found"
+        )
+        done = run(*shlex.split(command), cwd=logs)
+        assert done.returncode == 0 and "\n1 fix: not applied" in done.stderr
 
 
 def test_two_recordings_below_one_folder_are_told_apart(tmp_path: Path) -> None:

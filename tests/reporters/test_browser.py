@@ -21,6 +21,7 @@ from trace_doctor.model.host_stacks import Frame, HostStacks
 from trace_doctor.model.work_detail import KernelDetail, OperatorDetail, Origin, WorkDetail
 from trace_doctor.reporters import render
 from trace_doctor.reporters.difference import render as render_difference
+from trace_doctor.reporters.units import duration, size
 from trace_doctor.testing import MIB, SnapshotBuilder
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium to open the page in")
@@ -77,9 +78,9 @@ def test_all_kernels_can_be_searched_and_are_added_up_over_ranks(rich_result: Re
     assert re.sub("<[^>]*>", " ", row[0]).split()[-5:] == [
         "2",
         "8",
-        "8",
-        "1",
-        "1%",
+        "8.0",
+        "1.00",
+        "1.0%",
     ]  # of two ranks, four calls each
 
 
@@ -138,9 +139,9 @@ def test_kernels_are_sorted_by_a_column_over_all_of_them_by_key_or_click(
     assert row[-7:-1] == [
         "2",
         "100",
-        "2",
-        "0.02",
-        "2%",
+        "2.0",
+        "&lt;0.1",
+        "2.0%",
         "no",
     ]  # devices, launches, ms, ms, share, Tensor Cores
     assert "launched by aten::mm (75%), train() (train.py)" in re.sub("<[^>]*>", "", section)
@@ -151,12 +152,36 @@ _ONE_RANK = """var which = document.querySelector("[data-explore=kernels] select
 which.value = "1"; which.dispatchEvent(new Event("change"));"""
 
 
+def test_more_rows_change_no_digit_of_those_shown(rich_result: Result, tmp_path: Path) -> None:
+    page = render(with_detail(rich_result), "html")
+    cells = re.compile(r"<td[^>]*class=\"num\"[^>]*>(.*?)</td>")
+    rows = [
+        cells.findall(
+            dom.split('data-explore="kernels"', 1)[1].split("<tbody>", 1)[1].split("</tbody>", 1)[0]
+        )
+        for dom in (page, Opened(with_script(page, _ALL), tmp_path).dom)
+    ]
+    assert len(rows[1]) > len(rows[0]) == 20 * 5
+    assert rows[1][: len(rows[0])] == rows[0]
+
+
+_ALL = """document.querySelectorAll("[data-explore=kernels] .filter button")[0].click();"""
+
+
+def test_the_page_and_its_scripts_write_a_figure_alike(rich_result: Result, tmp_path: Path) -> None:
+    values = [f * 8**e for f in (1, 8.125, 9.996, 99.95, 812.5, 999.6) for e in range(-3, 6)]
+    script = f"document.title = JSON.stringify({values}.map(function (v) {{ return [traceDoctor.bytes(v * 1048576), traceDoctor.time(v, 3)]; }}));"
+    dom = Opened(with_script(render(rich_result, "html"), script), tmp_path).dom
+    shown = json.loads(unescape(re.findall("<title>(.*?)</title>", dom)[0]))
+    assert shown == [[size(v * 2**20), duration(v)] for v in values]
+
+
 def test_kernels_of_one_rank(rich_result: Result, tmp_path: Path) -> None:
     opened = Opened(with_script(render(with_detail(rich_result), "html"), _ONE_RANK), tmp_path)
     section = opened.dom[opened.dom.index('<section id="kernels"') :].split("</section>", 1)[0]
     assert "50 found" in section
     row = re.sub("<[^>]*>", " ", section.split("<tbody>", 1)[1].split("</tr>", 1)[0]).split()
-    assert row[-8:] == ["1", "1", "50", "50", "2%", "yes", "not", "known"]
+    assert row[-8:] == ["1", "1", "50.0", "50.0", "2.0%", "yes", "not", "known"]
 
 
 _FLAME = """document.querySelectorAll("#host-stacks details").forEach(function (d) { d.open = true; });
@@ -311,6 +336,7 @@ var at = function (part) {
   var box = drawing.getBoundingClientRect(), scale = box.width / 1080;
   return { bubbles: true, clientX: box.left + (70 + part * 1010) * scale, clientY: box.top + 270 * scale };
 };
+drawing.dispatchEvent(new PointerEvent("pointerenter"));
 setTimeout(function () {
   drawing.dispatchEvent(new PointerEvent("pointermove", at(.5)));
   picked.push(document.querySelector(".memory-tip").textContent);
@@ -354,7 +380,7 @@ def test_a_moment_of_the_memory_picture_has_its_blocks_and_stacks(tmp_path: Path
     live = result.detail[0].memory.devices[0].live  # type: ignore[union-attr, index]
     failed = result.detail[0].memory.devices[0].failures[-1]  # type: ignore[union-attr, index]
     for (head, root, foot, _, _), held in ((last, live[-1]), (oom, live[failed]), (third, live[3])):
-        words = f"{held / MIB:.3g} MiB"
+        words = size(held)
         assert (
             words in head
             and re.match(rf"all stacks · {words} in \d+ blocks? · 100", root)
@@ -366,6 +392,52 @@ def test_a_moment_of_the_memory_picture_has_its_blocks_and_stacks(tmp_path: Path
     assert cursors == 1
     assert segments == result.detail[0].memory.devices[0].space.segments  # type: ignore[union-attr, index]
     assert re.match(r"0x[0-9a-f]+ · (free|allocated)", block)
+
+
+_COUNT = """var unpacked = 0, parsed = 0, Stream = DecompressionStream, parse = JSON.parse;
+DecompressionStream = function (format) { unpacked++; return new Stream(format); };
+JSON.parse = function (text) { parsed += text.length; return parse(text); };
+addEventListener("load", function () { setTimeout(function () { document.title = unpacked + " " + (parsed < 20000); }, 500); });"""
+
+
+def test_the_page_stands_before_anything_heavy_is_read(tmp_path: Path) -> None:
+    """Packed data and the result wait for whoever opens what they are for; scripts come when all of the page was read."""
+    page = render(recorded(tmp_path), "html")
+    head, body = page.split("</main>")
+    assert re.findall("<script[^>]*>", head) == ["<script>"], "the theme alone, in the head"
+    assert re.search("<(?:link|script[^>]* src)", page) is None
+    assert "application/gzip" in body
+    script = f"<script>{_COUNT}</script>"
+    counting = with_script(page, _COUNT).replace(script, "").replace("</head>", f"{script}</head>", 1)
+    assert "<title>0 true</title>" in Opened(counting, tmp_path).dom
+
+
+_TAP = """document.querySelectorAll("[data-blocks] details.zoom").forEach(function (d) { d.open = true; });
+setTimeout(function () {
+  var used = document.querySelector(".segments .seg-used"), row = document.querySelector(".blocks-panel tbody tr");
+  used.dispatchEvent(new PointerEvent("pointermove", { bubbles: true, clientX: 9, clientY: 9 }));
+  used.dispatchEvent(new MouseEvent("click", { bubbles: true }));
+  row.querySelector("summary").click();
+  var said = [document.querySelector(".memory-tip").textContent, document.querySelector(".block-text").textContent,
+    row.querySelector("details[open] pre").textContent, row.cells[1].textContent, document.querySelector(".blocks-panel .keys:last-of-type").textContent];
+  document.title = JSON.stringify(said);
+}, 900);"""
+
+
+@pytest.mark.parametrize("history", [True, False])
+def test_a_block_that_is_pointed_at_says_its_size_class_and_stack(history: bool, tmp_path: Path) -> None:
+    """By pointer, by a tap, and in the table by what keys reach as well."""
+    opened = Opened(with_script(render(recorded(tmp_path, history=history), "html"), _TAP), tmp_path)
+    assert opened.console == []
+    tip, tapped, stack, kind, _ = json.loads(
+        unescape(re.findall("<title>(.*?)</title>", opened.dom, re.S)[0])
+    )
+    assert tip == tapped
+    first, *frames = tip.split("\n")
+    assert re.search(r" · allocated · [\d.]+ [KMG]iB \([\d.]+ [KMG]iB requested\) · \w", first)
+    assert frames[-1].startswith("in a segment of ")
+    assert ".py:" in frames[0] and ".py:" in stack
+    assert (kind == "unknown (no history)") is ("unknown (no history)" in first) is not history
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -32,8 +32,21 @@ def test_a_page_of_several_captures_begins_with_a_verdict_for_each(many_ranks: m
     rows = _rows(page)
     assert "rank 0" in rows[0] and "critical" in rows[0] and "2 more findings" in rows[0]
     assert "saves up to 33% of step" in rows[0]
-    assert "no finding of its own" in rows[1]
-    assert "critical" in rows[2], "a finding of another capture that names this one"
+    assert "rank 2" in rows[1] and "critical" in rows[1], "a finding of another capture that names this one"
+    assert "rank 1" in rows[2] and "no finding of its own" in rows[2]
+
+
+def test_many_captures_are_folded_with_the_gravest_first(many_ranks: m.Result) -> None:
+    last = max(row.input for row in many_ranks.time_ledger)
+    grave = [msgspec.structs.replace(f, input=last) for f in many_ranks.findings]
+    page = render(msgspec.structs.replace(many_ranks, findings=grave), "html", zoom=False)
+    assert f"rank {last} " in _rows(page)[0]
+    assert "<span>Show all 24</span>" in page and "showing 24 of 40" in page
+    few = msgspec.structs.replace(many_ranks, **{
+        name: [row for row in getattr(many_ranks, name) if row.input < 6]
+        for name in ("time_ledger", "timeline", "memory_ledger", "memory_timeline", "findings")
+    })  # fmt: skip
+    assert "<span>Show all" not in render(few, "html", zoom=False)
 
 
 def test_of_a_capture_that_no_rule_could_judge_it_is_said(many_ranks: m.Result) -> None:

@@ -256,6 +256,13 @@ def test_the_timeline_names_the_longest_gaps(rich_result: Result) -> None:
     assert re.search(r"data loading.*?59\.6", gaps[:2000], re.DOTALL)
 
 
+def test_marked_steps_say_where_a_step_ends(rich_result: Result, cpu_result: Result) -> None:
+    said = "Lines mark the start of steps on the host; a step runs to its last kernel."
+    assert said in render(rich_result, "html")
+    assert said not in render(msgspec.structs.replace(rich_result, steps=[]), "html")
+    assert said not in render(cpu_result, "html")
+
+
 def test_an_oom_is_marked(snapshot_result: Result) -> None:
     source = render(snapshot_result, "html")
     assert "out of memory: asked for 512 MiB" in source
@@ -332,7 +339,7 @@ def test_many_ranks_are_cut_and_it_is_said(many_ranks: Result) -> None:
 def test_the_page_is_small(rich_result: Result) -> None:
     source = render(rich_result, "html", zoom=False)
     without_data = re.sub(r'<script type="application/json".*?</script>', "", source, flags=re.DOTALL)
-    assert len(without_data.encode()) < 115_000
+    assert len(without_data.encode()) < 120_000
     assert len(render(rich_result, "html").encode()) < 2_500_000
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 
 import msgspec
 import pytest
@@ -79,18 +80,43 @@ def test_of_a_fix_that_a_look_at_the_script_left_open_the_reason_is_said(rich_re
     looked = replace(fix, diff=None, text=f"{fix.text}\n{NOT_PATCHED} train.py:45 sets its workers already")
     found = replace(rich_result.findings[0], fixes=[looked])
     text = render(
-        replace(rich_result, findings=[found], source_root=""), "text", given="logs --source .", width=100
+        replace(rich_result, findings=[found], source_root=""), "text", given=("logs",), source=".", width=100
     )
     assert "no patch: train.py:45 sets its workers already" in text
-    assert "Next: trace-doctor fix logs --source . (what to change, and why there is no patch)" in text
-    assert "--source DIR" not in text
+    assert text.endswith("No patch: the next command says why\nNext: trace-doctor fix logs --source .\n")
 
 
 def test_a_command_longer_than_a_line_goes_on_as_a_shell_reads_it(rich_result: Result) -> None:
-    lines = render(rich_result, "text", given=f"{'a' * 50} --source {'b' * 30}").splitlines()
+    given = ("a" * 50, "b c", "d" * 100)
+    lines = render(rich_result, "text", given=given, source="e" * 30).splitlines()
     at = next(n for n, line in enumerate(lines) if line.startswith("Next:"))
-    assert lines[at] == f"Next: trace-doctor fix {'a' * 50} \\"
-    assert lines[at + 1].startswith(f"      --source {'b' * 30} ")
+    assert lines[at:] == [
+        f"Next: trace-doctor fix {given[0]} \\",
+        "      'b c' \\",
+        f"      {given[2]} \\",
+        f"      --source {'e' * 30}",
+    ]
+    assert shlex.split("\n".join(lines[at:]).replace("\\\n", ""))[3:] == [*given, "--source", "e" * 30]
+
+
+def test_the_next_command_has_no_placeholder(rich_result: Result) -> None:
+    """What it needs is known, or another command is named, that works as it stands."""
+    missing = "1 finding has an edit if the code is found: name the script's folder with --source"
+    without = replace(rich_result, findings=rich_result.findings[1:])
+    for result, said in ((without, missing), (rich_result, "1 patch ready")):
+        ends = " ".join(render(result, "text", given=("logs",)).split())
+        assert said in ends and ends.endswith(f"Next: trace-doctor rule {result.findings[0].code}")
+    known = render(rich_result, "text", given=("logs",), source="src", report="page.html")
+    assert known.endswith("\n1 patch ready\nNext: trace-doctor fix page.html --source src\n")
+    unseen = render(rich_result, "text", given=("lo\ngs",), source="src")
+    assert unseen.endswith(f"Next: trace-doctor rule {rich_result.findings[0].code}\n")
+
+
+def test_what_fix_leaves_out_is_no_patch_that_is_ready(rich_result: Result) -> None:
+    first = rich_result.findings[0]
+    other = replace(first.fixes[0], left_out="an alternative to TD101-1.1")
+    made = replace(rich_result, findings=[replace(first, fixes=[first.fixes[0], other])])
+    assert "\n1 patch ready\n" in render(made, "text")
 
 
 def test_a_snapshot_without_a_history_shows_what_it_holds_and_claims_no_peak() -> None:
@@ -141,6 +167,16 @@ def test_what_is_suppressed_is_no_clean_bill(cpu_result: Result, rich_result: Re
     assert "No problems but 1 suppressed finding: 2 rules passed" in text
 
 
+def test_a_bound_of_bytes_is_no_larger_than_what_it_is_a_part_of(rich_result: Result) -> None:
+    """807 MiB are cached: a saving of all of it in two figures would be 810."""
+    cached = 807 << 20
+    first = replace(rich_result.findings[0], saving=Saving(bytes=cached, basis="bound", how="x"))
+    upto = replace(rich_result.summary, saving_up_to=SavingUpTo(bytes=cached))
+    made = replace(rich_result, findings=[first], summary=upto)
+    for fmt in ("text", "html", "markdown"):
+        assert "up to 807 MiB" in (said := render(made, fmt)) and "810 MiB" not in said
+
+
 def test_an_unknown_saving_claims_nothing() -> None:
     finding = Finding(
         id="TD001-1", code="TD001", name="no-steps", title="No steps", severity="info", confidence="high",
@@ -165,9 +201,7 @@ def test_what_only_a_hand_can_fix_is_not_left_out_of_the_total(rich_result: Resu
 
 
 def test_a_patch_is_offered_only_where_there_is_one(rich_result: Result) -> None:
-    assert "(1 patch ready)" in render(rich_result, "text")
-    without = msgspec.structs.replace(rich_result, findings=[rich_result.findings[1]])
-    assert "(1 patch possible" in render(without, "text")
+    assert "\n1 patch ready\n" in render(rich_result, "text")
     nothing = Result(
         outcomes=[Outcome(code="TD101", name="x", outcome="skipped", reason="no trace", capture="record")]
     )

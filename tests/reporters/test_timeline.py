@@ -85,6 +85,12 @@ def test_ranks_of_several_hosts_are_shown_on_one_clock(sequence: bool, clock: st
     assert given["together"] == f"all ranks, on {clock}"
     (_, _, first), (_, _, second) = given["captures"]
     assert second - first == pytest.approx(0 if sequence else 3_400, abs=1)
+    every = page[page.index('data-view="all"') :].split('data-view="0"', 1)[0]
+    one, other = (float(x) for x in re.findall(r'transform="translate\(([\d.]+) \d+\)"', every)[:2])
+    assert f"All ranks on {clock}. The lines are the steps of rank 0." in every
+    assert (other > one + 100) is not sequence  # pixels, of 15.4 ms
+    without = render(trace_doctor.analyze(tmp_path), "html")
+    assert "Each rank from its own start. The lines" in without
 
 
 _DRIVE = """setTimeout(function () {
@@ -129,7 +135,7 @@ def test_it_opens_at_a_finding_and_is_driven_by_keys_and_search(result: Result, 
     assert link == "#TD101-1"
     assert [focused, zoomed, moved] == [True, True, True]
     assert (hits, first_hit) == ("5 hits", "1 of 5 hits")
-    assert kernel.startswith(f"{HOSTILE} · 300 µs from ")
+    assert kernel.startswith(f"{HOSTILE} · 300.0 µs from ")
     assert "launched by aten::mm · train.py(12): train" in kernel
     assert "step 7" in kernel
     assert call.startswith("cudaLaunchKernel · ")

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trace_doctor.digits import sizes_alike
 from trace_doctor.reporters.units import (
     Scale,
     columns,
@@ -52,6 +53,9 @@ def test_memory() -> None:
     assert size(614 * 2**20) == "614 MiB"
     assert size(12) == "12 B"
     assert estimate_size(1614 * 2**20) == "1.6 GiB"
+    assert size(8.125 * 2**20) == "8.13 MiB"  # a tie, as a browser rounds it
+    assert size(9.996 * 2**30) == "10.0 GiB" and size(99.96 * 2**30) == "100 GiB"
+    assert sizes_alike(900 * 2**20, 29 * 2**30) == ["0.879 GiB", "29.0 GiB"]
 
 
 def test_shares_that_round_to_nothing_are_not_zero() -> None:

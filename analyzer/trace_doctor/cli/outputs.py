@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shlex
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -148,13 +147,14 @@ def on_terminal(sinks: Sequence[Sink]) -> bool:
 
 def emit(console: Console, result: Result, sinks: Sequence[Sink], options: Options) -> None:
     """Renders the result once per sink; files are written whole or not at all."""
-    from trace_doctor.reporters import OF_CAPTURES, Options, render
+    from trace_doctor.reporters import OF_CAPTURES, render
 
+    options = replace(options, source=options.source or script_folder(result))
     for sink in sorted(sinks, key=lambda s: s.path is None):  # files first: the text says what they add
         if sink.format in OF_CAPTURES:
             console.hint(f"{sink.format}: {_file_names(sink.path, result)}")
             continue
-        own_options = options if sink.path is None else replace(options, report=None, given=Options.given)
+        own_options = options if sink.path is None else replace(options, report=None, given=(), source=None)
         try:
             deliver(console, sink, partial(render, result), own_options)
         except UsageError as error:
@@ -204,6 +204,22 @@ def report_options(
     """With the same captures and script for another command, to be copied; not of what was piped in."""
     from trace_doctor.reporters import Options
 
-    files, script = shlex.join(paths), shlex.quote(str(source)) if source else "DIR"
-    arguments = Options.given if "-" in paths else f"{files} --source {script}"
-    return Options(show_skipped=show_skipped, zoom=not no_zoom, given=arguments)
+    return Options(
+        show_skipped=show_skipped,
+        zoom=not no_zoom,
+        given=() if "-" in paths else tuple(paths),
+        source=str(source) if source else None,
+    )
+
+
+def script_folder(result: Result) -> str | None:
+    """The folder of a script that a finding with an edit names, where it is there; the current one if the script is below."""
+    from trace_doctor.reporters.labels import how_made
+    from trace_doctor.user_frames import is_user_frame
+
+    places = {f.location.file for f in result.findings for x in f.fixes if how_made(x) == x.safety}
+    for name in sorted(filter(None, places)):
+        script = Path(name)
+        if is_user_frame(name) and script.is_file():
+            return "." if script.absolute().is_relative_to(Path.cwd()) else str(script.parent)
+    return None

@@ -88,6 +88,7 @@ def _annotate(item: PlannedFix, lines: bool) -> Fix:
             file=change.script.name, line=change.line, function=change.script.enclosing_function(change.line)
         ),
         diff=item.diff.decode(change.script.encoding, "replace") if lines else None,
+        left_out=item.why if item.status in ("covered", "conflict") else "",
         risk=" ".join([fix.risk, *(f"Note: {n}." for n in notes)]).strip(),
     )
 

@@ -175,6 +175,8 @@ class Fix(Struct, frozen=True, kw_only=True):
     params: dict[str, Any] = field(default_factory=dict)
     target: Target | None = None
     diff: str | None = None
+    left_out: str = ""
+    """Of a diff that `trace-doctor fix` leaves out beside those of the others: why. Empty where it makes it."""
     text: str = ""
     verify: str = ""
     risk: str = ""

@@ -44,8 +44,10 @@ class Options:
     ascii: bool = False
     report: str | None = None
     """path of the HTML report written beside a text output, to be named in its footer"""
-    given: str = "PATH --source DIR"
-    """the captures and the script, as other commands are to be given them"""
+    given: tuple[str, ...] = ()
+    """the captures, as another command is to be given them; empty where it could not be"""
+    source: str | None = None
+    """the script or its folder, likewise"""
     zoom: bool = True
     """whether the page carries its zoomable panels: the events, and 2 MB of plotly for memory"""
     served: Served | None = None

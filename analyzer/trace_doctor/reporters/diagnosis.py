@@ -5,8 +5,15 @@ from __future__ import annotations
 import msgspec
 
 from trace_doctor.model import LOOKED, PART_NAMES, Finding, Result, Unowned, UnownedBlock, ranks_text, unowned
-from trace_doctor.reporters.labels import Names, figure_words, how_known, peak_words, short_kernel
-from trace_doctor.reporters.units import estimate_share, estimate_size, plural, share
+from trace_doctor.reporters.labels import (
+    Names,
+    bytes_words,
+    figure_words,
+    how_known,
+    peak_words,
+    short_kernel,
+)
+from trace_doctor.reporters.units import estimate_share, plural, share
 
 UNOWNED_FROM = 0.20
 """share of the step without an owner, from which on it is part of the verdict"""
@@ -100,7 +107,7 @@ def _fault(first: Finding, result: Result) -> str:
         of_whom = f" ({ranks_text(ranks)})" if several and ranks else ""
         return f"{title}: {how_known(saving)} {figure_words(saving, saving.share_of_step, estimate_share)} of step time{of_whom}"
     if saving and saving.bytes:
-        return f"{title}: {how_known(saving)} {figure_words(saving, saving.bytes, estimate_size)} of {peak_words(saving)}"
+        return f"{title}: {how_known(saving)} {figure_words(saving, saving.bytes, bytes_words(saving))} of {peak_words(saving)}"
     return title
 
 

@@ -312,6 +312,12 @@ def how_known(figure: HowKnown) -> str:
     return HOW_KNOWN[figure.known]
 
 
+def bytes_words(figure: HowKnown) -> Callable[[float], str]:
+    """How the bytes of a saving are written. A bound is a sum of what was recorded: with the figures of an estimate it could
+    come out larger than what it is a part of."""
+    return estimate_size if figure.known == "about" else size
+
+
 def interval(figure: HowKnown, value: float, words: Callable[[float], str]) -> str:
     """`20–45%`: where the real figure of an estimate lies in 80 % of cases; empty for a bound."""
     if figure.known != "about" or figure.low is None or figure.high is None:
@@ -347,11 +353,11 @@ def cost_words(saving: Saving | None) -> str:
     if saving.bytes:
         unless_said = "" if parts else basis
         if peak := saving.share_of_peak:
-            also = f"≈{estimate_size(saving.bytes)}"
+            also = bytes_words(saving)(saving.bytes)
             of = " of peak" if saving.peak == "allocated" else " of peak reserved memory"
             parts.append(figure_words(saving, peak, estimate_share, also, unless_said, of=of))
         else:
-            parts.append(figure_words(saving, saving.bytes, estimate_size, unless_said))
+            parts.append(figure_words(saving, saving.bytes, bytes_words(saving), unless_said))
     return " and ".join(parts)
 
 
@@ -378,7 +384,7 @@ def together(result: Result, between: str) -> str:
             f"{estimate_share(upto.share_of_step)} of step (≈{estimate_duration(upto.time_us_per_step)})"
         )
     if upto.bytes:
-        gain.append(f"{estimate_size(upto.bytes)} of memory")
+        gain.append(f"{bytes_words(upto)(upto.bytes)} of memory")
     gains = f"combined: {how_known(upto)} {' and '.join(gain)}" if gain else ""
     if most is not None:  # what the findings say is more than the patches give
         hand = f"manual fix: {how_known(most)} {estimate_share(most.share_of_step or 0.0)} of step"
@@ -405,7 +411,7 @@ def bytes_of_fix(fix: Fix) -> str:
     """What it gives by itself, and whether that is enough for an allocation that failed; empty where that is not known."""
     if fix.saving is None or not fix.saving.bytes:
         return ""
-    gives = f"{how_known(fix.saving)} {estimate_size(fix.saving.bytes)}"
+    gives = f"{how_known(fix.saving)} {bytes_words(fix.saving)(fix.saving.bytes)}"
     return f"{gives}, not enough alone" if fix.short else gives
 
 
@@ -422,6 +428,11 @@ def why_no_patch(fix: Fix) -> str:
 def needs_source(fix: Fix) -> bool:
     """Whether it may become a patch once the script is given."""
     return not fix.diff and how_made(fix) == fix.safety and not why_no_patch(fix)
+
+
+def editable(finding: Finding) -> bool:
+    """Whether there is an edit for it, if the code it is for is found in the script."""
+    return any(needs_source(fix) for fix in finding.fixes)
 
 
 def is_patch(fix: Fix) -> bool:

@@ -33,7 +33,6 @@ from trace_doctor.reporters.labels import (
     facts,
     fix_words,
     held_words,
-    how_made,
     in_which_capture,
     is_patch,
     main_rows,
@@ -45,6 +44,7 @@ from trace_doctor.reporters.labels import (
     where_briefly,
     why_no_patch,
 )
+from trace_doctor.reporters.next_command import say_next
 from trace_doctor.reporters.terminal import Piece, Terminal
 from trace_doctor.reporters.units import (
     Scale,
@@ -367,35 +367,7 @@ def _footer(terminal: Terminal, result: Result, options: Options) -> None:
         terminal.put(limit, "dim")
     if options.report:
         terminal.put(f"Report: {options.report}")
-    patches = sum(is_patch(f) for finding in result.findings for f in finding.fixes)
-    possible = sum(how_made(f) == f.safety for finding in result.findings for f in finding.fixes)
-    if patches:
-        _next_fix(terminal, options.given, f"{plural(patches, 'patch', 'patches')} ready")
-    elif possible and result.source_root is not None:
-        _next_fix(terminal, options.given, "what to change, and why there is no patch")
-    elif possible:
-        where = "; DIR holds the script" if options.given.endswith(" DIR") else ""
-        _next_fix(terminal, options.given, f"{plural(possible, 'patch', 'patches')} possible{where}")
-    elif result.findings:
-        terminal.put(f"Next: trace-doctor rule {result.findings[0].code}")
-    elif any(o.outcome == "skipped" and o.capture for o in result.outcomes):
-        terminal.put("Next: trace-doctor capture  (prints what to record)")
-
-
-def _next_fix(terminal: Terminal, arguments: str, reason: str) -> None:
-    """The command as it can be copied: one that is longer than a line goes on in the next, as a shell reads it. Names that
-    would be cut are left to the reader."""
-    paths, _, source = arguments.rpartition(" --source ")
-    first, second = f"Next: trace-doctor fix {paths}", f"--source {source}"
-    if columns(first) + 2 > terminal.width:
-        first = "Next: trace-doctor fix PATH"
-    if columns(second) + 6 > terminal.width:
-        second = "--source DIR"
-    if columns(f"{first} {second}") > terminal.width:
-        terminal.put(f"{first} \\")
-        terminal.put(f"{second}  ({reason})", indent=6)
-    else:
-        terminal.put(f"{first} {second}  ({reason})")
+    say_next(terminal, result, options)
 
 
 def _gate(terminal: Terminal, gate: Gate) -> None:

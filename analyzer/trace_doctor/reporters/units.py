@@ -12,11 +12,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import floor, log10
 
+from trace_doctor.digits import BYTE_UNITS, fixed
+from trace_doctor.digits import size as size
 from trace_doctor.errors import no_commands
 from trace_doctor.model import Cell, Unit
 
 _TIME = ((1e6, "s"), (1e3, "ms"), (1.0, "µs"))
-_BYTES = ((1024.0**3, "GiB"), (1024.0**2, "MiB"), (1024.0, "KiB"), (1.0, "B"))
 
 
 def _unit(value: float, units: tuple[tuple[float, str], ...]) -> tuple[float, str]:
@@ -43,8 +44,8 @@ def _estimate(value: float, units: tuple[tuple[float, str], ...]) -> str:
 def duration(us: float) -> str:
     """A measured time, three significant figures: `178 ms`, `59.3 ms`, `5.93 µs`."""
     size, name = _unit(_figures(us, 3), _TIME)
-    scaled = _figures(us / size, 3)
-    return f"{scaled:,.{_decimals(scaled, 3)}f} {name}" if round(us, 3) else "0 ms"
+    decimals = _decimals(_figures(us / size, 3), 3)
+    return f"{fixed(us / size, decimals)} {name}" if round(us, 3) else "0 ms"
 
 
 def estimate_duration(us: float) -> str:
@@ -52,25 +53,17 @@ def estimate_duration(us: float) -> str:
     return _estimate(us, _TIME) if us else "0 ms"
 
 
-def size(count: float) -> str:
-    """Measured memory: `12.7 GiB`, `614 MiB`."""
-    unit, name = _unit(count, _BYTES)
-    scaled = count / unit
-    decimals = 0 if name == "B" or abs(scaled) >= 100 else 1 if abs(scaled) >= 10 else 2
-    return f"{scaled:,.{decimals}f} {name}"
-
-
 def step_change(before_us: float, saved_us: float) -> str:
     """`178 → 119 ms`: the step before and after, in one unit and as exactly as the first is written."""
     scale, name = _unit(_figures(before_us, 3), _TIME)
-    before, after = _figures(before_us / scale, 3), max(before_us - saved_us, 0.0) / scale
-    decimals = _decimals(before, 3)
-    return f"{before:,.{decimals}f} → {after:,.{decimals}f} {name}"
+    decimals = _decimals(_figures(before_us / scale, 3), 3)
+    after_us = max(before_us - saved_us, 0.0)
+    return f"{fixed(before_us / scale, decimals)} → {fixed(after_us / scale, decimals)} {name}"
 
 
 def estimate_size(count: float) -> str:
     """A size in bytes with as many figures as an estimate has."""
-    return _estimate(count, _BYTES) if count else "0 B"
+    return _estimate(count, BYTE_UNITS) if count else "0 B"
 
 
 def share(value: float, decimals: int = 1) -> str:
@@ -78,7 +71,7 @@ def share(value: float, decimals: int = 1) -> str:
     least = 10.0**-decimals
     if 0 < value * 100 < least / 2:
         return f"<{least:.{decimals}f}%"
-    return f"{value * 100:,.{decimals}f}%" if value else "0%"
+    return f"{fixed(value * 100, decimals)}%" if value else "0%"
 
 
 def estimate_share(value: float) -> str:
@@ -121,7 +114,7 @@ class Scale:
             return cls(kind, 0.01, "%", 1)
         if kind == "count":
             return cls(kind, 1.0, "", 0 if all(float(n).is_integer() for n in numbers) else 1)
-        factor, unit = _unit(middle, _TIME if kind == "us" else _BYTES)
+        factor, unit = _unit(middle, _TIME if kind == "us" else BYTE_UNITS)
         largest = max(numbers) / factor
         # of what fills a device the hundredth of a GiB decides whether a request fits
         two = 100 if kind == "bytes" else 10
@@ -143,7 +136,7 @@ class Scale:
         scaled = value / self.factor
         if value and abs(scaled) < 0.5 * 10**-self.decimals:
             return f"<{10**-self.decimals:.{self.decimals}f}"
-        return f"{scaled:,.{self.decimals}f}"
+        return fixed(scaled, self.decimals)
 
     def with_unit(self, value: Cell) -> str:
         """One value with its unit, for places without a heading."""

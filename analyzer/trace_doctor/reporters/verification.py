@@ -16,7 +16,7 @@ from trace_doctor.reporters.compared import (
 )
 from trace_doctor.reporters.labels import BASIS, how_known, interval
 from trace_doctor.reporters.terminal import Terminal
-from trace_doctor.reporters.units import duration, estimate_duration, estimate_size, share, size
+from trace_doctor.reporters.units import duration, estimate_duration, share, size
 
 
 def render(verification: Verification, options: Options) -> str:
@@ -55,7 +55,7 @@ def _promise(terminal: Terminal, verification: Verification) -> None:
             )
         terminal.put(sentence, indent=INDENT, first="predicted")
     if promise.bytes:
-        sentence = f"up to {estimate_size(promise.bytes)} of the peak"
+        sentence = f"up to {size(promise.bytes)} of the peak"
         if promise.measured_bytes is not None:
             sentence += f", measured {size(promise.measured_bytes)}"
             sentence += _how_kept(promise.measured_bytes, promise.bytes, 0.02 * (peaks.allocated_before or 0))

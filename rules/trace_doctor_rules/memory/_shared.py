@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from trace_doctor import Fix, Saving, Table
+from trace_doctor.digits import size as size
+from trace_doctor.digits import sizes_alike
 from trace_doctor.evidence.memory.blocks import DeviceBlocks, category_name
 from trace_doctor.evidence.memory.device_memory import DeviceMemory
 from trace_doctor_rules._shared import table
@@ -15,15 +17,6 @@ NEARLY_FULL = 0.80
 """Peak, as a share of the device, from which a large part of the memory is a problem and not only a fact."""
 
 
-def size(count: float) -> str:
-    """Bytes as people read them: `12.7 GiB`, `614 MiB`."""
-    for unit, name in ((GiB, "GiB"), (MiB, "MiB"), (KiB, "KiB")):
-        if count >= unit:
-            value = count / unit
-            return f"{value:,.0f} {name}" if value >= 100 else f"{value:.3g} {name}"
-    return f"{int(count)} B"
-
-
 def mib(count: int) -> str:
     """One unit for numbers that are to be compared down to the last MiB: `1,024 MiB`."""
     return f"{count / MiB:,.0f} MiB"
@@ -31,10 +24,7 @@ def mib(count: int) -> str:
 
 def in_one_unit(first: int, second: int, between: str = " of ") -> str:
     """Two sizes that are to be compared: `0.879 GiB of 2.34 GiB`."""
-    most = max(first, second)
-    unit, name = next(((u, n) for u, n in ((GiB, "GiB"), (MiB, "MiB"), (KiB, "KiB")) if most >= u), (1, "B"))
-    values = (count / unit for count in (first, second))
-    return between.join(f"{v:,.0f} {name}" if v >= 100 else f"{v:.3g} {name}" for v in values)
+    return between.join(sizes_alike(first, second))
 
 
 def times(count: int) -> str:

@@ -185,7 +185,7 @@ class MemoryGrowth(Rule):
         Invalid(
             "a list of outputs",
             lambda: _steps(kept=40),
-            message="Allocated memory grows by 40 MiB per step over 6 steps in train_0() (/home/me/train.py:44).",
+            message="Allocated memory grows by 40.0 MiB per step over 6 steps in train_0() (/home/me/train.py:44).",
             confidence="high",
             thresholds={"min_boundaries": 6},
             file="/home/me/train.py",
@@ -197,7 +197,7 @@ class MemoryGrowth(Rule):
         Invalid(
             "a trace",
             lambda: _traced(40),
-            message="Allocated memory of GPU 0 grows by 40 MiB per step over 6 steps in train() (train.py).",
+            message="Allocated memory of GPU 0 grows by 40.0 MiB per step over 6 steps in train() (train.py).",
             thresholds={"min_boundaries": 6},
             severity="warning",
             file="train.py",
@@ -205,7 +205,7 @@ class MemoryGrowth(Rule):
         ),
         Invalid("a trace without stacks", lambda: _traced(40, stacks=False), message="over 6 steps. Nothing"),
         Invalid("a trace of a CPU", lambda: _traced(40, gpu=False), message="of the host grows"),
-        Invalid("a little, which is a note", lambda: _traced(8, gpu=False), message="by 8 MiB per step", thresholds={"min_bytes": MiB / 4}),
+        Invalid("a little, which is a note", lambda: _traced(8, gpu=False), message="by 8.00 MiB per step", thresholds={"min_bytes": MiB / 4}),
         Invalid("no optimizer", lambda: _steps(kept=40, optimizer=False), message="Measured after backward."),
     ]  # fmt: skip
 

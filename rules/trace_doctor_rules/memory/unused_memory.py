@@ -136,7 +136,7 @@ class UnusedMemory(Rule):
         Valid("a snapshot alone", SnapshotBuilder, skipped="no profiler trace"),
     ]
     INVALID = [
-        Invalid("a tenth of the device", _steps, message="at most 8 GiB of 80 GiB", severity="info", confidence="high"),
+        Invalid("a tenth of the device", _steps, message="at most 8.00 GiB of 80.0 GiB", severity="info", confidence="high"),
         Invalid(
             "the user says how large the device is",
             _steps,

@@ -9,6 +9,8 @@ from trace_doctor.reporters.labels import Names, main_rows
 from trace_doctor.reporters.units import plural
 
 _MOST = 24
+_FOLDED = 4
+"""rows before "Show all", the gravest first; one or two more are not worth the button"""
 _ELSEWHERE = "The same in other captures"
 """Title of the table in which a finding names the other captures that have it"""
 
@@ -26,8 +28,13 @@ def verdicts(result: Result) -> Html | None:
     columns: Columns = ["Capture", "Verdict", "Saving"]
     columns += [Column("Step", "us")] * bool(steps) + [Column("Peak memory", "bytes")] * bool(peaks)
     rows: list[Row] = []
+    found = {number: _findings(result, number) for number in numbers}
+    folded = len(numbers) > _FOLDED + 2
+    if folded:
+        order = {f.id: place for place, f in enumerate(result.findings)}
+        numbers.sort(key=lambda n: order[worst.id] if (worst := found[n][0]) else len(order))
     for number in numbers[:_MOST]:
-        worst, others = _findings(result, number)
+        worst, others = found[number]
         rows.append(
             [
                 _called(result, names, number),
@@ -37,9 +44,13 @@ def verdicts(result: Result) -> Html | None:
                 *([peaks.get(number)] if peaks else []),
             ]
         )
-    return data_table(
+    table = data_table(
         "The most severe finding of each capture", columns, rows, of=len(numbers), class_="captures"
     )
+    if not folded:
+        return table
+    every = el("label", el("input", type="checkbox"), el("span", f"Show all {len(rows)}"), class_="switch")
+    return el("div", table, every, class_="fold")
 
 
 def _captures(result: Result) -> list[int]:

@@ -23,6 +23,14 @@
     var body = holder.querySelector("tbody"), caption = holder.querySelector("caption"), heads = all("thead th", holder);
     var first = Array.prototype.slice.call(body.rows), open = false, sorted = null, devices = 1;
     var factors = heads.map(function (head) { var unit = head.querySelector(".unit"); return unit ? UNITS[unit.textContent] : 1; });
+    /* a column has as many decimals as in the rows that the page came with */
+    var decimals = heads.map(function (_, column) {
+      return Math.max.apply(null, first.map(function (row) { return (/\.(\d+)/.exec(row.cells[column].textContent) || ["", ""])[1].length; }));
+    });
+    var written = function (value, count) {
+      var least = Math.pow(10, -count);
+      return value && Math.abs(value) < least / 2 ? "<" + page.fixed(least, count) : page.fixed(value, count);
+    };
     var query = make("input", "", { type: "search", placeholder: "Search all " + key, "aria-label": "Search all " + key });
     var rank = make("select", "", { "aria-label": "Capture" }), count = make("span", "", { "class": "muted", role: "status" });
 
@@ -53,7 +61,7 @@
       if (typeof exact === "string") { node.textContent = exact; return node; }
       node.className = "num";
       node.title = exact === null ? "" : String(exact);
-      node.textContent = exact === null ? "–" : (exact / factors[column]).toLocaleString("en-US", { maximumSignificantDigits: 4 }) + (field === "share" ? "%" : "");
+      node.textContent = exact === null ? "–" : written(exact / factors[column], decimals[column]) + (field === "share" ? "%" : "");
       return node;
     };
     var ordered = function (groups) {

@@ -17,7 +17,7 @@ GLOSSARY: dict[str, tuple[str, str]] = {
     ),
     "steady": (
         "Steady step",
-        "A step after warm-up. Shares, severities and savings are over steady steps; steps that compile, autotune or first allocate memory are warm-up and counted apart.",
+        "A step after warm-up. It runs to its last kernel. Shares, severities and savings are over steady steps; steps that compile, autotune or first allocate memory are warm-up and counted apart.",
     ),
     "saving": (
         "“Up to” and “about”",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import groupby
+from types import MappingProxyType
 
 from trace_doctor.model import Column, Lane, Result
 from trace_doctor.reporters.html import timeline as zoomed
@@ -59,8 +61,17 @@ def timeline(result: Result) -> Html | None:
             "intervals; the short ones are added up",
         ),
         _streams(drawn_lanes),
-        lead=f"The height of a color is its share of that moment. The longest gaps are numbered.{_strips_said(drawn_lanes, together)}",
+        lead=f"The height of a color is its share of that moment. The longest gaps are numbered."
+        f"{_steps_said(drawn_lanes, result)}{_strips_said(drawn_lanes, together)}",
     )
+
+
+def _steps_said(lanes: list[Lane], result: Result) -> str:
+    """What the lines are, where there are any: by the marks of the host it ends before its kernels do."""
+    marked = {step.input for step in result.steps}
+    if not any(lane.input in marked and lane.device >= 0 for lane in lanes):
+        return ""
+    return " Lines mark the start of steps on the host; a step runs to its last kernel."
 
 
 def _strips_said(lanes: list[Lane], together: bool) -> str:
@@ -85,7 +96,12 @@ def _views(lanes: list[Lane], names: Names, result: Result, together: bool) -> l
     charts = len(captures) + together
     views: list[View] = []
     if together:
-        views.append(("all", "all ranks", _charted(lanes, "timeline-all", 2, names, result)))
+        begins, clock = zoomed.begins(result, (lane.input for lane in lanes))
+        said = f"All ranks on {clock}." if clock else "Each rank from its own start."
+        if any(step.input == lanes[0].input for step in result.steps):
+            said += f" The lines are the steps of {names.capture(lanes[0])}."
+        pictures = _charted(lanes, "timeline-all", 2, names, result, begins)
+        views.append(("all", "all ranks", [el("p", said, class_="limit"), *pictures]))
     for n, group in enumerate(captures[:_MOST_RANKS]):
         key = key_of(group[0].rank, group[0].input, names.ranked)
         share_of = 2 * len(captures) if together else charts
@@ -95,7 +111,15 @@ def _views(lanes: list[Lane], names: Names, result: Result, together: bool) -> l
     return views
 
 
-def _charted(lanes: list[Lane], anchor: str, charts: int, names: Names, result: Result) -> list[Child]:
+def _charted(
+    lanes: list[Lane],
+    anchor: str,
+    charts: int,
+    names: Names,
+    result: Result,
+    begins: Mapping[int, float] = MappingProxyType({}),
+) -> list[Child]:
+    """`begins`: when the window of a capture begins, us; 0 where it is not there."""
     worst = chart.worst(lanes, _MOST_GAPS)
     places = [names.place(lane) for lane in lanes]
     figure = chart.draw(
@@ -106,11 +130,14 @@ def _charted(lanes: list[Lane], anchor: str, charts: int, names: Names, result: 
         anchor,
         charts,
         streams=_with_streams(lanes),
+        begins=begins,
     )
-    return [figure, _gap_table(lanes, worst, names, result) if worst else None]
+    return [figure, _gap_table(lanes, worst, names, result, begins) if worst else None]
 
 
-def _gap_table(lanes: list[Lane], worst: list[chart.Placed], names: Names, result: Result) -> Html:
+def _gap_table(
+    lanes: list[Lane], worst: list[chart.Placed], names: Names, result: Result, begins: Mapping[int, float]
+) -> Html:
     owners = [zoomed.owner(result, lanes[lane], gap) for lane, gap in worst]
     columns: Columns = ["Gap", "Mostly", Column("Lasts", "us"), Column("Begins at", "us"), "Where"]
     columns += ["Finding"] if any(owners) else []
@@ -131,7 +158,7 @@ def _gap_table(lanes: list[Lane], worst: list[chart.Placed], names: Names, resul
                 zoomed.to_gap(str(n), result, lanes[lane], gap),
                 el("span", swatch(gap.cause), KINDS[gap.cause].label, part),
                 gap.dur_us,
-                gap.start_us,
+                begins.get(lanes[lane].input, 0.0) + gap.start_us,
                 at,
                 *([el("span", links([owner.id], anchors(result))) if owner else "–"] if any(owners) else []),
             ]

@@ -6,6 +6,7 @@
   var holders = Array.prototype.slice.call(doc.querySelectorAll("[data-blocks]"));
   if (!holders.length || typeof DecompressionStream === "undefined") return;
   var classes = JSON.parse(doc.getElementById("memory-classes").textContent); /* [key, label] by number */
+  var NO_HISTORY = "unknown (no history)";
   var FEW_ROWS = 12, MOST_ROWS = 500, SEGMENT_ROWS = 30;
 
   var fill = function (node, attributes, children) {
@@ -16,11 +17,7 @@
   var el = function (tag, attributes, children) { return fill(doc.createElement(tag), attributes, children); };
   var svg = function (tag, attributes, children) { return fill(doc.createElementNS(SVG, tag), attributes, children); };
   var button = window.traceDoctor.button;
-  var bytes = function (count) {
-    var units = ["B", "KiB", "MiB", "GiB", "TiB"], n = 0, value = count;
-    while (value >= 1024 && n < 4) { value /= 1024; n += 1; }
-    return (n && value < 1000 ? value.toPrecision(3) : Math.round(value).toLocaleString("en-US")) + " " + units[n];
-  };
+  var bytes = window.traceDoctor.bytes;
   var time = function (us) { return window.traceDoctor.time(us, 3); };
   var share = function (part, whole) { return whole ? (100 * part / whole).toFixed(1) + "%" : "–"; };
   var counted = function (count, word) { return count.toLocaleString("en-US") + " " + word + (count === 1 ? "" : "s"); };
@@ -55,8 +52,13 @@
     var title = doc.getElementById(holder.dataset.chart + "-t");
     if (!title || !holder.dataset.frame) return null;
     var drawing = title.closest("svg"), frame = JSON.parse(holder.dataset.frame), series;
-    window.traceDoctor.result().then(function (found) { series = found.memory_timeline[+holder.dataset.series]; });
+    /* read when the pointer first comes: the result may be megabytes, and the page is to stand before */
+    var wanted, load = function () {
+      wanted = wanted || window.traceDoctor.result().then(function (found) { series = found.memory_timeline[+holder.dataset.series]; });
+      return wanted;
+    };
     var width = frame.right - frame.left, line;
+    drawing.addEventListener("pointerenter", load);
     var moment = function (event) {
       var box = drawing.getBoundingClientRect(), scale = drawing.viewBox.baseVal.width / box.width;
       var part = Math.min(1, Math.max(0, ((event.clientX - box.left) * scale - frame.left) / width));
@@ -77,13 +79,14 @@
     drawing.addEventListener("pointerleave", hide);
     if (pick) {
       drawing.classList.add("pickable");
-      drawing.addEventListener("click", function (event) { if (series) pick(moment(event).at); });
+      drawing.addEventListener("click", function (event) { load().then(function () { pick(moment(event).at); }); });
     }
     return function (at) {
-      if (!series) return;
-      if (!line) { line = svg("path", { "class": "moment" }); drawing.append(line); }
-      var span = series.at[series.at.length - 1] - series.at[0] || 1e-9;
-      line.setAttribute("d", "M" + (frame.left + (at - series.at[0]) / span * width) + " " + frame.top + "V" + frame.bottom);
+      load().then(function () {
+        if (!line) { line = svg("path", { "class": "moment" }); drawing.append(line); }
+        var span = series.at[series.at.length - 1] - series.at[0] || 1e-9;
+        line.setAttribute("d", "M" + (frame.left + (at - series.at[0]) / span * width) + " " + frame.top + "V" + frame.bottom);
+      });
     };
   };
 
@@ -176,10 +179,10 @@
     var jump = function (word, to) { return button(word, function () { slider.value = to; pick(); }); };
 
     var columns = [["size", "Requested bytes", true], ["category", "Class", false], ["step", "Allocated", false], ["since", "Age", true], ["node", "Allocated by", false]];
-    if (end) columns = [columns[0], columns[4]];
+    if (end) columns = [columns[0], columns[1], columns[4]];
     var words = {
       size: function (row) { return bytes(row.size) + (row.count > 1 ? " in " + counted(row.count, "block") : ""); },
-      category: function (row) { return classes[row.category][1]; },
+      category: function (row) { return end ? NO_HISTORY : classes[row.category][1]; },
       step: function (row) { return row.since === null ? "–" : row.since < 0 ? "before the record" : row.step >= 0 ? "in step " + row.step : "at " + when(device.unit, row.since); },
       since: function (row) { return row.since === null || row.since < 0 ? "–" : device.unit === "us" ? time(device.at[point] - row.since) : counted(Math.round(device.at[point] - row.since), "entry").replace(/entrys$/, "entries"); },
       node: function (row) { return stacks.place(row.node); }
@@ -201,9 +204,8 @@
       var line = function (row) {
         return el("tr", {}, columns.map(function (column) {
           var content = words[column[0]](row);
-          var made = cell(column[0] === "node" ? el("bdi", {}, content) : content, column[2]);
-          if (column[0] === "node") made.title = stacks.stack(row.node, true).join("\n");
-          return made;
+          if (column[0] !== "node") return cell(content, column[2]);
+          return cell(el("details", {}, [el("summary", {}, el("bdi", {}, content)), el("pre", {}, stacks.stack(row.node, true).reverse().join("\n"))]));
         }));
       };
       var foot = function (word, rows) {
@@ -267,11 +269,11 @@
   /* the segments when the snapshot was written: each a bar, its blocks inside */
   var STATES = ["free", "allocated", "freed, still used by another stream"];
   var segments = function (panel, memory, device) {
-    var stacks = reader(memory), plain = device.unit === "end", box = el("div"), said = el("div", { "class": "block-text", role: "status" }, "Hover over a block, or use the arrow keys.");
+    var stacks = reader(memory), plain = device.unit === "end", box = el("div"), said = el("div", { "class": "block-text", role: "status" }, "Point at or tap a block, or use the arrow keys.");
     var used = function (block) { return (block[3] === 2 ? "seg-pending " : "") + "seg-used " + (plain ? "seg-plain" : "m-" + classes[block[4]][0]); };
     var told = function (segment, block) {
       var text = "0x" + (segment.address + block[0]).toString(16) + " · " + STATES[block[3]] + " · " + bytes(block[1]);
-      if (block[3]) text += " (" + bytes(block[2]) + " requested)" + (plain ? "" : " · " + classes[block[4]][1]) + "\n" + stacks.stack(block[5], false).reverse().slice(0, 12).map(called).join("\n");
+      if (block[3]) text += " (" + bytes(block[2]) + " requested) · " + (plain ? NO_HISTORY : classes[block[4]][1]) + "\n" + stacks.stack(block[5], false).reverse().slice(0, 12).map(called).join("\n");
       return text + "\nin a segment of " + bytes(segment.size);
     };
     var draw = function () {
@@ -313,7 +315,7 @@
       box.replaceChildren(drawing);
     };
     var kinds = {};
-    device.segments.forEach(function (s) { s.blocks.forEach(function (b) { if (b[3]) kinds[plain ? "allocated" : classes[b[4]][1]] = used([0, 0, 0, 1, b[4]]); else kinds.free = "seg-free"; if (b[3] === 2) kinds[STATES[2]] = used(b); }); });
+    device.segments.forEach(function (s) { s.blocks.forEach(function (b) { if (b[3]) kinds[plain ? NO_HISTORY : classes[b[4]][1]] = used([0, 0, 0, 1, b[4]]); else kinds.free = "seg-free"; if (b[3] === 2) kinds[STATES[2]] = used(b); }); });
     panel.append(el("p", { "class": "limit" }, "Each bar is a segment, the largest first; its width is its size. Showing " + device.segments.length.toLocaleString("en-US") + " of " + counted(device.space.segments, "segment") + "."),
       el("ul", { "class": "keys" }, Object.keys(kinds).sort().map(function (word) {
         return el("li", {}, [svg("svg", { "class": "swatch", viewBox: "0 0 14 14", "aria-hidden": "true" }, svg("rect", { x: 1, y: 1, width: 12, height: 12, rx: 2, "class": kinds[word] })), word]);

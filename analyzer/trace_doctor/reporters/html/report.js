@@ -42,11 +42,19 @@
     details = details || (packed ? unpack(packed.textContent).then(JSON.parse) : Promise.resolve(null));
     return details;
   };
+  /* figures as the page itself writes them */
+  var fixed = function (value, decimals) { return value.toLocaleString("en-US", { minimumFractionDigits: decimals, maximumFractionDigits: decimals }); };
+  var decimals = function (value, figures) { return Math.abs(value) > 1e-9 ? Math.max(0, figures - 1 - Math.floor(Math.log10(Math.abs(+value.toPrecision(figures))))) : 0; };
   var time = function (us, figures) {
-    var size = Math.abs(us);
-    return size >= 1e6 ? (us / 1e6).toPrecision(figures) + " s" : size >= 1e3 ? (us / 1e3).toPrecision(figures) + " ms" : +us.toPrecision(figures) + " µs";
+    var shown = Math.abs(+us.toPrecision(figures)), unit = shown >= 1e6 ? [1e6, " s"] : shown >= 1e3 || !shown ? [1e3, " ms"] : [1, " µs"];
+    return fixed(us / unit[0], decimals(us / unit[0], figures)) + unit[1];
   };
-  window.traceDoctor = { unpack: unpack, result: result, detail: detail, all: all, make: make, button: button, time: time };
+  var bytes = function (count) {
+    var units = ["B", "KiB", "MiB", "GiB"], n = 0;
+    while (Math.abs(count) >= 1024 && n < 3) { count /= 1024; n += 1; }
+    return fixed(count, n ? decimals(count, 3) : 0) + " " + units[n];
+  };
+  window.traceDoctor = { unpack: unpack, result: result, detail: detail, all: all, make: make, button: button, fixed: fixed, time: time, bytes: bytes };
   var download = function (name, type, text) {
     var url = URL.createObjectURL(new Blob([text], { type: type }));
     var link = make("a", "", { href: url, download: name });
@@ -141,6 +149,11 @@
   window.addEventListener("resize", stops);
   doc.addEventListener("toggle", stops, true);
   stops();
+  /* a picture that is wider than the screen begins where the memory ran out */
+  boxes.forEach(function (node) {
+    var mark = node.querySelector(".oom-text");
+    if (mark) node.scrollLeft = mark.getBoundingClientRect().right - node.getBoundingClientRect().right + 12;
+  });
 
   /* sort */
   var value = function (row, column) {

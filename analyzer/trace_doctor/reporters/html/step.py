@@ -111,8 +111,12 @@ def _legend(row: TimeLedgerRow, result: Result) -> Html:
         for kind, ns in parts_of(row).items()
         if ns
     ]
-    per = "per step" if row.steps else "in the window"
-    columns: Columns = ["Part", Column(f"Time {per}", "us"), Column("Share", "share"), "What it is"]
+    columns: Columns = [
+        "Part",
+        Column("Time per step" if row.steps else "Time", "us"),
+        Column("Share", "share"),
+        "What it is",
+    ]
     return data_table(
         "The parts of the step; they sum exactly to the window",
         columns,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.resources import files
 
 from msgspec import UNSET
@@ -45,10 +45,8 @@ def panel(result: Result, lanes: Sequence[tuple[int, str]]) -> Html:
     """Where the panel goes. `lanes`: positions in `Result.timeline`, with their names."""
     events, names = events_of(result), Names(result)
     captures = dict.fromkeys([*(result.timeline[n].input for n, _ in lanes), *events])
-    by_collectives = all(e.clock_us is not None for e in events.values())
-    epochs = {n: e.epoch_us - ((e.clock_us or 0) if by_collectives else 0) for n, e in events.items()}
+    epochs, clock = _epochs(result)
     together = len(captures) > 1 and len(events) == len(captures) and _together(result, epochs)
-    clock = "one clock (by collectives)" if by_collectives else "the clock of the host"
     given = {
         "lanes": lanes,
         "captures": [(n, names.of(n), epochs.get(n)) for n in captures],
@@ -61,6 +59,24 @@ def panel(result: Result, lanes: Sequence[tuple[int, str]]) -> Html:
             showing(shown, of, "events in the timeline; elsewhere than in moments of findings, the longest"),
         ]
     )
+
+
+def begins(result: Result, numbers: Iterable[int]) -> tuple[dict[int, float], str]:
+    """When the window of each of these captures begins on the clock that they share, us from the first of them, and which clock
+    that is. Empty where the page knows of none."""
+    (epochs, clock), captures = _epochs(result), set(numbers)
+    if not captures or not captures <= set(epochs) or not _together(result, epochs):
+        return {}, ""
+    first = min(epochs[n] for n in captures)
+    return {n: epochs[n] - first for n in captures}, clock
+
+
+def _epochs(result: Result) -> tuple[dict[int, float], str]:
+    """Where the window of each capture starts, us, and the clock that this is by."""
+    events = events_of(result)
+    by_collectives = all(e.clock_us is not None for e in events.values())
+    epochs = {n: e.epoch_us - ((e.clock_us or 0) if by_collectives else 0) for n, e in events.items()}
+    return epochs, "one clock (by collectives)" if by_collectives else "the clock of the host"
 
 
 def _together(result: Result, epochs: dict[int, float]) -> bool:

@@ -11,6 +11,8 @@ from trace_doctor.reporters.labels import (
     SEVERITIES,
     Names,
     by_hand,
+    bytes_of_fix,
+    bytes_words,
     how_known,
     how_made,
     is_patch,
@@ -23,7 +25,6 @@ from trace_doctor.reporters.units import (
     duration,
     estimate_duration,
     estimate_share,
-    estimate_size,
     plural,
     share,
     size,
@@ -156,7 +157,7 @@ def _saving(result: Result) -> Html:
     name = ["Saving, ", term("saving", how_known(upto if most is None else most))]
     if upto.share_of_step:
         time = f"{estimate_duration(upto.time_us_per_step)}/step" if upto.time_us_per_step else "of the step"
-        more = f", {estimate_size(upto.bytes)} of memory" if upto.bytes else ""
+        more = f", {bytes_words(upto)(upto.bytes)} of memory" if upto.bytes else ""
         gain = estimate_share(upto.share_of_step)
         time += _whose(result)
         if most is not None:  # what the page's title says is not to be had by a patch
@@ -171,7 +172,7 @@ def _saving(result: Result) -> Html:
         first = max(
             (f.saving for f in result.findings if f.saving), key=lambda s: s.bytes or 0, default=Saving()
         )
-        return tile(name, estimate_size(upto.bytes), f"of {peak_words(first)}", class_="gain")
+        return tile(name, bytes_words(upto)(upto.bytes), f"of {peak_words(first)}", class_="gain")
     if most is not None:
         return tile(
             name,
@@ -223,7 +224,7 @@ def _counts(result: Result) -> Html:
 
 def _first_things(result: Result) -> Html | None:
     """The findings to begin with, so that nobody has to scroll for them."""
-    worth = [f for f in result.findings if f.severity != "info"][:_TOP]
+    worth = [f for f in result.findings if f.severity != "info"][:_TOP] or result.findings[:_TOP]
     if not worth:
         return None
     more = len(result.findings) - len(worth)
@@ -260,6 +261,10 @@ def _change(fixes: list[Fix]) -> Html | None:
     if not fixes:
         return None
     fix = next((f for f in fixes if is_patch(f)), fixes[0])
+    gives = f" ({words})" if (words := bytes_of_fix(fix)) else ""
     return el(
-        "p", fix.title, " ", el("span", how_made(fix), class_=f"tag safety-{fix.safety}"), class_="change"
+        "p",
+        f"{fix.title}{gives} ",
+        el("span", how_made(fix), class_=f"tag safety-{fix.safety}"),
+        class_="change",
     )

@@ -41,9 +41,7 @@
     return getComputedStyle(probe).fill;
   };
   var GIB = 1073741824;
-  var bytes = function (b) {
-    return b >= GIB ? (b / GIB).toFixed(2) + " GiB" : (b / 1048576).toFixed(1) + " MiB";
-  };
+  var bytes = window.traceDoctor.bytes;
   var layout = function (height, x, y) {
     var axis = { gridcolor: colour("line"), zerolinecolor: colour("line-strong"), linecolor: colour("line-strong") };
     return {

@@ -6,7 +6,7 @@ picture is true at any length: areas are times, whether a column holds a part of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from trace_doctor.model import Gap, Lane, Segment, StepRow, Strip
@@ -63,38 +63,45 @@ def draw(
     charts: int = 1,
     *,
     streams: bool = True,
+    begins: Mapping[int, float],
 ) -> Html:
     """The lanes over one time axis, with step marks, the gaps numbered and, with `streams`, a strip for each stream below
-    its device. `charts` share the budget."""
+    its device. `charts` share the budget. `begins`: when the window of a capture begins, us; 0 where it is not there."""
     strips = [lane.streams if streams else [] for lane in lanes]
     names_beside = [
         *(names if len(lanes) > 1 or any(strips) else []),
         *(strip_name(x) for row in strips for x in row),
     ]
     left = max((len(text) for text in names_beside), default=0) * 6.7 + 16 if names_beside else 0.0
-    longest = max(lane.dur_us for lane in lanes)
+    offsets = [begins.get(lane.input, 0.0) for lane in lanes]
+    longest = max(b + lane.dur_us for b, lane in zip(offsets, lanes, strict=True))
     scale = (WIDTH - left) / longest
+    starts = [left + b * scale for b in offsets]
     size = _Size.of(len(lanes))
     tops = _tops(strips, size)
     elements = [
         el(
             "g",
             label(0, top + size.height / 2 + 4, name, class_="axis") if left else None,
-            el("g", path, transform=f"translate({number(left)} {top})"),
+            el("g", path, transform=f"translate({number(start)} {top})"),
         )
-        for top, name, path in zip(
-            tops[:-1], names, _fitting(lanes, scale, size.height, _PATH_BUDGET // charts), strict=True
+        for top, start, name, path in zip(
+            tops[:-1],
+            starts,
+            names,
+            _fitting(lanes, scale, size.height, _PATH_BUDGET // charts),
+            strict=True,
         )
     ]
-    below = _strips(lanes, strips, [top + size.height + 6 for top in tops[:-1]], left, scale, charts)
+    below = _strips(lanes, strips, [top + size.height + 6 for top in tops[:-1]], starts, scale, charts)
     bottom = tops[-1] - 20
-    marks = [_badge(rank, left + x, tops[lane] - 12, g) for rank, lane, x, g in _placed(gaps, scale)]
+    marks = [_badge(rank, starts[lane] + x, tops[lane] - 12, g) for rank, lane, x, g in _placed(gaps, scale)]
     return chart(
         anchor,
         "GPU timeline" if lanes[0].device >= 0 else "Timeline of the main thread",
         _described(lanes, names, gaps),
         bottom + 26,
-        _steps(lanes, steps, left, scale, bottom),
+        _steps(lanes, steps, starts[0], scale, bottom),
         elements,
         below,
         marks,
@@ -198,7 +205,7 @@ def _strips(
     lanes: Sequence[Lane],
     strips: Sequence[Sequence[Strip]],
     tops: Sequence[int],
-    left: float,
+    starts: Sequence[float],
     scale: float,
     charts: int,
 ) -> list[Html]:
@@ -206,8 +213,8 @@ def _strips(
     elements: list[Html] = []
     for width in _WIDTHS[2:]:
         elements = [
-            _strip(strip, lane.dur_us, left, top + n * _STRIP_ROW, scale, width)
-            for lane, row, top in zip(lanes, strips, tops, strict=True)
+            _strip(strip, lane.dur_us, start, top + n * _STRIP_ROW, scale, width)
+            for lane, row, top, start in zip(lanes, strips, tops, starts, strict=True)
             for n, strip in enumerate(row)
         ]
         if sum(map(len, elements)) <= _STRIP_BUDGET // charts:
@@ -259,7 +266,7 @@ def _steps(
     lanes: Sequence[Lane], steps: Sequence[StepRow], left: float, scale: float, bottom: float
 ) -> list[Html]:
     """A line where each step of the first rank begins; named where there is room."""
-    longest = max(lane.dur_us for lane in lanes)
+    longest = max(lane.dur_us for lane in lanes if lane.input == lanes[0].input)
     own_steps = [s for s in steps if s.input == lanes[0].input and -1 <= s.start_us <= longest]
     elements, free = [], -1.0
     for step in own_steps[:400]:
