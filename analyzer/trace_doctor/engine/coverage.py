@@ -53,6 +53,8 @@ class RecordedRanks:
     """names of manifests that cannot be read"""
     absent_captures: Sequence[tuple[int, str]] = ()
     """rank and name of captures that were written and are there no more"""
+    unlisted: Sequence[int] = ()
+    """ranks of which captures were read, and which the recording does not list among those that it has"""
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,7 @@ def incomplete(shortages: Sequence[tuple[RankSummary, str]], scope: Scope) -> li
         reasons += _of_recording(recording, scope.rank)
     reasons += _first_and_count(list(scope.doubtful), "are not what they are named by")
     reasons += _of_worlds([summary for summary, _ in shortages])
+    reasons += _of_steps([summary for summary, _ in shortages])
     reasons += _first_and_count(
         [
             f"{summary.path} holds {steps.not_judged}"
@@ -118,6 +121,9 @@ def _of_recording(recording: RecordedRanks, only: int | None) -> Iterable[str]:
     if missing := [r for r in recording.ranks if r not in recording.ranks_read and only in (None, r)]:
         what = f"the recording {recording.folder}" if recording.folder != "." else "the recording"
         yield f"{what} has {_ranks_text(recording.ranks)}, and nothing was read of {_ranks_text(missing)}"
+    if unlisted := [r for r in recording.unlisted if only in (None, r)]:
+        what = _ranks_text(unlisted)
+        yield f"{PurePosixPath(recording.folder) / 'recording.json'} does not list {what}, of which captures are there"
     losses = [
         f"{PurePosixPath(recording.folder) / name} was recorded and is not there"
         for rank, name in recording.absent_captures
@@ -144,6 +150,23 @@ def _of_worlds(summaries: Sequence[RankSummary]) -> Iterable[str]:
     for world, ranks in together.items():
         if _in_part(ranks, world):
             yield f"{_so_many(ranks, world)}: nothing of {_missing(ranks, world)}"
+
+
+def _of_steps(summaries: Sequence[RankSummary]) -> Iterable[str]:
+    """Ranks of a job of which no step was recorded that its first rank has: ranks are recorded in the same steps."""
+    numbers: dict[Hashable, dict[int, tuple[str, set[int]]]] = {}
+    for summary in summaries:
+        steps = summary.get(Steps)
+        if steps is not None and steps.source == "profiler_step" and (summary.world or 0) > 1:
+            ranks = numbers.setdefault((str(PurePosixPath(summary.path).parent), summary.world), {})
+            ranks.setdefault(summary.rank, (summary.path, set()))[1].update(s.index for s in steps.steps)
+    for ranks in numbers.values():
+        path, first = ranks.pop(min(ranks))
+        for other, own in ranks.values():
+            if not first & own:
+                yield (
+                    f"{other} has none of the steps of {path}: {min(own)} to {max(own)}, and {min(first)} to {max(first)}"
+                )
 
 
 def _jobs(summaries: Sequence[RankSummary]) -> dict[str, tuple[set[int], int]]:
