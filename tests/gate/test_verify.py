@@ -153,6 +153,14 @@ def test_what_after_was_recorded_without_may_have_taken_the_finding_along(lost: 
     assert verify(result(fault(), inputs=lesser), result(inputs=lesser)).code == 0
 
 
+def test_steps_that_nothing_is_compared_with_are_no_longer_faster() -> None:
+    pace = m.Pace(steps=5, median_us=1.0, mad_us=0.1)
+    outcomes = [outcome(code) for code in ("TD003", "TD101", "TD403")]
+    before = result(fault("TD003"), inputs=[trace(plain=pace)])
+    after = [result(inputs=[trace(plain=p)], outcomes=outcomes) for p in (pace, None)]
+    assert [verify(before, side).code for side in after] == [0, 3]
+
+
 @pytest.mark.parametrize(("code", "fails"), [("TD001", 0), ("TD003", 0), ("TD006", 1), ("TD101", 1)])
 def test_a_note_about_the_recording_is_no_change_of_the_program(code: str, fails: int) -> None:
     known = [outcome(c) for c in ("TD001", "TD003", "TD006", "TD101")]

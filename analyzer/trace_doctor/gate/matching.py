@@ -18,6 +18,8 @@ ON_THE_CAPTURE = "TD0"
 """how the codes of rules begin that look at how a capture was recorded, and not at what the program does"""
 _NO_CHANGE = ("TD001", "TD003")
 """notes about how a capture was recorded, without any doubt about what it shows: a program is no worse for them"""
+_OF_PLAIN_STEPS = "TD003"
+"""compares steps with those that ran without the profiler, where these were timed"""
 _EVERYTHING = "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
 _KINDS: dict[str, tuple[Callable[[Input], bool], str]] = {
     "kernels": (lambda i: i.work.kernels is not None, _EVERYTHING),
@@ -196,7 +198,14 @@ def _lost(
         )
     if lacking := _not_recorded(finding, before, after):
         return _followed(finding, "not_captured", reason=lacking[0], capture=lacking[1])
+    if finding.code == _OF_PLAIN_STEPS and _plain_steps(before, finding) and not _plain_steps(after, finding):
+        reason = "AFTER was recorded without the steps without the profiler that BEFORE has"
+        return _followed(finding, "not_captured", reason=reason, capture="trace-doctor record, as BEFORE")
     return _followed(finding, "gone")
+
+
+def _plain_steps(side: Result, finding: Finding) -> bool:
+    return any(i.plain is not None for i in side.inputs if finding.rank in (None, i.rank))
 
 
 def _not_recorded(finding: Finding, before: Result, after: Result) -> tuple[str, str] | None:
