@@ -15,7 +15,7 @@ from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.idle.time_ledger import TimeLedger
 from trace_doctor.evidence.memory.ledger import MemoryLedger
 from trace_doctor.evidence.memory.timeline import MemoryTimeline
-from trace_doctor.evidence.names.event_names import is_launch
+from trace_doctor.evidence.names.event_names import is_graph_launch, is_launch
 from trace_doctor.evidence.rank_summary import RankSummary
 from trace_doctor.evidence.trace.graph_captures import GraphCaptures
 from trace_doctor.evidence.trace.launches import Launches
@@ -332,4 +332,8 @@ def _one_sided(facts: Facts, steps: Steps) -> str:
     lost = int((launches.first_work(calls) < 0).sum())
     if len(calls) - lost < LEAST_LAUNCHES * len(calls):
         return f"the kernels of {lost:,} of its {len(calls):,} launches are missing"
+    graphs = calls[run.is_named(is_graph_launch)[calls]]  # few calls, and most of the work
+    lost = int((launches.first_work(graphs) < 0).sum())
+    if len(graphs) - lost < LEAST_LAUNCHES * len(graphs):
+        return f"the kernels of {lost:,} of its {len(graphs):,} launches of CUDA graphs are missing"
     return ""
