@@ -170,6 +170,10 @@ def test_time_that_no_longer_has_an_owner_may_be_that_of_the_finding() -> None:
         assert made.code == code, unowned_ms
     assert "2.0 ms per step more" in (made.findings[0].reason or "")
     assert verify(result(costs), result(**ledger(8))).code == 0, "an older result does not say"
+    for ms, code in ((9.0, 3), (7.0, 0)):
+        shorter = m.Summary(step_us=ms * 1e3)
+        before = result(costs, summary=m.Summary(step_us=1e4), **ledger(1))
+        assert verify(before, result(summary=shorter, **ledger(3))).code == code, ms
 
 
 def test_steps_that_nothing_is_compared_with_are_no_longer_faster() -> None:

@@ -209,10 +209,14 @@ def _lost(
 
 
 def _unexplained(finding: Finding, before: Result, after: Result) -> str:
-    """Why its time may still be there: where AFTER has about as much more time without an owner, it may be the same time."""
+    """Why its time may still be there: where AFTER has about as much more time without an owner, and steps that are not as much
+    shorter, it may be the same time."""
     lost = _time(finding.saving)
     then, now = (_without_owner(side, finding.rank) for side in (before, after))
     if not lost or then is None or now is None or now - then < UNEXPLAINED * lost:
+        return ""
+    steps = before.summary.step_us, after.summary.step_us
+    if steps[0] is not None and steps[1] is not None and steps[0] - steps[1] >= UNEXPLAINED * lost:
         return ""
     return f"{(now - then) / 1e3:,.1f} ms per step more than in BEFORE have no cause that AFTER shows"
 
