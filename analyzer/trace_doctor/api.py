@@ -459,7 +459,17 @@ def _scope(read: _Read, rank: int | None) -> Scope:
         listed, unreadable = recordings.listed(folder)
         own_files = [f.found.path.name for f in read.files if f.found.recording == folder]
         ranks = {named[0] for name in own_files if (named := recordings.role_of(name)) is not None}
-        recorded.append(RecordedRanks(shown, listed, ranks, unreadable, recordings.missing_captures(folder)))
+        summed_up = recordings.summed_up(folder)
+        recorded.append(
+            RecordedRanks(
+                shown,
+                listed,
+                ranks,
+                unreadable,
+                recordings.missing_captures(folder),
+                sorted(ranks - set(summed_up)) if summed_up else [],
+            )
+        )
     return Scope(ignored, recorded, rank, doubtful_ranks(read.loaded, rank))
 
 

@@ -248,7 +248,7 @@ def test_a_figure_that_one_capture_lacks_is_undecided_unless_the_others_exceed_t
 
 
 def test_of_a_rank_without_a_snapshot_there_is_no_peak() -> None:
-    def peaks(*files: tuple[str, int, str]) -> int:
+    def peaks(*files: tuple[str, int, str], reserved: int | None = 1, of: str = "peak_reserved") -> int:
         inputs = [
             Input(path=f"{n}", kind=kind, rank=rank, rank_how=how)
             for n, (kind, rank, how) in enumerate(files)
@@ -260,19 +260,24 @@ def test_of_a_rank_without_a_snapshot_there_is_no_peak() -> None:
                 device=0,
                 peak_bytes=1,
                 by_category=CategoryBytes(inputs=1),
-                max_reserved_bytes=1,
+                max_reserved_bytes=reserved,
                 max_live_bytes=1,
                 how="",
             )
             for n, i in enumerate(inputs)
             if i.kind == "snapshot"
         ]
-        return judged(Result(inputs=inputs, memory_ledger=rows), {"peak_reserved": "1 GiB"})[0]
+        code, said = judged(Result(inputs=inputs, memory_ledger=rows), {of: "1 GiB"})
+        assert ("the peak of what was recorded" in said) == (code == 0)
+        assert ("not recorded in 1 of 2 runs" in said) == (files.count(("trace", 0, "name")) == 2)
+        return code
 
     trace, snapshot = ("trace", 0, "name"), ("snapshot", 0, "name")
     assert peaks(trace, trace, snapshot) == 0, "two traces of a rank, one snapshot"
     assert peaks(trace, snapshot, ("trace", 1, "name")) == 3
     assert peaks(("snapshot", 0, ""), ("trace", 1, "name")) == 0, "nobody says which rank it is of"
+    assert peaks(snapshot, of="peak_allocated") == 0
+    assert peaks(snapshot, reserved=None, of="peak_allocated") == 3, "its segments hold less than its history"
 
 
 def test_a_known_finding_fails_when_it_costs_clearly_more() -> None:

@@ -12,11 +12,13 @@ from trace_doctor.gate.baseline import Baseline
 from trace_doctor.gate.decision import Terms, decide
 from trace_doctor.model import (
     Finding,
+    Ignored,
     Input,
     Location,
     Outcome,
     OutcomeKind,
     Pace,
+    Ranks,
     Result,
     Saving,
     Severity,
@@ -199,3 +201,26 @@ def in_file(file: str | None, **more: Any) -> Result:
     made = result("warning")
     finding = msgspec.structs.replace(made.findings[0], location=Location(file=file))
     return msgspec.structs.replace(made, findings=[finding], **more)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({}, "incomplete"),
+        ({"incomplete": []}, "2 of 8 ranks"),
+        ({"incomplete": [], "ranks": Ranks(read=[0, 1])}, ""),
+        ({"incomplete": [], "ranks": Ranks(read=[0, 1], recorded=[0, 1, 2])}, "nothing was read of rank 2"),
+        ({"incomplete": [], "ranks": Ranks(read=[0], recorded=[0, 1, 2])}, ""),
+        ({"incomplete": [], "ranks": Ranks(), "ignored": [Ignored(path="a", reason="empty", unread=True)]}, "a was not read"),
+        ({"incomplete": [], "ranks": Ranks(), "inputs": [Input(path="a", kind="trace", too_little="cut"), Input(path="b", kind="trace")]}, "a cannot be judged: cut"),
+    ],
+)  # fmt: skip
+def test_what_a_result_no_longer_says_is_shown_by_the_rest_of_it(change: dict[str, Any], says: str) -> None:
+    whole = Result(
+        inputs=[Input(path=f"rank{n}", kind="trace", rank=n, events=9) for n in (0, 1)],
+        outcomes=[Outcome(code="TD101", name="dataloader-starvation", outcome="passed")],
+        ranks=Ranks(read=[0, 1], world=8),
+        incomplete=["incomplete"],
+    )
+    gate = decide(msgspec.structs.replace(whole, **change))
+    assert (gate.code, says in gate.verdict) == (3 if says else 0, True)

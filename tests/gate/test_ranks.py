@@ -299,3 +299,43 @@ def test_a_detailed_trace_of_another_process_is_not_passed_over(repository: Path
     shutil.copy(sample / "fault" / "rank0.detailed.json.gz", repository / "recorded")
     done = run("check", "recorded")
     assert (done.code, "are of different processes" in done.out) == (3, True), done.out
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda trace: trace["distributedInfo"].update(backend="gloo"), "backend gloo, and nccl"),
+        (lambda trace: trace["distributedInfo"].update(nccl_version="2.19.3"), ""),
+        (lambda trace: trace.update(baseTimeNanoseconds=trace["baseTimeNanoseconds"] + 600 * 10**9), "10 min apart"),
+        (lambda trace: trace.update(baseTimeNanoseconds=trace["baseTimeNanoseconds"] + 60 * 10**9), ""),
+        (lambda trace: trace.update(baseTimeNanoseconds=0), ""),
+        (lambda trace: _renumber(trace, 100), "has none of the steps of"),
+        (lambda trace: _renumber(trace, 1), ""),
+    ],
+)  # fmt: skip
+def test_ranks_of_two_jobs_in_one_folder(
+    repository: Path, run: Run, change: Callable[[dict[str, Any]], None], says: str
+) -> None:
+    job(repository / "logs", [0, 1], 2)
+    rank_1 = repository / "logs" / "rank1.json"
+    trace = json.loads(rank_1.read_bytes())
+    change(trace)
+    rank_1.write_text(json.dumps(trace))
+    done = run("check", "logs", "--ranks", 2)
+    assert (done.code, says in done.err + done.out) == (3 if says else 0, True), done.err
+    assert run("check", "logs", "--rank", 0).code == 0
+    assert run("check", "logs", "--allow-partial").code == 0
+
+
+def _renumber(trace: dict[str, Any], by: int) -> None:
+    for event in trace["traceEvents"]:
+        if event["name"].startswith("ProfilerStep#"):
+            event["name"] = f"ProfilerStep#{int(event['name'].partition('#')[2]) + by}"
+
+
+def test_a_rank_that_the_recording_does_not_list(repository: Path, run: Run) -> None:
+    logs = repository / "logs"
+    recording(logs, [0, 1, 2], [0, 1])
+    done = run("check", "logs")
+    assert (done.code, "recording.json does not list rank 2" in done.err + done.out) == (3, True)
+    assert run("check", "logs", "--rank", 0).code == run("check", "logs", "--allow-partial").code == 0

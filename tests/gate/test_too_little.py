@@ -12,9 +12,12 @@ from typing import Any
 import pytest
 from made_captures import healthy
 
+from trace_doctor.api import analyze
 from trace_doctor.capture import Capture
 from trace_doctor.engine.coverage import too_little
 from trace_doctor.evidence.base import Facts
+from trace_doctor.gate.decision import Terms, decide
+from trace_doctor.gate.verify import verify
 from trace_doctor.loaders.kineto.trace import load_trace
 from trace_doctor.testing import RunBuilder, SnapshotBuilder
 
@@ -194,15 +197,44 @@ def test_what_is_launched_into_a_graph_has_no_kernels(logs: Path, run: Run) -> N
     assert run("check", "logs").code == 0
 
 
-@pytest.mark.parametrize("gpu", [None, "NVIDIA H100 80GB HBM3"])
-def test_times_that_no_machine_can_reach_are_in_another_unit(logs: Path, run: Run, gpu: str | None) -> None:
+@pytest.mark.parametrize(("whole", "code"), [(3, 0), (2, 0), (1, 3)])
+def test_graphs_whose_kernels_are_missing(logs: Path, run: Run, whole: int, code: int) -> None:
+    b = RunBuilder()
+    for step in range(3):
+        with b.step():
+            for _ in range(10):
+                b.launch(30, "bf16_gemm")
+            if step < whole:
+                b.launch(600, "bf16_gemm", call="cudaGraphLaunch_v10000")
+            else:
+                b.runtime("cudaGraphLaunch_v10000", 5)
+            b.idle_until_done()
+    b.write(logs / "rank0.pt.trace.json")
+    done = run("check", "logs", "--fail-on", "never")
+    assert (done.code, "launches of CUDA graphs are missing" in done.err + done.out) == (code, code == 3)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "us", "what"),
+    [
+        (None, 30, "the median operator takes"),
+        (None, 300, "a tenth of its operators take at most"),
+        ("NVIDIA H100 80GB HBM3", 30, "the median operator takes"),
+    ],
+)
+def test_times_that_no_machine_can_reach_are_in_another_unit(
+    logs: Path, run: Run, gpu: str | None, us: int, what: str
+) -> None:
     b = RunBuilder(gpu=gpu)
     for _ in range(6):
         with b.step():
-            for _ in range(4):
-                with b.op("aten::mm", us=30):
+            for _ in range(20):
+                with b.op("aten::mm", us=us):
                     if gpu:
                         b.launch(150, "bf16_gemm")
+            for _ in range(4):
+                with b.op("aten::view", us=2):
+                    pass
             b.wait(1000)
     trace = b.write(logs / "rank0.pt.trace.json")
     assert run("check", "logs").code == 0
@@ -212,7 +244,7 @@ def test_times_that_no_machine_can_reach_are_in_another_unit(logs: Path, run: Ru
     trace.write_text(json.dumps(content))
     done = run("check", "logs", "-o", "json")
     assert done.code == 3, done.result.gate.verdict
-    assert "its times are in another unit: the median operator takes" in done.result.gate.verdict
+    assert f"its times are in another unit: {what}" in done.result.gate.verdict
 
 
 def test_a_step_that_outweighs_all_others_is_named(logs: Path, run: Run) -> None:
@@ -352,3 +384,35 @@ def test_a_snapshot_with_too_little_in_it(
     (repository / "trace-doctor.toml").write_text('[budgets]\npeak_allocated = "900 GiB"\n')
     done = run("check", "snapshot.pickle", "--select", rule, "--require", rule)
     assert (done.code, "cannot be judged" in done.out) == (3, True), done.out
+
+
+@pytest.mark.parametrize(
+    ("scenario", "rule", "lengths"),
+    [
+        ("allocator_churn_shapes", "TD401", (26, 60, 90)),
+        ("fragmentation", "TD402", (24,)),
+        ("memory_spike", "TD403", (24, 111)),
+        ("zero_grad_misplaced", "TD404", (30,)),
+        ("zero_grad_set_to_none_false", "TD404", (30,)),
+        ("memory_growth", "TD405", (83, 111)),
+        ("empty_cache_in_loop", "TD409", (25, 60)),
+        ("stale_graph", "TD411", (23, 30, 48)),
+    ],
+)
+def test_what_is_left_of_a_history_passes_no_rule_that_the_whole_one_breaks(
+    tmp_path: Path, scenario: str, rule: str, lengths: tuple[int, ...]
+) -> None:
+    whole = SAMPLES / scenario / "simulated" / "fault" / "snapshot.pickle.gz"
+    snapshot = pickle.loads(gzip.decompress(whole.read_bytes()))
+    before = analyze(whole)
+    assert decide(before, Terms(require=[rule])).code == 1
+    for length in lengths:
+        cut = tmp_path / "snapshot.pickle"
+        cut.write_bytes(
+            pickle.dumps(
+                {**snapshot, "device_traces": [trace[-length:] for trace in snapshot["device_traces"]]}
+            )
+        )
+        after = analyze(cut)
+        assert decide(after, Terms(require=[rule])).code in (1, 3), length
+        assert verify(before, after).code in (1, 3), length

@@ -153,6 +153,37 @@ def test_what_after_was_recorded_without_may_have_taken_the_finding_along(lost: 
     assert verify(result(fault(), inputs=lesser), result(inputs=lesser)).code == 0
 
 
+def test_time_that_no_longer_has_an_owner_may_be_that_of_the_finding() -> None:
+    def ledger(unowned_ms: int) -> dict[str, Any]:
+        row = m.TimeLedgerRow(
+            input=0, rank=0, device=0, phase="steady", steps=2, window_ns=20_000_000, compute_ns=4_000_000, exposed_comm_ns=0,
+            exposed_copy_ns=0, idle_ns=m.IdleNs(python=16_000_000), step_us=0.0,
+        )  # fmt: skip
+        owner = m.OwnershipRow(
+            input=0, rank=0, device=0, part="python", total_ns=16_000_000, unowned_ns=unowned_ms * 2_000_000
+        )
+        return {"time_ledger": [row], "ownership": [owner]}
+
+    costs = fault(saving=m.Saving(time_us_per_step=4e3))
+    for unowned_ms, code in ((2, 0), (3, 3)):
+        made = verify(result(costs, **ledger(1)), result(**ledger(unowned_ms)))
+        assert made.code == code, unowned_ms
+    assert "2.0 ms per step more" in (made.findings[0].reason or "")
+    assert verify(result(costs), result(**ledger(8))).code == 0, "an older result does not say"
+    for ms, code in ((9.0, 3), (7.0, 0)):
+        shorter = m.Summary(step_us=ms * 1e3)
+        before = result(costs, summary=m.Summary(step_us=1e4), **ledger(1))
+        assert verify(before, result(summary=shorter, **ledger(3))).code == code, ms
+
+
+def test_steps_that_nothing_is_compared_with_are_no_longer_faster() -> None:
+    pace = m.Pace(steps=5, median_us=1.0, mad_us=0.1)
+    outcomes = [outcome(code) for code in ("TD003", "TD101", "TD403")]
+    before = result(fault("TD003"), inputs=[trace(plain=pace)])
+    after = [result(inputs=[trace(plain=p)], outcomes=outcomes) for p in (pace, None)]
+    assert [verify(before, side).code for side in after] == [0, 3]
+
+
 @pytest.mark.parametrize(("code", "fails"), [("TD001", 0), ("TD003", 0), ("TD006", 1), ("TD101", 1)])
 def test_a_note_about_the_recording_is_no_change_of_the_program(code: str, fails: int) -> None:
     known = [outcome(c) for c in ("TD001", "TD003", "TD006", "TD101")]

@@ -4,7 +4,7 @@ import re
 
 import msgspec
 
-from trace_doctor.model import Finding, Gate, Location, Result, Severity
+from trace_doctor.model import Finding, Gate, Location, Result, Severity, Suppressed
 from trace_doctor.reporters import render
 
 COMMAND = re.compile(r"::(error|warning|notice) ([^:]*)::(.*)")
@@ -42,7 +42,7 @@ def finding(
 
 def test_every_line_is_an_annotation_but_the_one_that_counts_the_rest(result: Result) -> None:
     lines = render(result, "github").splitlines()
-    assert len(annotations("\n".join(lines))) >= len(lines) - 1
+    assert len(annotations("\n".join(lines))) >= len(lines) - 1 - bool(result.suppressed)
 
 
 def test_at_most_ten_of_a_kind_and_what_fails_first() -> None:
@@ -57,6 +57,15 @@ def test_at_most_ten_of_a_kind_and_what_fails_first() -> None:
         text.splitlines()[-1]
         == "trace-doctor: 4 errors, 4 warnings more than GitHub shows of a step; see the report"
     )
+
+
+def test_what_is_silenced_is_counted() -> None:
+    silenced = [
+        Suppressed(finding=finding(n), kind="comment", where="train.py:1", reason="known") for n in (1, 2)
+    ]
+    assert render(Result(suppressed=silenced), "github").splitlines() == [
+        "trace-doctor: 2 findings silenced by comments or configuration"
+    ]
 
 
 def test_what_is_escaped_comes_back() -> None:

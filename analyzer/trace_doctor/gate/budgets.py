@@ -70,7 +70,17 @@ def judge(result: Result, limit: Limit, budgets: Budgets, baseline: Baseline | N
     if missing and figure <= limit_is:
         return _decided(budget, how=missing, found=figure)
     status = "failed" if figure > limit_is else "passed"
-    return _decided(budget, status=status, found=figure, limit=limit_is, how=how[allowed.index(limit_is)])
+    said = "; ".join([how[allowed.index(limit_is)], *_of_what(result, limit, values)])
+    return _decided(budget, status=status, found=figure, limit=limit_is, how=said)
+
+
+def _of_what(result: Result, limit: Limit, values: Sequence[float]) -> list[str]:
+    """What a figure leaves out."""
+    if limit.rule is not None:
+        return []
+    said = ["the peak of what was recorded"] if limit.unit == "bytes" else []
+    without = MEASURES[limit.name].runs_without(result)
+    return [*said, f"not recorded in {without} of {without + len(values)} runs"] if without else said
 
 
 def _hindered(result: Result, limit: Limit, figure: float, at_most: float) -> str:

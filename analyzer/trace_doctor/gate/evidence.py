@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from trace_doctor.config import CONFIDENCES, HIDING, Settings
@@ -15,8 +15,22 @@ def not_all(result: Result) -> list[str]:
     """Why the result is not of all that was given or recorded, as far as that may be let pass: a folder that was named and
     holds nothing may not. Captures that were not read are a reason, whatever a saved result says of it."""
     empty = _empty_folders(result)
-    reasons = result.incomplete or [i.why_unread for i in result.unread[:_MOST_NAMED]]
+    reasons = result.incomplete or [*_shown_incomplete(result)]
     return [why for why in reasons if why not in empty]
+
+
+def _shown_incomplete(result: Result) -> Iterator[str]:
+    """The same by what else a result holds, for one that was changed since: an analysis says all of this itself."""
+    yield from (i.why_unread for i in result.unread[:_MOST_NAMED])
+    few = [i for i in result.inputs if i.too_little]
+    if len(few) < len(result.inputs):
+        yield from (f"{i.path} cannot be judged: {i.too_little}" for i in few[:_MOST_NAMED])
+    read, world = result.ranks.read, result.ranks.world or 0
+    there = sum(rank < world for rank in read)
+    if len({i.job for i in result.inputs}) == 1 and len(read) > 1 and there < world:
+        yield f"{there} of {world} ranks {'was' if there == 1 else 'were'} read"
+    if len(read) > 1 and (lost := sorted({*result.ranks.recorded} - {*read})):
+        yield f"nothing was read of rank {_listed(lost)} of the recording"
 
 
 def _empty_folders(result: Result) -> list[str]:

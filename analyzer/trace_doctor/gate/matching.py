@@ -7,17 +7,21 @@ from collections.abc import Callable, Mapping, Sequence
 
 from trace_doctor.gate.baseline import path_of, same_file
 from trace_doctor.gate.decision import LEVELS
-from trace_doctor.model import LOOKED, Finding, Input, Outcome, Result, Saving
+from trace_doctor.model import LOOKED, Finding, Input, Outcome, Result, Saving, unowned
 from trace_doctor.model.captures import LEAST_LAUNCHES
 from trace_doctor.model.comparison import Appeared, Fate, Followed
 from trace_doctor.user_frames import one_name_each
 
 SMALLER = 0.8
 """a fault found again is `smaller` when removing it would save at most this part of what it would have saved before"""
+UNEXPLAINED = 0.5
+"""of the time that a finding cost: so much more time without an owner may be the same"""
 ON_THE_CAPTURE = "TD0"
 """how the codes of rules begin that look at how a capture was recorded, and not at what the program does"""
 _NO_CHANGE = ("TD001", "TD003")
 """notes about how a capture was recorded, without any doubt about what it shows: a program is no worse for them"""
+_OF_PLAIN_STEPS = "TD003"
+"""compares steps with those that ran without the profiler, where these were timed"""
 _EVERYTHING = "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
 _KINDS: dict[str, tuple[Callable[[Input], bool], str]] = {
     "kernels": (lambda i: i.work.kernels is not None, _EVERYTHING),
@@ -196,7 +200,47 @@ def _lost(
         )
     if lacking := _not_recorded(finding, before, after):
         return _followed(finding, "not_captured", reason=lacking[0], capture=lacking[1])
+    if finding.code == _OF_PLAIN_STEPS and _plain_steps(before, finding) and not _plain_steps(after, finding):
+        reason = "AFTER was recorded without the steps without the profiler that BEFORE has"
+        return _followed(finding, "not_captured", reason=reason, capture="trace-doctor record, as BEFORE")
+    if reason := _unexplained(finding, before, after):
+        return _followed(finding, "not_captured", reason=reason)
     return _followed(finding, "gone")
+
+
+def _unexplained(finding: Finding, before: Result, after: Result) -> str:
+    """Why its time may still be there: where AFTER has about as much more time without an owner, and steps that are not as much
+    shorter, it may be the same time."""
+    lost = _time(finding.saving)
+    then, now = (_without_owner(side, finding.rank) for side in (before, after))
+    if not lost or then is None or now is None or now - then < UNEXPLAINED * lost:
+        return ""
+    steps = before.summary.step_us, after.summary.step_us
+    if steps[0] is not None and steps[1] is not None and steps[0] - steps[1] >= UNEXPLAINED * lost:
+        return ""
+    return f"{(now - then) / 1e3:,.1f} ms per step more than in BEFORE have no cause that AFTER shows"
+
+
+def _without_owner(side: Result, rank: int | None) -> float | None:
+    """us per step whose cause the trace does not show, on the device where it is most; None where no trace says."""
+    steps = {
+        (r.input, r.device): r.window_ns / r.steps / 1e3
+        for r in side.time_ledger
+        if r.phase == "steady" and r.steps and rank in (None, r.rank)
+    }
+    owners = {(r.input, r.device) for r in side.ownership}
+    return max(
+        (
+            row.total * steps[row.input, row.device]
+            for row in unowned(side.time_ledger, side.ownership)
+            if (row.input, row.device) in steps.keys() & owners
+        ),
+        default=None,
+    )
+
+
+def _plain_steps(side: Result, finding: Finding) -> bool:
+    return any(i.plain is not None for i in side.inputs if finding.rank in (None, i.rank))
 
 
 def _not_recorded(finding: Finding, before: Result, after: Result) -> tuple[str, str] | None:

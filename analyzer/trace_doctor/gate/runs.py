@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from statistics import median
 
-from trace_doctor.model import Finding, Result, TimeLedgerRow, Unit, unowned
+from trace_doctor.model import Finding, MemoryLedgerRow, Result, TimeLedgerRow, Unit, unowned
 
 Run = tuple[str, int]
 """folder of the captures, and which of those with the same rank"""
@@ -70,6 +70,12 @@ class Measure:
             expected |= {n for n, i in files if i.rank not in ranks}
         return sorted(expected - there)
 
+    def runs_without(self, result: Result) -> int:
+        """How many runs have no figure at all, as where one of them was recorded without memory."""
+        runs = runs_of(result)
+        there = {runs[n] for n, value in self.figures(result) if value is not None and n in runs}
+        return len({*runs.values()} - there)
+
 
 def _step_time(result: Result) -> PerCapture:
     return [(n, i.pace.median_us if i.pace else None) for n, i in enumerate(result.inputs)]
@@ -91,6 +97,15 @@ def _share(of: Callable[[TimeLedgerRow], int], gpu_only: bool) -> Callable[[Resu
         ]
 
     return values
+
+
+def _agrees(result: Result, row: MemoryLedgerRow) -> bool:
+    """Whether the history of a snapshot agrees with its segments: where they hold less than it allocates, blocks are missing."""
+    of_snapshot = any(
+        i.kind == "snapshot" and (n if i.capture is None else i.capture) == row.input
+        for n, i in enumerate(result.inputs)
+    )
+    return row.max_reserved_bytes is not None or not of_snapshot
 
 
 MEASURES: dict[str, Measure] = {
@@ -116,8 +131,8 @@ MEASURES: dict[str, Measure] = {
     ),
     "peak_allocated": Measure(
         "bytes", 20 * 2.0**20,
-        lambda result: [(r.input, r.peak_bytes) for r in result.memory_ledger],
-        "no memory snapshot was recorded",
+        lambda result: [(r.input, r.peak_bytes) for r in result.memory_ledger if _agrees(result, r)],
+        "no memory snapshot was recorded, or its history contradicts its segments",
     ),
 }  # fmt: skip
 

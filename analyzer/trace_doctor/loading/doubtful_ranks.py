@@ -16,6 +16,8 @@ from trace_doctor.recording import folder as recordings
 from trace_doctor.run import Cat, Run
 
 _MOST_NAMED = 4
+_MOST_APART_NS = 120 * 10**9
+"""Ranks make each step together, so their recordings overlap; clocks of machines that are set by the net differ by less."""
 
 
 def doubtful_ranks(loaded: Sequence[tuple[CaptureFile, Content]], only: int | None = None) -> list[str]:
@@ -35,6 +37,16 @@ def doubtful_ranks(loaded: Sequence[tuple[CaptureFile, Content]], only: int | No
     ]
     doubts += _of_other_processes(
         ((file.recording, role[0]), file.display, run) for file, run, role in traces if role is not None
+    )
+    doubts += _of_other_jobs(
+        (
+            file.path.parent if role is None else file.recording,
+            run.rank if role is None else role[0],
+            file.display,
+            run,
+        )
+        for file, run, role in traces
+        if role is not None or _says_rank(run)
     )
     doubts += _one_by_content((file, run) for file, run, role in traces if role is None)
     doubts += _copies(
@@ -59,6 +71,34 @@ def _of_other_processes(
             if not processes & theirs:
                 doubts.append(({of[1]}, f"{display} and {other} are of different processes"))
     return doubts
+
+
+def _of_other_jobs(traces: Iterable[tuple[Path | None, int, str, Run]]) -> list[tuple[set[int], str]]:
+    """Of (folder, rank, how it is shown, trace): ranks of which no trace can be of the job of the folder's first rank."""
+    folders: dict[tuple[Path | None, int], dict[int, list[tuple[str, Run]]]] = {}
+    for folder, rank, display, run in traces:
+        world = run.meta.get("distributedInfo", {}).get("world_size") or 0
+        folders.setdefault((folder, world), {}).setdefault(rank, []).append((display, run))
+    doubts = []
+    for ranks in folders.values():
+        first = ranks.pop(min(ranks))
+        for rank, others in ranks.items():
+            reasons = [_of_two_jobs(run, other) for _, run in first for _, other in others]
+            if all(reasons):
+                doubts.append(({rank}, f"{others[0][0]} is not of the job of {first[0][0]}: {reasons[0]}"))
+    return doubts
+
+
+def _of_two_jobs(one: Run, other: Run) -> str:
+    """What two ranks of a job have in common and these two traces do not; empty where nothing speaks against it."""
+    for what in ("backend", "nccl_version"):
+        values = [run.meta.get("distributedInfo", {}).get(what) for run in (one, other)]
+        if all(values) and values[0] != values[1]:
+            return f"{what.replace('_', ' ')} {values[1]}, and {values[0]}"
+    if not (one.base_ns and other.base_ns and len(one) and len(other)):
+        return ""  # times of two machines, which need not have a clock in common
+    apart = max(int(one.ts[0]) - int(other.end.max()), int(other.ts[0]) - int(one.end.max()))
+    return f"recorded {apart / 60e9:,.0f} min apart" if apart > _MOST_APART_NS else ""
 
 
 def _says_rank(run: Run) -> bool:

@@ -191,6 +191,11 @@ def listed(folder: Path) -> tuple[list[int], list[str]]:
     return sorted({*manifests, *(ranks or ())}), unreadable
 
 
+def summed_up(folder: Path) -> list[int]:
+    """The ranks that `recording.json` lists, which was written when the last of them had ended; none where it does not say."""
+    return _ranks(_object(folder / RECORDING_FILE).get("ranks", [])) or []
+
+
 def missing_captures(folder: Path) -> list[tuple[int, str]]:
     """Captures that the manifests say were written and that lie there no more, packed or unpacked: rank and name."""
     missing = []

@@ -1,7 +1,7 @@
 """Workflow commands: the annotations that GitHub Actions shows beside the code and in the job's summary.
 
 GitHub keeps ten errors, ten warnings and ten notices of a step, so the most expensive come first and a plain line counts
-the rest. Data escapes `%`, CR and LF; properties `:` and `,` as well, as the runner undoes it. The runner also obeys
+the rest; another one the findings that are silenced. Data escapes `%`, CR and LF; properties `:` and `,` as well, as the runner undoes it. The runner also obeys
 `##[command]` anywhere in a line.
 """
 
@@ -40,6 +40,9 @@ def render(result: Result, options: Options) -> str:
             left_out[kind] += 1
     more = ", ".join(plural(left_out[k], k) for k in ("error", "warning", "notice") if left_out[k])
     rest = [f"trace-doctor: {more} more than GitHub shows of a step; see the report"] if more else []
+    if result.suppressed:
+        silenced = plural(len(result.suppressed), "finding")
+        rest.append(f"trace-doctor: {silenced} silenced by comments or configuration")
     return "".join(line + "\n" for line in [*first_lines, *rest])
 
 

@@ -80,6 +80,11 @@ def explaining_frame(device: DeviceBlocks, g: Growth, share: float) -> tuple[Sit
     return stacks.site_of(best), own_blocks
 
 
+def own_frames(device: DeviceBlocks, g: Growth) -> bool:
+    """Whether any of the blocks that are added has a frame of the user's code: without one no line can explain them."""
+    return any(_user_frames(device, int(s)) for s in np.unique(device.history.stack[g.added]))
+
+
 def _user_frames(device: DeviceBlocks, stack: int) -> dict[StackFrame, int]:
     """Each frame of the user's code once, and how deep its innermost call is: of a function that calls itself the block is
     allocated once."""

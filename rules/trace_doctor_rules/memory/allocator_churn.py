@@ -18,6 +18,8 @@ from trace_doctor.evidence.memory.allocator import (
     asked_again,
 )  # fmt: skip
 from trace_doctor.evidence.memory.blocks import DeviceBlocks, MemoryBlocks
+from trace_doctor.evidence.memory.timeline import CAPTURE_ADVICE
+from trace_doctor.evidence.memory.whole_steps import WholeSteps, must_hold_steps
 from trace_doctor.evidence.replay.what_if import Replay
 from trace_doctor.evidence.trace.call_sites import CallSites, Site, location
 from trace_doctor.evidence.trace.spans import Moments
@@ -37,25 +39,35 @@ WHY = {
 _VERIFY = "a new snapshot has no segment_free with emptyCache frames between steps"
 
 
-def _pressure(rounds: int, *, grow: bool = False, annotate: bool = True) -> SnapshotBuilder:
-    """Every round needs another size, and nothing cached fits."""
+def _pressure(rounds: int, *, grow: bool = False, annotate: bool = True, quiet: int = 0) -> SnapshotBuilder:
+    """Every step needs another size, and nothing cached fits; in some more the last one does."""
     b = SnapshotBuilder(annotate=annotate)
     b.held(200 * MIB)
-    for i in range(rounds):
+    for i in range(rounds + quiet):
         with b.forward(line=40):
-            block = b.alloc((300 + 40 * (i if grow else i % 2)) * MIB)
+            block = b.alloc((300 + 40 * (i if grow else min(i, rounds) % 2)) * MIB)
             b.free(block)
-            if not grow:
+            if not grow and i < rounds:
                 b.release_cached()
+        with b.optimizer_step():
+            b.temporary(MIB)
     return b
 
 
-def _empty_cache(rounds: int) -> SnapshotBuilder:
+def _without_takes(b: SnapshotBuilder) -> SnapshotBuilder:
+    b.entries = [e for e in b.entries if e["action"] != "segment_alloc"]
+    return b
+
+
+def _empty_cache(rounds: int, *, quiet: int = 0) -> SnapshotBuilder:
     b = SnapshotBuilder()
-    for _ in range(rounds):
+    for i in range(rounds + quiet):
         with b.forward():
             b.temporary(500 * MIB)
-        b.empty_cache(line=21)
+        with b.optimizer_step():
+            b.temporary(MIB)
+        if i < rounds:
+            b.empty_cache(line=21)
     return b
 
 
@@ -67,6 +79,8 @@ def _oom_retries() -> SnapshotBuilder:
             b.temporary(500 * MIB)
             b.release_cached()
             b.oom(4000 * MIB, device_free=100 * MIB)
+        with b.optimizer_step():
+            b.temporary(MIB)
     return b
 
 
@@ -132,7 +146,7 @@ class AllocatorChurn(Rule):
     Segment events of a snapshot (`segment_alloc`, `segment_free`, `segment_map`, `segment_unmap`), or Total Reserved of a
     trace's `[memory]` events, or the driver calls. Not counted: first growth, however long, a single empty_cache(), the
     retries before an out-of-memory error, and the first step. The frames of the freed segments give the cause: `emptyCache`,
-    or `malloc` itself under memory pressure.
+    or `malloc` itself under memory pressure. A snapshot of fewer than three whole steps that shows no such cycles is skipped.
 
     How the saving is estimated
     With a trace: the steady steps are simulated without the allocation calls. An upper bound, because some may be needed
@@ -160,7 +174,7 @@ class AllocatorChurn(Rule):
     title = "Allocator repeatedly frees and reallocates memory"
     about = ("allocator",)
     needs = (AllocatorActivity,)
-    wants = (MemoryBlocks, Steps, Replay, IdleLedger, Moments, CallSites)
+    wants = (MemoryBlocks, WholeSteps, Steps, Replay, IdleLedger, Moments, CallSites)
     yields_to = ("TD409",)
 
     min_episodes: int = threshold(
@@ -193,8 +207,14 @@ class AllocatorChurn(Rule):
 
     VALID = [
         Valid("a ramp: ever larger, nothing given back", lambda: _pressure(8, grow=True)),
-        Valid("two episodes", lambda: _pressure(3)),
-        Valid("one empty_cache", lambda: _empty_cache(1)),
+        Valid("two episodes", lambda: _pressure(3, quiet=3)),
+        Valid(
+            "without the entries of allocated segments",
+            lambda: _without_takes(_pressure(8)),
+            skipped="none that is allocated",
+        ),
+        Valid("in a history of two steps", lambda: _pressure(2), skipped="fewer than 3 whole steps"),
+        Valid("one empty_cache", lambda: _empty_cache(1, quiet=4)),
         Valid("retries before out-of-memory errors", _oom_retries),
         Valid("only in the first of several steps", _warm_up),
         Valid("a settled allocator", _settled),
@@ -237,12 +257,20 @@ class AllocatorChurn(Rule):
     ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
-        activity = ctx[AllocatorActivity]
+        activity, found = ctx[AllocatorActivity], False
         for device in activity.devices:
             episodes = self._steady(ctx, device)
             again = sum(e.bytes for e in episodes)
             if len(episodes) >= self.min_episodes and again >= self.min_share * device.max_reserved:
+                found = True
                 yield self._claim(ctx, activity, device, episodes, again)
+        of_snapshots = [d for d in activity.devices if d.source == "snapshot"]
+        if not found and any(d.gives >= self.min_episodes and not d.takes for d in of_snapshots):
+            raise NotCaptured(
+                "segments that are freed repeatedly, and none that is allocated", CAPTURE_ADVICE
+            )
+        if not found and of_snapshots:
+            must_hold_steps(ctx.get(WholeSteps), self.min_episodes)
         if not activity.devices and activity.calls is not None:
             yield from self._from_calls(ctx, activity.calls, activity.settings)
 

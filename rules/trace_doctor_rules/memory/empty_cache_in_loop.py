@@ -11,6 +11,7 @@ from trace_doctor import Claim, Context, NotCaptured, Rule, Table, Unit, thresho
 from trace_doctor.evidence.idle.gaps import IdleLedger
 from trace_doctor.evidence.memory.allocator import AllocatorActivity
 from trace_doctor.evidence.memory.stages import MemoryStacks
+from trace_doctor.evidence.memory.whole_steps import WholeSteps, must_hold_steps
 from trace_doctor.evidence.replay.what_if import Replay
 from trace_doctor.evidence.trace.call_sites import CallSites, Site, location
 from trace_doctor.evidence.trace.spans import Moments
@@ -31,14 +32,18 @@ def _loop(
     lines: Sequence[int] = (21,),
     cached: int = 500,
     stacks: Literal["all"] | None = "all",
+    quiet: int = 0,
 ) -> SnapshotBuilder:
-    """A step, then empty_cache() on one of the lines of the script."""
+    """A step, then empty_cache() on one of the lines of the script; some more steps without."""
     b = SnapshotBuilder(stacks=stacks)
     b.held(1000 * MIB)
-    for i in range(rounds):
+    for i in range(rounds + quiet):
         with b.forward():
             b.temporary(cached * MIB)
-        b.empty_cache(line=lines[i % len(lines)])
+        with b.optimizer_step():
+            b.temporary(2 * MIB)
+        if i < rounds:
+            b.empty_cache(line=lines[i % len(lines)])
     return b
 
 
@@ -48,16 +53,21 @@ def _pressure() -> SnapshotBuilder:
         with b.forward(line=40):
             b.temporary((300 + 40 * (i % 2)) * MIB)
             b.release_cached()
+        with b.optimizer_step():
+            b.temporary(MIB)
     return b
 
 
 def _nothing_between() -> SnapshotBuilder:
     """Called three times in a row, of which only the first finds anything."""
     b = SnapshotBuilder()
-    with b.forward():
-        b.temporary(500 * MIB)
-    for _ in range(3):
-        b.empty_cache(line=21)
+    for step in range(5):
+        with b.forward():
+            b.temporary(500 * MIB)
+        with b.optimizer_step():
+            b.temporary(MIB)
+        for _ in range(3 if not step else 0):
+            b.empty_cache(line=21)
     return b
 
 
@@ -116,7 +126,8 @@ class EmptyCacheInLoop(Rule):
     A snapshot's freed segments with frames of empty_cache(). In a trace: calls of `cudaFree` (`cuMemUnmap`, hip equivalents)
     inside a Python frame of empty_cache(). Without Python frames: calls outside all operators, because under memory pressure
     malloc makes them inside the requesting operator. Not counted: one call before the loop, a call that finds nothing to
-    free, and the calls of `torch.cuda.graph` before each capture.
+    free, and the calls of `torch.cuda.graph` before each capture. A snapshot of fewer than three whole steps is skipped if it
+    shows no repeated call.
 
     How the saving is estimated
     With a trace: the steady steps are simulated without the driver calls, including those that reallocate the memory. A
@@ -141,7 +152,7 @@ class EmptyCacheInLoop(Rule):
     title = "empty_cache() called in the loop"
     about = ("allocator",)
     needs = (CacheEmptying, AllocatorActivity)
-    wants = (MemoryStacks, Steps, Replay, IdleLedger, Moments, CallSites)
+    wants = (MemoryStacks, WholeSteps, Steps, Replay, IdleLedger, Moments, CallSites)
 
     min_bursts: int = threshold(
         3,
@@ -156,9 +167,10 @@ class EmptyCacheInLoop(Rule):
     )
 
     VALID = [
-        Valid("once before the loop", lambda: _loop(1)),
-        Valid("twice", lambda: _loop(2)),
-        Valid("three calls on three lines", lambda: _loop(3, lines=(21, 35, 50))),
+        Valid("once before the loop", lambda: _loop(1, quiet=4)),
+        Valid("twice", lambda: _loop(2, quiet=4)),
+        Valid("in a history of two steps", lambda: _loop(2), skipped="fewer than 3 whole steps"),
+        Valid("three calls on three lines", lambda: _loop(3, lines=(21, 35, 50), quiet=1)),
         Valid("called again without anything in between", _nothing_between),
         Valid("a few MiB", lambda: _loop(6, cached=12)),
         Valid("malloc under memory pressure", _pressure),
@@ -168,7 +180,7 @@ class EmptyCacheInLoop(Rule):
         Valid("neither frames nor steps", lambda: _steps(stacks=False, marked=False), skipped="neither frames nor steps"),
         Valid("two steps", lambda: _steps(stacks=True, steps=2)),
         Valid("given back again and again without frames", lambda: _loop(6, stacks=None), skipped="no frames recorded"),
-        Valid("given back twice without frames", lambda: _loop(2, stacks=None)),
+        Valid("given back twice without frames", lambda: _loop(2, stacks=None, quiet=4)),
         Valid("no history", SnapshotBuilder, skipped="no allocation history"),
     ]  # fmt: skip
     INVALID = [
@@ -207,13 +219,17 @@ class EmptyCacheInLoop(Rule):
                 "no frames recorded where segments are freed repeatedly",
                 "torch.cuda.memory._record_memory_history(context='all')",
             )
+        found = False
         for device, bursts in emptying.by_device.items():
             if emptying.source == "trace":
                 steady_bursts = self._steady(ctx, bursts, named=emptying.named)
                 if len(steady_bursts) >= self.min_bursts:
                     yield self._of_trace(ctx, steady_bursts, named=emptying.named)
             elif steady_bursts := self._one_line(ctx, device, bursts):
+                found = True
                 yield self._of_snapshot(ctx, device, steady_bursts)
+        if not found and emptying.source == "snapshot":
+            must_hold_steps(ctx.get(WholeSteps), self.min_bursts)
 
     def _one_line(self, ctx: Context, device: int, bursts: Sequence[Burst]) -> list[Burst]:
         """Those of the line that makes most of them, where they are enough."""

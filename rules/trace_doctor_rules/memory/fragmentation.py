@@ -13,6 +13,7 @@ from trace_doctor.evidence.memory.blocks import DeviceBlocks, MemoryBlocks
 from trace_doctor.evidence.memory.device_memory import DeviceMemory
 from trace_doctor.evidence.memory.out_of_memory import Failure
 from trace_doctor.evidence.memory.timeline import CAPTURE_ADVICE
+from trace_doctor.evidence.memory.whole_steps import PeakRecorded
 from trace_doctor.evidence.trace.call_sites import location
 from trace_doctor.testing import MIB, Invalid, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
@@ -48,9 +49,12 @@ def _before_the_record() -> SnapshotBuilder:
     b = SnapshotBuilder()
     blocks = [b.held(600 * MIB) for _ in range(4)]
     b.free(*blocks)
+    b.entries.clear()
     for _ in range(4):
         with b.forward():
             b.temporary(500 * MIB)
+        with b.optimizer_step():
+            b.temporary(20 * MIB)
     return b
 
 
@@ -93,7 +97,8 @@ class Fragmentation(Rule):
     A snapshot's history: segment events and the replayed blocks. The reserved peak must be reached within the record, because
     what was allocated before it is unknown. Free bytes at the end of a record prove nothing: the peak may be over. Cached
     segments that are entirely free but of the wrong size count. A failure while the device has enough free memory comes from
-    a limit of the process, not from fragmentation.
+    a limit of the process, not from fragmentation. If the reserved memory is older than the record, or the record is shorter
+    than a step, the rule is skipped.
 
     How the saving is estimated
     Peak reserved minus peak allocated bytes. An upper bound: even a packed allocator keeps a few MiB between blocks.
@@ -117,6 +122,7 @@ class Fragmentation(Rule):
     name = "fragmentation"
     title = "GPU memory is fragmented"
     needs = (MemoryBlocks, DeviceMemory)
+    to_pass = (PeakRecorded,)
     yields_to = ("TD401", "TD409")
 
     min_share: float = threshold(
@@ -135,7 +141,7 @@ class Fragmentation(Rule):
     VALID = [
         Valid("one size", lambda: _growing((900, 900, 900, 900))),
         Valid("small", lambda: _growing((100, 130, 160, 190))),
-        Valid("reserved before the record", _before_the_record, thresholds={"min_bytes": 1, "min_share": 0.01}),
+        Valid("reserved before the record", _before_the_record, thresholds={"min_bytes": 1, "min_share": 0.01}, skipped="older than the allocation history"),
         Valid("a small part", _growing, thresholds={"min_share": 0.7}),
         Valid("segments that do not add up", _contradictory, skipped="contradictory"),
         Valid("free at the end, full at the peak", _peak_passes),
@@ -177,13 +183,20 @@ class Fragmentation(Rule):
         known = [(d, d.history.reserved) for d in devices if d.history.reserved is not None]
         if not known:
             raise NotCaptured("contradictory segment events in the snapshot", CAPTURE_ADVICE)
+        older = found = False
         for device, reserved in known:
             failure = memory.failures.get(device.device)
             unused = int(reserved.max()) - device.history.peak_bytes
             is_large = unused >= max(self.min_bytes, self.min_share * int(reserved.max()))
-            is_large &= int(reserved[0]) < int(reserved.max())
+            if is_large and int(reserved[0]) == int(reserved.max()):
+                older, is_large = True, False
             if is_large or (failure is not None and failure.fits_if_packed):
+                found = True
                 yield _claim(device, reserved, failure, unused if is_large else None)
+        if older and not found:
+            raise NotCaptured(
+                "most of the reserved memory is older than the allocation history", CAPTURE_ADVICE
+            )
 
 
 def _claim(device: DeviceBlocks, reserved: Bytes, failure: Failure | None, unused: int | None) -> Claim:

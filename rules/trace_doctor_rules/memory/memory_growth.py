@@ -13,7 +13,7 @@ from trace_doctor.evidence.memory.timeline import CAPTURE_ADVICE
 from trace_doctor.evidence.trace.call_sites import Site, location
 from trace_doctor.testing import GIB, MIB, Invalid, RunBuilder, SnapshotBuilder, Valid
 from trace_doctor_rules._shared import table
-from trace_doctor_rules.memory._memory_growth_evidence import Growth, explaining_frame, growth
+from trace_doctor_rules.memory._memory_growth_evidence import Growth, explaining_frame, growth, own_frames
 from trace_doctor_rules.memory._shared import MiB, holders, peak_saving, size
 from trace_doctor_rules.memory._trace_growth_evidence import ADVICE as TRACE_ADVICE
 from trace_doctor_rules.memory._trace_growth_evidence import AllocationRecord, TraceGrowth
@@ -47,6 +47,14 @@ def _steps(
                 b.temporary(MIB)
         with b.zero_grad():
             b.free(gradient)
+    return b
+
+
+def _of_a_library() -> SnapshotBuilder:
+    """Growth whose frames hold no line of the script."""
+    b = _steps(kept=40)
+    for frame in [f for e in b.entries for f in e["frames"] if f["filename"].startswith("/home/me/")]:
+        frame["filename"] = "/usr/lib/python3/dist-packages/trainer/loop.py"
     return b
 
 
@@ -176,6 +184,7 @@ class MemoryGrowth(Rule):
         Valid("one forward", _one_forward, skipped="steps in the allocation history"),
         Valid("two steps", lambda: _steps(2, kept=40), skipped="steps in the allocation history"),
         Valid("no frames", lambda: _steps(kept=40, stacks=None), skipped="frames"),
+        Valid("frames of libraries alone", _of_a_library, skipped="no frame of your own code"),
         Valid("a trace, flat", lambda: _traced(0)),
         Valid("a trace, every third step", lambda: _traced(40, every=3)),
         Valid("a trace without addresses", lambda: _traced(40, addresses=False), skipped="no memory snapshot"),
@@ -229,6 +238,8 @@ class MemoryGrowth(Rule):
             least = max(self.min_bytes, self.min_share * device.history.peak_bytes)
             if not (g.rises >= least).all():
                 continue
+            if not own_frames(device, g):
+                raise NotCaptured("no frame of your own code where memory grows", CAPTURE_ADVICE)
             site_and_blocks = explaining_frame(device, g, self.one_frame)
             if site_and_blocks is not None:
                 yield self._claim(ctx, device, g, *site_and_blocks, sure=evidence.frames_kind == "all")

@@ -13,6 +13,7 @@ from trace_doctor import Cell, Claim, Context, NotCaptured, Rule, Table, thresho
 from trace_doctor.evidence.memory.blocks import DeviceBlocks, MemoryBlocks
 from trace_doctor.evidence.memory.stages import Stage
 from trace_doctor.evidence.memory.timeline import BEFORE, CAPTURE_ADVICE
+from trace_doctor.evidence.memory.whole_steps import PeakRecorded
 from trace_doctor.evidence.trace.call_sites import location
 from trace_doctor.testing import MIB, Invalid, SnapshotBuilder, Valid
 from trace_doctor_rules._shared import table, target
@@ -66,14 +67,15 @@ def _weight_copies() -> SnapshotBuilder:
     """Autocast keeps copies of the weights for the whole forward: large, in one phase, but not short-lived."""
     b = SnapshotBuilder()
     b.held(800 * MIB)
-    copies = []
-    for layer in range(40):
-        with b.forward(line=20 + layer, op="_to_copy"):
-            copies.append(b.alloc(10 * MIB))
-        with b.forward(line=20 + layer):
-            b.temporary(2 * MIB, MIB)
-    with b.script_line(70):
-        b.free(*copies)
+    for _ in range(2):
+        copies = []
+        for layer in range(40):
+            with b.forward(line=20 + layer, op="_to_copy"):
+                copies.append(b.alloc(10 * MIB))
+            with b.forward(line=20 + layer):
+                b.temporary(2 * MIB, MIB)
+        with b.script_line(70):
+            b.free(*copies)
     return b
 
 
@@ -188,7 +190,7 @@ class MemorySpike(Rule):
 
     Evidence
     A snapshot's history. Activations saved for backward, optimizer state and weight copies that live through a whole forward
-    are not counted.
+    are not counted. A history that is shorter than a step, or that begins near its peak, is skipped if it shows no such tensors.
 
     How the saving is estimated
     The reduction of peak allocated bytes without the short-lived blocks of these operators. Blocks as large at the next
@@ -216,6 +218,7 @@ class MemorySpike(Rule):
     name = "memory-spike"
     title = "Short-lived tensors set the memory peak"
     needs = (MemoryBlocks,)
+    to_pass = (PeakRecorded,)
 
     min_share: float = threshold(
         0.10,
@@ -292,10 +295,17 @@ class MemorySpike(Rule):
         evidence = ctx[MemoryBlocks]
         if evidence.frames_kind == "none":
             raise NotCaptured("no frames recorded", CAPTURE_ADVICE)
-        for device in evidence.devices:
-            claim = self._device(device, sure=evidence.frames_kind == "all")
-            if claim is not None:
-                yield claim
+        claims = [self._device(device, sure=evidence.frames_kind == "all") for device in evidence.devices]
+        yield from (claim for claim in claims if claim is not None)
+        if not any(claims) and any(map(self._begins_high, evidence.devices)):
+            raise NotCaptured("the allocation history begins near its highest memory", CAPTURE_ADVICE)
+
+    def _begins_high(self, device: DeviceBlocks) -> bool:
+        """Whether tensors older than the record, which it frees, make it begin so near the peak that a lower one would not show."""
+        history = device.history
+        least = max(self.min_bytes, self.min_share * history.peak_bytes)
+        older = int(history.size[(history.born == BEFORE) & (history.freed < history.n)].sum())
+        return older >= least and int(history.live[0]) > history.peak_bytes - least
 
     def _device(self, device: DeviceBlocks, *, sure: bool) -> Claim | None:
         history = device.history

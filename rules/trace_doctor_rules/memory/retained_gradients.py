@@ -9,6 +9,7 @@ from trace_doctor import Claim, Context, Fix, NotCaptured, Rule, Severity, Table
 from trace_doctor.evidence.memory.blocks import DeviceBlocks, MemoryBlocks
 from trace_doctor.evidence.memory.stages import Stage
 from trace_doctor.evidence.memory.timeline import BEFORE, CAPTURE_ADVICE
+from trace_doctor.evidence.memory.whole_steps import OwnFrames, WholeSteps
 from trace_doctor.evidence.trace.call_sites import Site, location
 from trace_doctor.testing import MIB, Invalid, SnapshotBuilder, Valid
 from trace_doctor_rules._shared import table, target
@@ -38,6 +39,13 @@ def _train(
 ) -> SnapshotBuilder:
     b = SnapshotBuilder(stacks=stacks, annotate=annotate)  # type: ignore[arg-type]
     b.train(4, zero_grad=zero_grad, **more)  # type: ignore[arg-type]
+    return b
+
+
+def _of_a_library(b: SnapshotBuilder) -> SnapshotBuilder:
+    """The same, with frames that hold no line of the script."""
+    for frame in [f for e in b.entries for f in e["frames"] if f["filename"].startswith("/home/me/")]:
+        frame["filename"] = "/usr/lib/python3/dist-packages/trainer/loop.py"
     return b
 
 
@@ -159,7 +167,7 @@ class RetainedGradients(Rule):
     A snapshot's history: blocks allocated in backward and alive after it, the optimizer steps, and the frames that free them.
     Library workspaces are not counted. Several backwards before one step are accumulation, not a problem. Gradients older than
     the record that nothing in it frees are likely retained if optimizer state or a step is recorded. Without a recorded
-    step they are an info finding.
+    step they are an info finding. A history without a whole step, or without a frame of the script, is skipped if it shows none.
 
     How the saving is estimated
     The reduction of peak allocated bytes when these gradients are freed after step() and return in the next backward. It is
@@ -184,6 +192,7 @@ class RetainedGradients(Rule):
     name = "retained-gradients"
     title = "Gradients not freed before the next forward"
     needs = (MemoryBlocks,)
+    to_pass = (WholeSteps, OwnFrames)
 
     min_share: float = threshold(
         0.05,
@@ -203,7 +212,8 @@ class RetainedGradients(Rule):
         Valid("small gradients", lambda: _train("never", parameters=[4 * MIB]), thresholds={"min_share": 0.0}),
         Valid("a small part", lambda: _train("never"), thresholds={"min_share": 0.5}),
         Valid("Python frames only, nothing marks the steps", lambda: _only_forward_and_backward("python"), skipped="C++ frames"),
-        Valid("a batch of several, those before it older than the record", lambda: _recorded_later(1, micro_batches=2)),
+        Valid("a batch of several, those before it older than the record", lambda: _recorded_later(1, micro_batches=2), skipped="no whole step"),
+        Valid("frames of libraries alone", lambda: _of_a_library(_train("after_step")), skipped="no frame of your own code"),
         Valid("no frames", lambda: _train("never", stacks=None), skipped="frames"),
     ]  # fmt: skip
     INVALID = [

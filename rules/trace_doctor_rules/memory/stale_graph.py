@@ -14,6 +14,7 @@ from trace_doctor.evidence.memory.blocks import DeviceBlocks, MemoryBlocks
 from trace_doctor.evidence.memory.classes import ACTIVATIONS
 from trace_doctor.evidence.memory.stale_graphs import StaleGraphs, stale_graphs
 from trace_doctor.evidence.memory.timeline import BEFORE, CAPTURE_ADVICE
+from trace_doctor.evidence.memory.whole_steps import OwnFrames, WholeSteps
 from trace_doctor.evidence.trace.call_sites import Site, location
 from trace_doctor.snapshot import Action
 from trace_doctor.testing import MIB, Invalid, SnapshotBuilder, Valid
@@ -157,7 +158,8 @@ class StaleGraph(Rule):
     and is then recognized by its sizes. In a record with backwards, one lies between the two forwards, and does not free the
     block. Parameters, gradients, optimizer state and a cache that grows with each call are not counted. That an output is not
     needed follows from when it is freed, and a loop that feeds it into the next forward looks the same: so it is an info
-    finding. Blocks of three or more lines, or most of what the forward allocated, are a graph.
+    finding. Blocks of three or more lines, or most of what the forward allocated, are a graph. A history without two whole
+    forwards, or without a frame of the script, is skipped if it shows none.
 
     How the saving is estimated
     The reduction of peak allocated bytes when these blocks are freed before the next forward. For a graph in inference:
@@ -182,6 +184,7 @@ class StaleGraph(Rule):
     name = "stale-graph"
     title = "Stale outputs retain the previous forward's memory"
     needs = (MemoryBlocks,)
+    to_pass = (WholeSteps, OwnFrames)
 
     min_share: float = threshold(
         0.10,
@@ -206,9 +209,9 @@ class StaleGraph(Rule):
 
     VALID = [
         Valid("inference without gradients", lambda: _inference(keeps_graph=False)),
-        Valid("each graph is dropped before the next forward", lambda: _deep(rounds=3, dropped=True)),
-        Valid("one forward", lambda: _inference(keeps_graph=True, rounds=1)),
-        Valid("a graph that stands when the record ends", _still_there),
+        Valid("each graph is dropped before the next forward", lambda: _deep(rounds=3, dropped=True), skipped="no whole step"),
+        Valid("one forward", lambda: _inference(keeps_graph=True, rounds=1), skipped="no whole step"),
+        Valid("a graph that stands when the record ends", _still_there, skipped="no whole step"),
         Valid("a cache that grows with each call", lambda: _inference(keeps_graph=True, grows=2)),
         Valid("the backward frees everything", lambda: _training(logits=200, kept=False)),
         Valid("small logits", lambda: _training(logits=8, kept=True), thresholds={"min_share": 0.0}),

@@ -144,7 +144,8 @@ def _after_forward(stage: U8) -> Bool:
 
 
 def _annotated(history: DeviceHistory, snapshot: Snapshot) -> list[tuple[int, int, Stage]]:
-    """[first, last) positions of annotated optimizer steps and zero_grads; empty without a clock."""
+    """[first, last) positions of annotated optimizer steps and zero_grads; empty without a clock. Those that end before the
+    history begins are left out: annotations are kept in a buffer of their own, which reaches further back."""
     if not len(history.time_us) or (history.time_us < 0).any():
         return []
     clock = np.maximum.accumulate(history.time_us)
@@ -153,7 +154,9 @@ def _annotated(history: DeviceHistory, snapshot: Snapshot) -> list[tuple[int, in
     for note in snapshot.annotations:
         if note.device not in (-1, history.device) or not note.name.startswith((_STEP, _ZERO)):
             continue
-        if note.start:
+        if note.time_us < clock[0] and not note.start:
+            open_at.pop(note.name, None)
+        elif note.start:
             open_at[note.name] = int(np.searchsorted(clock, note.time_us, side="left"))
         elif note.name in open_at:
             stage = Stage.OPTIMIZER if note.name.startswith(_STEP) else Stage.ZERO_GRAD

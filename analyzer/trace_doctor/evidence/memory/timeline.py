@@ -19,7 +19,7 @@ from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.snapshot import NO_STACK, Action, BlockState, Snapshot
 
 CAPTURE_ADVICE = (
-    'torch.cuda.memory._record_memory_history(stacks="all", max_entries=100000), three or more training steps, '
+    'torch.cuda.memory._record_memory_history(stacks="all", max_entries=100000), at least five training steps, '
     'then torch.cuda.memory._dump_snapshot("snapshot.pickle")'
 )
 BEFORE = -1
@@ -58,8 +58,10 @@ class DeviceHistory(Struct, frozen=True):
 
     @property
     def peak(self) -> int:
-        """The first moment of most live bytes."""
-        return int(self.live.argmax())
+        """The first moment of most live bytes that an allocation of the record reaches; without one the first of all."""
+        reached = np.flatnonzero(self.live[1:] == self.live.max()) + 1
+        reached = reached[self.action[reached - 1] == Action.ALLOC]
+        return int(reached[0] if len(reached) else self.live.argmax())
 
     @property
     def peak_bytes(self) -> int:

@@ -131,6 +131,11 @@ def is_launch(name: str) -> bool:
     return _LAUNCH.fullmatch(name) is not None
 
 
+def is_graph_launch(name: str) -> bool:
+    """A call that launches a whole graph: `cudaGraphLaunch_v10000`, `hipGraphLaunch`."""
+    return is_launch(name) and "GraphLaunch" in name
+
+
 def is_copy_call(name: str) -> bool:
     """Any runtime or driver copy call."""
     return _COPY_CALL.fullmatch(name) is not None
