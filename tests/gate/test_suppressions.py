@@ -151,14 +151,6 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
         Suppressions.of({"TD101": " "}, None)
 
 
-@pytest.mark.parametrize(("line", "where"), [(1, None), (2, "train.py:2"), (3, None)])
-def test_a_lone_carriage_return_ends_a_line(tmp_path: Path, line: int, where: str | None) -> None:
-    script = "a = 1\rx.item()  # trace-doctor: ignore[TD201] wanted\ry.item()\r"
-    given = finding("TD201", "host-device-sync", line)
-    found, _ = silenced(tmp_path, given, script=script)
-    assert found.get(given.id) == where
-
-
 @pytest.mark.parametrize("script", ["\fx.item()", "x = 1 + \\  \n    x.item()"])
 def test_comments_of_a_file_that_cannot_be_parsed_are_named(tmp_path: Path, script: str) -> None:
     script += "  # trace-doctor: ignore[TD201] wanted\n"
