@@ -30,7 +30,8 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]  # hatchlin
             self.app.display_warning(f"The optional decoder in C is left out: {problem}")
             return
         if version != "editable":
-            build_data["force_include"][str(target / build.LIBRARY)] = f"{_FOLDER}/{build.LIBRARY}"
+            for name in (build.LIBRARY, build.DIGEST):
+                build_data["force_include"][str(target / name)] = f"{_FOLDER}/{name}"
         platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{platform}"  # any Python: ctypes loads the library

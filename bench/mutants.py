@@ -162,7 +162,7 @@ def copied(folder: Path) -> Path:
         if (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)
-    for library in (ROOT / "analyzer").rglob("scan.lib"):
+    for library in (ROOT / "analyzer").rglob("scan.lib*"):
         shutil.copy2(library, folder / library.relative_to(ROOT))
     return folder
 

@@ -116,6 +116,53 @@ def test_mistakes_are_named(tmp_path: Path, text: str, says: str) -> None:
         load_config(tmp_path)
 
 
+STRICT = 'fail-on = "info"\n'
+OTHER_PLACES = [
+    ("[[tool]]\n[tool.trace-doctor]\n" + STRICT, r"\[tool.trace-doctor\] must be a table"),
+    ('tool = [{ "trace-doctor" = { fail-on = "info" } }]', r"\[tool.trace-doctor\] must be a table"),
+    ('["tool.trace-doctor"]\n' + STRICT, r'\["tool.trace-doctor"\] is written \[tool.trace-doctor\]'),
+    ("[trace-doctor]\n" + STRICT, r"\[trace-doctor\] is written"),
+    ("[tools.trace-doctor]\n" + STRICT, r"\[tools.trace-doctor\] is written"),
+    ("[[tool.x]]\n[tool.x.trace_doctor]\n" + STRICT, r"\[tool.x.trace_doctor\] is written"),
+    ("[tool.trace.doctor]\n" + STRICT, r"\[tool.trace.doctor\] is written"),
+    ('[tool."trace\u2010doctor"]\n' + STRICT, r'\[tool."trace\u2010doctor"\] is written'),
+    ("a = = 1\n[tool]\ntrace-doctor." + STRICT, "at line 1"),
+    (f"{STRICT}[tool.trace-doctor]\njobs = 1", "'fail-on' stands outside"),
+]
+
+
+@pytest.mark.parametrize(("text", "says"), OTHER_PLACES)
+def test_settings_in_another_place_are_a_mistake_and_not_the_default(
+    tmp_path: Path, text: str, says: str
+) -> None:
+    write(tmp_path, text, "pyproject.toml")
+    with pytest.raises(UsageError, match=says):
+        load_config(tmp_path)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-8-sig"])
+def test_a_file_in_another_encoding_is_a_mistake(tmp_path: Path, encoding: str) -> None:
+    (tmp_path / "pyproject.toml").write_text(f"[tool.trace-doctor]\n{STRICT}", encoding=encoding)
+    with pytest.raises(UsageError, match=r"^pyproject\.toml: [^\n]+$"):
+        load_config(tmp_path)
+
+
+def test_a_table_is_known_by_what_the_toml_says(tmp_path: Path) -> None:
+    write(tmp_path, '[tool."trace\\u002ddoctor"]\n' + STRICT, "pyproject.toml")
+    inner = tmp_path / "a"
+    inner.mkdir()
+    mentions = "# [tool.trace-doctor]\n[tool.uv.sources]\ntrace-doctor = { path = '../x' }\n"
+    mentions += "[tool.poetry.dependencies.trace-doctor]\nsource = 'mirror'\n"
+    write(inner, mentions, "pyproject.toml")
+    assert load_config(inner).settings.fail_on == "info"
+
+
+def test_our_own_file_holds_our_table(tmp_path: Path) -> None:
+    write(tmp_path, "[tool.other]\n" + STRICT)
+    with pytest.raises(UsageError, match="has no table"):
+        load_config(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("variable", "says"),
     [

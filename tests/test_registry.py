@@ -3,6 +3,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -57,15 +58,43 @@ def test_a_pack_that_cannot_be_loaded_is_named(
         registry.all_rules.cache_clear()
 
 
-def test_entry_points_that_cannot_be_read_are_one_line(tmp_path: Path) -> None:
-    (tmp_path / "odd-1.dist-info").mkdir()
-    (tmp_path / "odd-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: odd\nVersion: 1\n")
-    (tmp_path / "odd-1.dist-info" / "entry_points.txt").write_text(f"[{registry.GROUP}]\nx\n")
-    done = subprocess.run(
-        [*FRESH, "rules"], env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True
+def with_package(folder: Path, put: Callable[[Path], object]) -> subprocess.CompletedProcess[str]:
+    """`trace-doctor rules` beside an installed package, whose entry points `put` writes."""
+    (folder / "odd-1.dist-info").mkdir()
+    (folder / "odd-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: odd\nVersion: 1\n")
+    put(folder / "odd-1.dist-info" / "entry_points.txt")
+    return subprocess.run(
+        [*FRESH, "rules"],
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
+
+
+@pytest.mark.parametrize(
+    "put",
+    [
+        lambda p: p.write_text(f"[{registry.GROUP}]\nx\n"),
+        lambda p: p.write_bytes(f"[{registry.GROUP}]\nx = y # \xe9\n".encode("latin-1")),
+        lambda p: p.write_text("[others]\n" + "x = y\n" * 200_000),
+        Path.mkdir,
+        os.mkfifo,
+    ],
+    ids=["no entry", "latin-1", "a million bytes", "folder", "FIFO"],
+)
+def test_entry_points_that_cannot_be_read_are_one_line(tmp_path: Path, put: Callable[[Path], object]) -> None:
+    done = with_package(tmp_path, put)
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
     assert "the entry points of an installed package cannot be read" in done.stderr
+
+
+def test_a_pack_that_is_named_many_times_is_read_once(tmp_path: Path) -> None:
+    (tmp_path / "odd_pack.py").write_text("print('imported')\n" + NEEDS + "()\n")
+    lines = "".join(f"x{n} = odd_pack\n" for n in range(20_000))
+    done = with_package(tmp_path, lambda p: p.write_text(f"[{registry.GROUP}]\n{lines}"))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "XY001" in done.stdout
 
 
 def codes(**kwargs: object) -> set[str]:

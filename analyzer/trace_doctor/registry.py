@@ -8,14 +8,18 @@ import inspect
 import pkgutil
 from collections.abc import Iterable, Iterator
 from functools import cache
-from importlib.metadata import EntryPoints, entry_points
+from importlib.metadata import EntryPoint, distributions, entry_points
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from trace_doctor.errors import TraceDoctorError, UsageError, by_signal
+from trace_doctor.files import read_regular
 from trace_doctor.rule import Rule
 
 GROUP = "trace_doctor.rules"
+_MOST_BYTES = 1 << 20
+"""Of the entry points of a package. Those of the largest have some kilobytes"""
 
 
 @cache
@@ -48,12 +52,31 @@ def all_rules() -> tuple[type[Rule], ...]:
     return tuple(rules[c] for c in sorted(rules))
 
 
-def _entries() -> EntryPoints:
+def _entries() -> Iterable[EntryPoint]:
+    """The packs, each once, however often a package names it. Raises TraceDoctorError for entry points that cannot be read:
+    rules may be among them."""
+    for package in distributions():
+        folder = getattr(package, "_path", None)
+        if isinstance(folder, Path):  # no archive
+            _must_be_readable(folder / "entry_points.txt")
     try:
-        return entry_points(group=GROUP)
+        return {entry.value: entry for entry in entry_points(group=GROUP)}.values()
     except Exception as error:
         cause = f"{type(error).__name__}: {error}"
         raise TraceDoctorError(f"the entry points of an installed package cannot be read: {cause}") from error
+
+
+def _must_be_readable(file: Path) -> None:
+    """Python itself reads whatever has the name: it waits for ever for a FIFO, and takes what it may not read for none."""
+    try:
+        read_regular(file, _MOST_BYTES).decode()
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except (OSError, UnicodeDecodeError) as error:
+        cause = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise TraceDoctorError(
+            f"the entry points of an installed package cannot be read: {cause}: {file}"
+        ) from error
 
 
 def _must_declare_evidence(rule: type[Rule]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -42,6 +43,8 @@ class Threshold(NamedTuple):
 
 NOTE_FROM = 0.01
 """share of the step: less is within the noise of almost every run"""
+MOST_CLAIMS = 10_000
+"""of a rule on one capture: each is compared with others, and a result shows a hundred findings"""
 
 
 def threshold(
@@ -163,11 +166,15 @@ class Rule:
         raise NotImplementedError
 
     def claims(self, view: View) -> list[Claim]:
-        """What it says of a capture, or of a rank. Raises NotCaptured where the capture could not show it."""
+        """What it says of a capture, or of a rank. Raises NotCaptured where the capture could not show it, and ValueError for
+        a rule that does not come to an end."""
         ctx = Context(view, self)
         for kind in self.needs:
             ctx[kind]
-        return list(self.check(ctx))
+        claims = list(itertools.islice(self.check(ctx), MOST_CLAIMS + 1))
+        if len(claims) > MOST_CLAIMS:
+            raise ValueError(f"more than {MOST_CLAIMS:,} claims on one capture")
+        return claims
 
     def must_be_able_to_pass(self, view: View) -> None:
         """Raises NotCaptured where finding nothing says nothing."""

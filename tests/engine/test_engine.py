@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -101,6 +102,16 @@ def test_nothing_that_a_rule_raises_ends_the_program(raised: BaseException) -> N
     assert outcomes(diagnosed(rule("TD901", raises=raised))) == {"TD901": "error"}
     with pytest.raises(KeyboardInterrupt):
         diagnosed(rule("TD901", raises=KeyboardInterrupt()))
+
+
+def test_claims_without_an_end_are_an_error_of_the_rule() -> None:
+    class Endless(rule("TD901")):  # type: ignore[misc]
+        def check(self, ctx: Context) -> Iterator[Claim]:
+            yield from itertools.repeat(claim())
+
+    result = diagnosed(Endless, rule("TD902"))
+    assert outcomes(result) == {"TD901": "error", "TD902": "passed"}
+    assert "more than 10,000 claims" in (result.outcomes[0].reason or "")
 
 
 @pytest.mark.parametrize("field", ["time_us_per_step", "share_of_step", "share_of_peak"])

@@ -151,6 +151,13 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
         Suppressions.of({"TD101": " "}, None)
 
 
+@pytest.mark.parametrize("script", ["\fx.item()", "x = 1 + \\  \n    x.item()"])
+def test_comments_of_a_file_that_cannot_be_parsed_are_named(tmp_path: Path, script: str) -> None:
+    script += "  # trace-doctor: ignore[TD201] wanted\n"
+    found, said = silenced(tmp_path, finding("TD201", "host-device-sync", 1), script=script)
+    assert (found, said) == ({}, ["train.py: comments were not read: the file cannot be parsed"])
+
+
 @pytest.mark.parametrize(
     "mark",
     ["ignore[TD201] wanted", "ignore[TD9999] x", "ignore[*] x", "ignore[ТD201] x", "ignore all"],

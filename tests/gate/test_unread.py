@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import bz2
 import gzip
 import io
@@ -51,6 +52,10 @@ def _zip(name: str, content: bytes) -> bytes:
     return data.getvalue()
 
 
+def _trace() -> bytes:
+    return healthy().json().encode()
+
+
 UNREADABLE: dict[str, tuple[str, Callable[[Path], None]]] = {
     "empty": ("rank1.pt.trace.json", _bytes(lambda p: b"")),
     "NULs": ("rank1.pt.trace.json", _bytes(lambda p: bytes(4096))),
@@ -96,6 +101,14 @@ UNREADABLE: dict[str, tuple[str, Callable[[Path], None]]] = {
     "a ZIP archive named as NumPy's": ("rank1.npz", _bytes(lambda p: _zip("t.json.gz", gzip.compress(healthy().json().encode())))),
     "a packed tar archive under any name": ("x.bin", _bytes(lambda p: gzip.compress(tar("step.json", healthy().json().encode())))),
     "a tar archive in xz": ("x.dat", _bytes(lambda p: lzma.compress(tar("step.json", healthy().json().encode())))),
+    "an array of NumPy's in its archive": ("data.npz", _bytes(lambda p: _zip("arr_0.npy", b"\x93NUMPY\x01\0" + bytes(99) + _trace()))),
+    "a package": ("tool.deb", _bytes(lambda p: b"!<arch>\ndata.tar.xz      " + lzma.compress(tar("step.json", _trace())))),
+    "a document": ("paper.pdf", _bytes(lambda p: b"%PDF-1.7\nstream\n" + zlib.compress(_trace()) + b"\nendstream")),
+    "a database": ("runs.db", _bytes(lambda p: b"SQLite format 3\0" + bytes(4080) + gzip.compress(_trace()))),
+    "a mail": ("mail.eml", _bytes(lambda p: b"From: a\nTo: b\n\n" + base64.encodebytes(gzip.compress(_trace()) + bytes(1000)))),
+    "a snapshot in a page": (
+        "memory.html", _bytes(lambda p: b'<script>f("' + base64.b64encode(pickle.dumps({"segments": [], "device_traces": [[]], "": bytes(999)})))
+    ),
     "FIFO": ("rank1.json", os.mkfifo),
     "dangling link": ("rank1.json", lambda p: p.symlink_to("nowhere")),
     "link in a circle": ("rank1.json", lambda p: p.symlink_to(p.name)),
@@ -155,6 +168,8 @@ def test_a_capture_that_was_met_and_not_read_is_undecided(logs: Path, run: Run, 
         ("environment.json", b'{"PATH": "/bin"}'),
         ("trace.gz", gzip.compress(b"loss 0.3")),
         ("plot.py", b"""fake = {"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "a", "ts": 1}]}"""),
+        ("letters.txt", base64.b64encode(os.urandom(1) * 9_999)),
+        ("paper.pdf", b"%PDF-1.7\nstream\n" + zlib.compress(b"words" * 999)),
         ("manifest.txt", b"""{"schemaVersion": 2, "layers": []}"""),
         ("nccl_0.pkl", pickle.dumps({"version": "2.1", "pg_config": {}, "entries": []})),
     ],

@@ -10,6 +10,7 @@ import os
 import random
 import shutil
 import subprocess
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -265,6 +266,26 @@ def test_without_a_library_python_reads_and_says_why(
     monkeypatch.setenv(_accelerator.VARIABLE, "c")
     with pytest.raises(UsageError, match=why):
         Columns().scanner()
+
+
+@in_c
+@pytest.mark.parametrize("left", [0, 1_000, 5_000, -1])
+def test_a_library_that_was_cut_is_not_loaded(tmp_path: Path, left: int) -> None:
+    """The system maps what a file says of itself: what is cut off ends the process by a signal, so it is tried in another."""
+    library = folder_without(tmp_path, lambda _: None) / build.LIBRARY
+    os.truncate(library, left % library.stat().st_size)
+    code = (
+        "import pathlib, sys; from trace_doctor.loaders import _accelerator as a;"
+        "a.FOLDER = pathlib.Path(sys.argv[1]); print(a.description())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(library.parent)],
+        capture_output=True,
+        text=True,
+        env={k: v for k, v in os.environ.items() if k != _accelerator.VARIABLE},
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("Python (the one in C: cannot be loaded")
 
 
 @in_c

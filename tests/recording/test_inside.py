@@ -229,6 +229,32 @@ def test_steps_without_gradients_that_overflowed_are_steps(tmp_path: Path) -> No
     assert [row.split(",")[4] for row in rows] == [repr(loss) for loss in losses]
 
 
+@pytest.mark.parametrize(
+    "part", ["Losses.install", "OtherProfilers.install", "MemoryHistory.install", "Finder"]
+)
+def test_a_recorder_that_cannot_be_started_lets_the_training_run(
+    tmp_path: Path,
+    train: Callable[[], float],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    part: str,
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise AttributeError("torch has no such name")
+
+    monkeypatch.setattr(f"trace_doctor.recording.agent.session.{part}", fails)
+    with caplog.at_level("WARNING", "trace_doctor"), trace_doctor.record(tmp_path) as recording:
+        losses = []
+        for _ in range(3):
+            losses.append(train())
+            recording.step()
+        assert not recording.done
+    assert len(losses) == 3
+    assert [r.getMessage()[:51] for r in caplog.records] == [
+        "the recorder failed and nothing is recorded: Attrib"
+    ]
+
+
 def test_options_are_checked_where_they_are_given(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="max_steps is at least 1"):
         trace_doctor.record(tmp_path, max_steps=0)

@@ -9,15 +9,15 @@ import logging
 import math
 import os
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from trace_doctor.config.budget_table import parse_budgets, shown
+from trace_doctor.config.our_table import our_table, speaks_of_us
 from trace_doctor.config.suppress_entry import SuppressEntry
-from trace_doctor.errors import UsageError, one_line
+from trace_doctor.errors import UsageError
 from trace_doctor.files import open_regular
 from trace_doctor.memory_limit import memory_limit
 from trace_doctor.registry import choose, resolve
@@ -38,9 +38,6 @@ OTHER_VARIABLES = frozenset({"TRACE_DOCTOR_DECODER", "TRACE_DOCTOR_RECORD", "TRA
 """Variables of ours that are no settings: of the decoder, of a recorded script, of our benchmarks"""
 _HUGE = 1 << 62
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
-_OUR_TABLE = re.compile(rb"tool\.trace[-_]doctor")
-_MENTION = re.compile(rb"trace[-_]?doctor", re.IGNORECASE)
-_TABLE = re.compile(rb"\btool[\"'\s]*\.[\"'\s]*([A-Za-z0-9_-]+)")
 MAX_BYTES, MAX_LINE = 256 << 10, 10_000
 """Of a configuration file. Python's reader takes minutes over a key of a hundred thousand parts."""
 
@@ -183,7 +180,8 @@ def _from_file(path: Path, *, asked_for: bool) -> dict[str, Any]:
     if asked_for and not path.is_file():
         raise UsageError(f"no configuration file {path}")
     values = {}
-    for key, value in _table(path, asked_for=asked_for).items():
+    required = asked_for or path.name == "trace-doctor.toml"
+    for key, value in our_table(path.name, _bytes(path), _keys(), required=required).items():
         if (plain := key.replace("-", "_")) in values:
             raise UsageError(f"{path.name}: {_dashed(plain)} is there twice, with - and with _")
         values[plain] = value
@@ -191,24 +189,11 @@ def _from_file(path: Path, *, asked_for: bool) -> dict[str, Any]:
 
 
 def _speaks_of_us(path: Path) -> bool:
-    """A file of ours, or a pyproject.toml with our table or one whose name is nearly ours. Raises UsageError where such a
-    name is there and is no file, for what it would say is not known."""
+    """A file of ours, or a pyproject.toml with settings of ours. Raises UsageError where such a name is there and is no
+    file, for what it would say is not known."""
     if not os.path.lexists(path) or path.name != "pyproject.toml":
         return os.path.lexists(path)
-    data = _bytes(path)
-    if _OUR_TABLE.search(data):
-        return True
-    if not _MENTION.search(data):
-        return any(_nearly_ours(name.decode("ascii")) for name in _TABLE.findall(data))
-    try:
-        tool = tomllib.loads(data.decode()).get("tool")
-    except (ValueError, RecursionError):  # of others, who say so themselves
-        return False
-    return isinstance(tool, dict) and any(_nearly_ours(name) for name in tool)
-
-
-def _nearly_ours(name: str) -> bool:
-    return bool(difflib.get_close_matches(name.lower()[:60], ["trace-doctor"], cutoff=0.8))
+    return speaks_of_us(_bytes(path), _keys())
 
 
 def _bytes(path: Path) -> bytes:
@@ -225,27 +210,9 @@ def _bytes(path: Path) -> bytes:
     return data
 
 
-def _table(path: Path, *, asked_for: bool) -> dict[str, Any]:
-    try:
-        data = tomllib.loads(_bytes(path).decode())
-    except RecursionError:
-        raise UsageError(f"{path.name}: nested too deeply") from None
-    except ValueError as error:  # of TOML, of UTF-8, of numbers with thousands of digits
-        raise UsageError(one_line(f"{path.name}: {error}")) from None
-    if path.name != "pyproject.toml" and "tool" not in data:
-        return data
-    tool = data.get("tool", {})
-    if not isinstance(tool, dict) or not isinstance(tool.get("trace-doctor", {}), dict):
-        raise UsageError(f"{path.name}: [tool.trace-doctor] must be a table")
-    for name in tool:
-        if name != "trace-doctor" and _nearly_ours(name):
-            raise UsageError(f"{path.name}: [tool.{name}] is written [tool.trace-doctor]")
-    beside = [key for key in data if key != "tool"]
-    if path.name == "trace-doctor.toml" and beside:
-        raise UsageError(f"{path.name}: {shown(beside[0])} stands outside of [tool.trace-doctor]")
-    if asked_for and "trace-doctor" not in tool:
-        raise UsageError(f"{path.name}: has no table [tool.trace-doctor]")
-    return dict(tool.get("trace-doctor", {}))
+def _keys() -> set[str]:
+    """Of a file: the settings there are and those that are gone."""
+    return {_dashed(key) for key in (*(f.name for f in dataclasses.fields(Settings)), *GONE)}
 
 
 def _from_environment() -> dict[str, Any]:

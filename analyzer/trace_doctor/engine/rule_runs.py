@@ -15,7 +15,7 @@ from trace_doctor.errors import NotCaptured, by_signal
 from trace_doctor.evidence.intervals import intersect, intervals, total
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.model import OutcomeKind, Saving
-from trace_doctor.rule import Claim, Context, Rule, View
+from trace_doctor.rule import Claim, Rule, View
 
 log = logging.getLogger("trace_doctor")
 
@@ -107,7 +107,7 @@ def _notes(view: View, rule: Rule) -> tuple[Claim, ...]:
     if lower is None:
         return ()
     try:
-        return tuple(replace(claim, minor=True) for claim in lower.check(Context(view, lower)))
+        return tuple(replace(claim, minor=True) for claim in lower.claims(view))
     except NotCaptured:
         return ()
 

@@ -164,9 +164,11 @@ def _comments(tree: SourceTree, notes: list[str]) -> list[Comment]:
 def _of_script(tree: SourceTree, name: str, notes: list[str]) -> list[Comment]:
     script = tree.script(name)
     if script is None:
+        notes.append(f"{name}: comments were not read: the file cannot be parsed")
         return []
     comments = []
-    tokens = tokenize.generate_tokens(io.StringIO(script.text).readline)
+    text = io.StringIO(script.text, newline=None)  # a lone CR ends a line for Python as well
+    tokens = tokenize.generate_tokens(text.readline)
     statement: list[int] = []  # lines of tokens since the last statement ended
     waiting: list[tuple[int, re.Match[str]]] = []
     try:

@@ -290,11 +290,10 @@ def _unfinished(path: Path, display: str) -> _Refused | None:
 
 
 def _within(path: Path, display: str) -> _Refused | None:
-    """A file of another kind that holds a trace, whose name and first bytes do not say so."""
-    if _may_be_capture(path) or not _holds_trace(path):
+    """A file of another kind that holds a capture, whose name and first bytes do not say so."""
+    if _may_be_capture(path) or not (held := _held(path)):
         return None
-    line = f"{display}: a trace inside a file of another kind; name it to have it read"
-    return _Refused(NotACapture(line), unread=True)
+    return _Refused(NotACapture(f"{display}: {held}"), unread=True)
 
 
 def _look(path: Path, display: str) -> Kind | _Refused:
@@ -331,6 +330,8 @@ def _look(path: Path, display: str) -> Kind | _Refused:
         return _Refused(DamagedCapture(f"{display}: {problem or 'the file is empty'}"), claims)
     if identify.holds_capture(start):
         return _Refused(NotACapture(f"{display}: an archive that holds a capture; unpack it first"), True)
+    if not claims and (held := _held(path)):
+        return _Refused(NotACapture(f"{display}: {held}"), True)
     return _Refused(NotACapture(identify.refusal(display, start)), claims)
 
 
@@ -351,14 +352,20 @@ def _begins_as_capture(path: Path) -> bool:
         return False
 
 
-def _holds_trace(path: Path) -> bool:
+def _held(path: Path) -> str:
+    """The capture that a file of another kind holds: half a sentence; "" for none."""
     try:
         if not path.stat().st_size:
-            return False
+            return ""
         with open_regular(path) as file:
-            return identify.trace_within(file.read(identify.WITHIN))
+            start = file.read(identify.WITHIN)
     except OSError:
-        return False
+        return ""
+    if identify.trace_within(start):
+        return "a trace inside a file of another kind; name it to have it read"
+    if identify.packed_within(start):
+        return "a capture, compressed or encoded, inside a file of another kind; extract it first"
+    return ""
 
 
 def _may_be_capture(path: Path) -> bool:
@@ -508,9 +515,7 @@ def _is_candidate(entry: os.DirEntry[str], is_recording: bool, searched: bool) -
         entry.is_file()
         and not _is_companion(path, in_recording=is_recording)
         and (
-            _may_be_capture(path)
-            or identify.named_after_rank(entry.name)
-            or (searched and _holds_trace(path))
+            _may_be_capture(path) or identify.named_after_rank(entry.name) or (searched and bool(_held(path)))
         )
     )
 

@@ -154,6 +154,11 @@ def trace_within(data: bytes) -> bool:
     return sum(1 for _ in islice(events, _LEAST_WITHIN)) == _LEAST_WITHIN
 
 
+def packed_within(data: bytes) -> bool:
+    """Whether a file of another kind holds a capture that is compressed or written in base64."""
+    return any(trace_within(piece) or begins_as_capture(piece) for piece in packed.within(data))
+
+
 def foreign(head: bytes) -> str | None:
     """The name of another tool's file, with its article; None when it is not recognised."""
     if is_pickle(head):

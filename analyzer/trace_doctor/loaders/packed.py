@@ -3,6 +3,7 @@ directory of a ZIP stands at its end), and a cut or a huge one has to be told as
 
 from __future__ import annotations
 
+import base64
 import bz2
 import lzma
 import re
@@ -24,8 +25,20 @@ _ZIP_MEMBER = re.compile(rb"PK\x03\x04.{4}(.{2}).{16}(.{2})(.{2})", re.S)
 _STORED, _DEFLATED = 0, 8
 
 
+_WITHIN, _MOST_WITHIN = 1 << 20, 1 << 24
+"""Bytes of one piece within a file of another kind, and of all that are looked at"""
+_PORTION = 1 << 9
+_COST = 1 << 14
+"""what a piece counts for at least, as far more begins like compressed data than is any"""
+_STREAM = re.compile(rb"\x1f\x8b\x08|BZh[1-9]1AY&SY|\xfd7zXZ\0|\x78[\x01\x5e\x9c\xda]")
+_BASE64 = re.compile(rb"[A-Za-z0-9+/]{60,}(?:(?:\\r\\n|\\n|\r?\n)[A-Za-z0-9+/]+)*")
+_LEAST_BASE64 = 1000
+
+
 class _Unpacks(Protocol):
-    def decompress(self, data: bytes, max_length: int, /) -> bytes: ...
+    @property
+    def eof(self) -> bool: ...
+    def decompress(self, data: bytes | memoryview, max_length: int, /) -> bytes: ...
 
 
 def is_packed(start: bytes) -> bool:
@@ -41,6 +54,33 @@ def beginnings(data: bytes, deep: int = _DEEP) -> Iterator[bytes]:
             yield from beginnings(start, deep - 1)
         else:
             yield start
+
+
+def within(data: bytes) -> Iterator[bytes]:
+    """The first bytes of all that is compressed or written in base64 at any place of a file, of which `data` are the first
+    bytes: packages, documents and databases hold files so. Of pieces in it as well."""
+    rest, left = [(data, _DEEP)], _MOST_WITHIN
+    while rest:
+        text, deep = rest.pop()
+        for piece in _pieces(text):
+            left -= max(len(piece), _COST)
+            if left < 0:
+                return
+            if piece:
+                yield piece
+            if piece and deep:
+                rest.append((piece, deep - 1))
+
+
+def _pieces(data: bytes) -> Iterator[bytes]:
+    view = memoryview(data)
+    for begin in _STREAM.finditer(data):
+        yield _unpacked(_decompressor(data[begin.start() : begin.end()]), view[begin.start() :], _WITHIN)
+    yield from _in_zip(data)
+    for run in _BASE64.finditer(data):
+        if len(run[0]) >= _LEAST_BASE64:
+            letters = re.sub(rb"\\[rn]|\s", b"", run[0])
+            yield base64.b64decode(letters[: len(letters) // 4 * 4])[:_WITHIN]
 
 
 def _members(data: bytes) -> Iterator[bytes]:
@@ -62,11 +102,18 @@ def _decompressor(data: bytes) -> _Unpacks | None:
     return None
 
 
-def _unpacked(decompressor: _Unpacks, data: bytes, most: int) -> bytes:
+def _unpacked(decompressor: _Unpacks | None, data: bytes | memoryview, most: int) -> bytes:
+    """The first bytes, at most this many; of damaged data what comes before the damage. In small portions, for what is behind
+    them is copied with each of them."""
+    decompressor = decompressor or zlib.decompressobj()
+    out, at, portion = b"", 0, _PORTION
     try:
-        return decompressor.decompress(data, most)
+        while len(out) < most and at < len(data) and not decompressor.eof:
+            out += decompressor.decompress(data[at : at + portion], most - len(out))
+            at, portion = at + portion, portion * 2
     except (OSError, EOFError, lzma.LZMAError, zlib.error):
-        return b""
+        pass
+    return out
 
 
 def _in_zip(data: bytes) -> Iterator[bytes]:

@@ -74,7 +74,9 @@ def only(nodes: Sequence[tuple[Script, N]], what: str, missing: str) -> tuple[Sc
 def started_script(place: Place) -> Script:
     """The script that is started; raises NoEdit for several."""
     return only(
-        [(s, s.module) for s in place.scripts], "can be the script that is started", "no script found"
+        [(s, s.module) for s in place.scripts],
+        "can be the script that is started",
+        "no script that is started was found; name it with --script, or its folder with --source",
     )[0]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import threading
 import time
@@ -18,9 +19,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from trace_doctor.errors import UsageError
 from trace_doctor.recording import whole_files
 from trace_doctor.recording.options import OPTIONS_FILE, PLAN_FILE, RECORDING_FILE, RecordOptions
 
+log = logging.getLogger("trace_doctor")
 _begins = threading.Lock()
 """two threads that begin at once share a recording, as two that begin one after the other do"""
 _FOLDER_SECONDS = 60.0
@@ -71,11 +74,28 @@ class InsideRecording:
             if running is not None and not running.done and not running.passive:
                 running.finder.uninstall()
                 self._session = running
-            elif (options := self._with_folder()) is not None:
-                self._session, self._ours = session.begin(torch, options, find_steps=False), True
+            else:
+                self._start(torch)
         if self._session is not None:
             self._session.first_step()
         return self
+
+    def _start(self, torch: Any) -> None:
+        """A recorder that cannot be started is a warning: the training runs without it."""
+        from trace_doctor.recording import process_log
+        from trace_doctor.recording.agent import session
+
+        before = session.current()
+        try:
+            if (options := self._with_folder()) is not None:
+                self._session, self._ours = session.begin(torch, options, find_steps=False), True
+        except UsageError:
+            raise
+        except Exception as error:
+            begun = session.current()
+            if begun is not None and begun is not before:
+                begun.give_up(error)
+            log.warning("the recorder failed and nothing is recorded: %s", process_log.told(error))
 
     def step(self) -> None:
         """A step is over. Raises nothing, but SystemExit where the script is to be stopped."""

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from trace_doctor.arrays import I32, I64, Bool
 from trace_doctor.errors import UsageError
-from trace_doctor.loaders._accelerator.build import LIBRARY, source_hash
+from trace_doctor.loaders._accelerator.build import LIBRARY, is_whole, source_hash
 
 FOLDER = Path(__file__).parent
 VARIABLE = "TRACE_DOCTOR_DECODER"
@@ -62,6 +62,8 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
     if not path.exists():
         return None, "not built at install; `python -m trace_doctor.loaders._accelerator` tells why"
     try:
+        if not is_whole(FOLDER):
+            return None, "cannot be loaded: it is not the file that was built; install again"
         library = ctypes.CDLL(str(path))
         library.trace_doctor_built_from.restype = ctypes.c_char_p
         if library.trace_doctor_built_from() != source_hash(FOLDER).encode():
