@@ -161,7 +161,8 @@ class StaleGraph(Rule):
 
     How the saving is estimated
     The reduction of peak allocated bytes when these blocks are freed before the next forward. For a graph in inference:
-    when each is freed once the next one is computed, in every forward, because without gradients none is saved. An upper bound.
+    when each is freed once the next one is computed, in every forward, also in the last one and in the one before the record,
+    because without gradients none is saved. An upper bound.
 
     Fix
     `with torch.inference_mode():` around inference. In training: `del output, loss` at the end of the step, or a function
@@ -231,11 +232,11 @@ class StaleGraph(Rule):
             "inputs made once, the first graph older than the record",
             lambda: _deep(rounds=2),
             message="keeps its graph",
-            saving_bytes=1440 * MIB,
+            saving_bytes=2840 * MIB,
             file="/home/me/train.py",
             line=10,
         ),
-        Invalid("the second forward is all that was recorded", lambda: _deep(rounds=1), saving_bytes=1440 * MIB, message="keeps its graph"),
+        Invalid("the second forward is all that was recorded", lambda: _deep(rounds=1), saving_bytes=2840 * MIB, message="keeps its graph"),
         Invalid("layers of one line", lambda: _inference(keeps_graph=True, lines=1, pieces=2), message="keeps its graph"),
         Invalid("three outputs of training", lambda: _training(logits=70, kept=True, pieces=3), message="Backward no longer needs it."),
         Invalid(
@@ -306,17 +307,21 @@ def _claim(device: DeviceBlocks, stale_graphs: StaleGraphs, min_graph: int) -> C
 
 def _without(device: DeviceBlocks, stale_graphs: StaleGraphs, *, graph: bool) -> int:
     """The peak after the fix. Without gradients no forward keeps a graph, neither this one nor the next: of each line's blocks
-    what the following operator reads is there until its result is."""
-    history = device.history
+    what the following operator reads is there until its result is. What is older than the record has no line and would never
+    have been made, nor would the forward have that stands at the end."""
+    history, older = device.history, device.history.born == BEFORE
     if not graph:
         blocks, freed = stale_graphs.blocks, stale_graphs.until
         return min(history.peak_without(blocks, freed=freed), history.peak_bytes)
     of_graph = np.isin(history.stack, np.unique(history.stack[stale_graphs.blocks])) & (history.stack >= 0)
+    if older[stale_graphs.blocks].any():
+        of_graph |= history.freed == history.n
     of_graph &= device.classes.where(ACTIVATIONS)
     of_graph[stale_graphs.blocks] = True
     blocks = np.flatnonzero(of_graph)
     blocks = blocks[np.argsort(history.born[blocks], kind="stable")]
     following = np.minimum(np.append(history.born[blocks[1:]], history.n) + 1, history.freed[blocks])
+    following[older[blocks]] = BEFORE
     with_it, until = _that_go_with_it(device, stale_graphs)
     more = ~of_graph[with_it]
     return history.peak_without(
