@@ -107,6 +107,21 @@ def _loss() -> SnapshotBuilder:
     return b
 
 
+def _foreach(parameters: int = 60) -> SnapshotBuilder:
+    """step() makes a temporary for each parameter and frees them all when the last is there."""
+    b = SnapshotBuilder()
+    b.held(600 * MIB)
+    for _ in range(2):
+        with b.forward(line=31):
+            b.temporary(*[MIB] * 40)
+        with b.backward():
+            b.temporary(*[MIB] * 40)
+        with b.optimizer_step():
+            temporaries = [b.alloc(10 * MIB) for _ in range(parameters)]
+            b.free(*temporaries)
+    return b
+
+
 def _an_output_held_until_the_next() -> SnapshotBuilder:
     """Inference without a mark at its steps: `logits = model(x)` keeps the old ones until the new ones are there."""
     b = SnapshotBuilder(annotate=False)
@@ -180,7 +195,8 @@ class MemorySpike(Rule):
 
     What it does
     Finds blocks allocated at the peak that are allocated and freed within one phase of the step and live for a few
-    allocations only. It then replays the record without the operators that allocate them.
+    allocations only; all that one `optimizer.step()` makes and frees counts as well. It then replays the record without the
+    operators that allocate them.
 
     Why is this bad
     The peak limits the batch size, not what is allocated most of the time. A score matrix, an fp32 copy of the logits or a
@@ -285,6 +301,7 @@ class MemorySpike(Rule):
             file="/home/me/model.py",
         ),
         Invalid("the loss of a language model", _loss, saving_bytes=900 * MIB, codemod="chunked-loss"),
+        Invalid("a list of temporaries for all parameters of an optimizer", _foreach, saving_bytes=560 * MIB, codemod="optimizer-args"),
         Invalid("workspace of fused attention", lambda: _in_backward("ScaledDotProductEfficientAttentionBackward0"), codemod="sdpa-backend"),
     ]  # fmt: skip
 
@@ -363,7 +380,9 @@ class MemorySpike(Rule):
             again = made_again_after(history.stack, at)
             few &= (lived < again) | (2 * made_within(history.stack, at) < int(allocations[-1]))
             of_a_step &= 2 * lived <= again
-        short: Mask = recorded & one_phase & (few | of_a_step)
+        # What step() makes and frees is its own, however many operators one list of foreach takes
+        of_optimizer = device.phases.entry_stage[history.born] == Stage.OPTIMIZER
+        short: Mask = recorded & one_phase & (few | of_a_step | of_optimizer)
         return short
 
 
