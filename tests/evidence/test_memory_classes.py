@@ -319,3 +319,28 @@ def test_the_graph_of_the_forward_before() -> None:
     device = _device(b)
     assert _class(device, SIZE) == [("activations", Reason.LET_GO)] * 8
     assert _class(device, 400 * MIB) == [("held_before_recording", Reason.NONE)]
+
+
+@pytest.mark.parametrize(("op", "category"), [("exp", "activations"), ("randn", "inputs")])
+def test_what_functions_of_the_script_compute_and_backward_frees(op: str, category: str) -> None:
+    """A loss in a module lies between; a batch that is generated on the device may go in backward as well."""
+    b = SnapshotBuilder()
+    frames = [
+        ("??", 0, f"at::_ops::{op}::call(...)"),
+        (b.script, 41, "attention"),
+        (b.script, 99, "<module>"),
+    ]
+    for _ in range(2):
+        saved = b.alloc(300 * MIB, frames=frames)
+        also = b.alloc(
+            MIB,
+            frames=[("??", 0, "at::_ops::mul_Tensor::call(...)"), (b.script, 42, "attention"), *frames[2:]],
+        )
+        with b.forward("/home/me/loss.py", 50):
+            b.temporary(MIB)
+        with b.backward():
+            b.temporary(MIB)
+            b.free(saved, also)
+    device = _device(b)
+    made = MEMORY_CATEGORIES.index(category)
+    assert (device.classes.category[device.history.size == 300 * MIB] == made).all()

@@ -207,9 +207,10 @@ def let_go_with_a_graph(b: Blocks) -> Bool:
 
 
 def transferred(b: Blocks) -> Bool:
-    """Copied to the device outside of modules, and there for a later forward or backward."""
+    """Copied to the device, or generated on it, outside of modules, and there for a later forward or backward."""
     used = b.lives_into(Stage.BACKWARD) | b.lives_into(Stage.FORWARD) | b.kept
-    return b.recorded(Stage.FORWARD, Stage.SCRIPT) & b.marked(b.stacks.transfer) & used
+    batch = b.marked(b.stacks.transfer) | b.marked(b.stacks.generated)
+    return b.recorded(Stage.FORWARD, Stage.SCRIPT) & batch & used
 
 
 def made_for_forward(b: Blocks) -> Bool:
