@@ -344,3 +344,22 @@ def test_what_functions_of_the_script_compute_and_backward_frees(op: str, catego
     device = _device(b)
     made = MEMORY_CATEGORIES.index(category)
     assert (device.classes.category[device.history.size == 300 * MIB] == made).all()
+
+
+@pytest.mark.parametrize(("weights", "category"), [(8, "weight_copies"), (2, "activations")])
+def test_copies_of_weights_that_autocast_keeps(weights: int, category: str) -> None:
+    """Not where it makes more of that size at a time than there are weights of twice the size: of activations, then."""
+    b = SnapshotBuilder()
+    for _ in range(weights):
+        b.held(20 * MIB)
+    cast = [
+        ("??", 0, "at::autocast::cached_cast(c10::ScalarType, ...)"),
+        ("/home/me/model.py", 30, "forward"),
+    ]
+    copies = [b.alloc(10 * MIB, frames=[*cast, MAIN]) for _ in range(8)]
+    with b.backward():
+        b.temporary(MIB)
+        b.free(*copies)
+    device = _device(b)
+    made = MEMORY_CATEGORIES.index(category)
+    assert (device.classes.category[device.history.size == 10 * MIB] == made).all()

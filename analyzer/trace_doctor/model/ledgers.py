@@ -168,12 +168,14 @@ class CategoryBytes(Struct, frozen=True, kw_only=True):
     held_before_recording: Bytes = 0
     unknown: Bytes = 0
     unsharded_parameters: Bytes = 0
+    weight_copies: Bytes = 0
 
 
 MEMORY_CATEGORIES: tuple[str, ...] = CategoryBytes.__struct_fields__
 MEMORY_NAMES: dict[str, str] = {c: c.replace("_", " ") for c in MEMORY_CATEGORIES} | {
     "workspaces": "library workspaces",
     "held_before_recording": "allocated before recording",
+    "weight_copies": "autocast weight copies",
 }
 """categories as people read them"""
 

@@ -58,6 +58,7 @@ _KEEPS_STATE = re.compile(
 _INPUT = re.compile(r"(?:batch|send|move_data)_to_device|_prepare_inputs?|to_device")
 _TRANSFER = re.compile(r"THPVariable_(?:to|cuda)\b")
 _CAST = re.compile(r"at::_ops::to_dtype::call")
+_AUTOCAST = "at::autocast::cached_cast"
 _WORKSPACE = re.compile(r"[gG]etNew\w*Workspace|[gG]et\w*CUDABlas\w*|Cublas\w*Workspace|cudnn\w*[wW]orkspace")
 _NODE = re.compile(r"(\w+Backward\d*)(?:_apply_functional|::apply|\b)")
 _OP = re.compile(r"at::_ops::(\w+?)(?:_(?:[A-Z]\w*|int|dim|dtype|self|out))?::(?:call|redispatch)")
@@ -134,6 +135,8 @@ class MemoryStacks(Evidence, frozen=True):
     """holds C++ frames, so that a workspace would show"""
     unshards: Bool
     """FSDP or ZeRO-3 gathering parameters"""
+    autocast: Bool
+    """autocast converting an argument, a weight or an activation"""
     for_backward: Bool
     """a compiled forward that is an autograd function: it returns what its backward needs. Without gradients compiled
     code is called as it is"""
@@ -160,6 +163,7 @@ class MemoryStacks(Evidence, frozen=True):
             generated=plain & flags(lambda fs: _FACTORY.fullmatch(_operator(fs) or "") is not None),
             native=flags(lambda fs: any(not f.is_python for f in fs)),
             unshards=flags(_unshards),
+            autocast=flags(lambda fs: any(not f.is_python and _AUTOCAST in f.name for f in fs)),
             for_backward=flags(_is_autograd_function),
             source=facts.options.source,
         )
