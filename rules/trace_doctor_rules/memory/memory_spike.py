@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from trace_doctor import Cell, Claim, Context, NotCaptured, Rule, Table, threshold
 from trace_doctor.evidence.memory.blocks import DeviceBlocks, MemoryBlocks
+from trace_doctor.evidence.memory.classes import ACTIVATIONS, Reason
 from trace_doctor.evidence.memory.stages import Stage
 from trace_doctor.evidence.memory.timeline import BEFORE, CAPTURE_ADVICE
 from trace_doctor.evidence.trace.call_sites import location
@@ -116,6 +117,22 @@ def _attention_in_functions() -> SnapshotBuilder:
             b.free(gradient, exp)
         with b.optimizer_step():
             b.temporary(2 * MIB)
+    return b
+
+
+def _graphs_beside_a_spike() -> SnapshotBuilder:
+    """Forwards with gradients and without a backward: each keeps its graph until its result goes, and ends with large logits."""
+    b = SnapshotBuilder(annotate=False)
+    b.held(100 * MIB)
+    for _ in range(3):
+        graph = []
+        for layer in range(60):
+            with b.forward(line=20 + layer % 6):
+                graph.append(b.alloc(10 * MIB))
+        with b.forward(line=40):
+            b.temporary(150 * MIB)
+        with b.script_line(70):
+            b.free(*graph)
     return b
 
 
@@ -232,7 +249,7 @@ class MemorySpike(Rule):
 
     Evidence
     A snapshot's history. Activations saved for backward, optimizer state and weight copies that live through a whole forward
-    are not counted.
+    are not counted. Where what forwards save for a backward that never runs costs more, TD406 speaks of that.
 
     How the saving is estimated
     The reduction of peak allocated bytes without the short-lived blocks of these operators. Blocks as large at the next
@@ -299,6 +316,7 @@ class MemorySpike(Rule):
         Valid("an output that is held until the next one is there", _an_output_held_until_the_next),
         Valid("passes of few operators, each output held until the next one", _few_operators_a_pass),
         Valid("one layer after the other makes as large a result", lambda: _stages_of_one_matrix(beside=0)),
+        Valid("graphs that no backward uses are the larger part", _graphs_beside_a_spike),
         Valid("small", lambda: _forwards(20, 16), thresholds={"min_share": 0.0}),
         Valid("a small part", lambda: _forwards(20, 256), thresholds={"min_share": 0.7}),
         Valid("no frames", lambda: _with_frames_of(None), skipped="frames"),
@@ -365,6 +383,8 @@ class MemorySpike(Rule):
         fall = history.peak_bytes - without
         if fall < self.min_bytes or fall < self.min_share * history.peak_bytes:
             return None
+        if history.peak_without(_unused_graphs(device)) < without:
+            return None  # TD406 speaks of them
         stacks = _largest_first(device, at_peak)
         op = device.stacks.node(stacks[0]) or device.stacks.op(stacks[0])
         twins = _twins(device, at_peak)
@@ -445,6 +465,11 @@ def _group(
     first = int(history.born[members & large].min())
     there = history.bytes_over_time(members & large)[first:-1] > 0
     return of_peak if there[history.action[first:] == 1].mean() > max_presence else members
+
+
+def _unused_graphs(device: DeviceBlocks) -> Mask:
+    """What forwards save for a backward that never runs: without gradients it is not there."""
+    return device.classes.where(ACTIVATIONS) & (device.classes.reason == Reason.LET_GO)
 
 
 def _that_go_as_well(device: DeviceBlocks, at_peak: Mask, edit: str | None, twins: dict[int, int]) -> Mask:

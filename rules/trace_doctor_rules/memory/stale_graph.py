@@ -19,6 +19,7 @@ from trace_doctor.snapshot import Action
 from trace_doctor.testing import MIB, Invalid, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
 from trace_doctor_rules._shared import target
+from trace_doctor_rules.memory._repeated_layers import once_read
 from trace_doctor_rules.memory._shared import MiB, breakdown, holders, peak_saving, size
 
 _VERIFY = "in a new snapshot each forward begins with as many allocated bytes as the previous one"
@@ -309,19 +310,16 @@ def _without(device: DeviceBlocks, stale_graphs: StaleGraphs, *, graph: bool) ->
     """The peak after the fix. Without gradients no forward keeps a graph, neither this one nor the next: of each line's blocks
     what the following operator reads is there until its result is. What is older than the record has no line and would never
     have been made, nor would the forward have that stands at the end."""
-    history, older = device.history, device.history.born == BEFORE
+    history = device.history
     if not graph:
         blocks, freed = stale_graphs.blocks, stale_graphs.until
         return min(history.peak_without(blocks, freed=freed), history.peak_bytes)
     of_graph = np.isin(history.stack, np.unique(history.stack[stale_graphs.blocks])) & (history.stack >= 0)
-    if older[stale_graphs.blocks].any():
+    if (history.born[stale_graphs.blocks] == BEFORE).any():
         of_graph |= history.freed == history.n
     of_graph &= device.classes.where(ACTIVATIONS)
     of_graph[stale_graphs.blocks] = True
-    blocks = np.flatnonzero(of_graph)
-    blocks = blocks[np.argsort(history.born[blocks], kind="stable")]
-    following = np.minimum(np.append(history.born[blocks[1:]], history.n) + 1, history.freed[blocks])
-    following[older[blocks]] = BEFORE
+    blocks, following = once_read(history, of_graph)
     with_it, until = _that_go_with_it(device, stale_graphs)
     more = ~of_graph[with_it]
     return history.peak_without(
