@@ -209,6 +209,7 @@ class ActivationBound(Rule):
     name = "activation-bound"
     title = "Activations dominate GPU memory"
     needs = (MemoryBlocks, DeviceMemory)
+    about = ("activations",)
 
     min_share: float = threshold(
         0.50,

@@ -277,6 +277,7 @@ class MemorySpike(Rule):
     name = "memory-spike"
     title = "Short-lived tensors set the memory peak"
     needs = (MemoryBlocks,)
+    about = ("temporaries", "workspaces")
 
     min_share: float = threshold(
         0.10,

@@ -184,6 +184,7 @@ class RetainedGradients(Rule):
     name = "retained-gradients"
     title = "Gradients not freed before the next forward"
     needs = (MemoryBlocks,)
+    about = ("gradients",)
 
     min_share: float = threshold(
         0.05,

@@ -184,6 +184,7 @@ class StaleGraph(Rule):
     name = "stale-graph"
     title = "Stale outputs retain the previous forward's memory"
     needs = (MemoryBlocks,)
+    about = ("activations", "temporaries")
 
     min_share: float = threshold(
         0.10,
