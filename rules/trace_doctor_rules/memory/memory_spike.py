@@ -470,7 +470,8 @@ def _group(
 
 def _unused_graphs(device: DeviceBlocks) -> Mask:
     """What forwards save for a backward that never runs: without gradients it is not there."""
-    return device.classes.where(ACTIVATIONS) & (device.classes.reason == Reason.LET_GO)
+    unused: Mask = device.classes.where(ACTIVATIONS) & (device.classes.reason == Reason.LET_GO)
+    return unused
 
 
 def _that_go_as_well(device: DeviceBlocks, at_peak: Mask, edit: str | None, twins: dict[int, int]) -> Mask:
