@@ -156,7 +156,8 @@ class Rule:
     costs_host_time: ClassVar[bool] = False
     """what it finds passes on the host: where others kept the machine busy, it may be theirs"""
     about: ClassVar[tuple[str, ...]] = ()
-    """parts of the time ledger whose time it would find: where much of one has no owner, finding nothing is no *passed*"""
+    """parts of the time ledger whose time it would find: where much of one has no owner, finding nothing is no *passed*. And
+    categories of memory that its findings explain"""
     preview: ClassVar[bool] = False
     VALID: ClassVar[list[Any]] = []
     INVALID: ClassVar[list[Any]] = []

@@ -7,18 +7,17 @@ from typing import Any
 
 import pytest
 
-from trace_doctor.capture import Capture
 from trace_doctor.config import defaults
 from trace_doctor.engine import diagnose
 from trace_doctor.model import Result
 from trace_doctor.reporters.diagnosis import headline, unexplained, verdict
-from trace_doctor.testing import RunBuilder, captures_of
+from trace_doctor.testing import MIB, RunBuilder, SnapshotBuilder, captures_of
 from trace_doctor_rules.comms.straggler import Straggler
 
 
-def diagnosed(builder: RunBuilder, **settings: Any) -> Result:
-    run, config = builder.run(), defaults(**settings)
-    return diagnose([Capture(rank=0, run=run)], config.settings.chosen(), config)
+def diagnosed(builder: RunBuilder | SnapshotBuilder, **settings: Any) -> Result:
+    config = defaults(**settings)
+    return diagnose(captures_of(builder), config.settings.chosen(), config)
 
 
 def training(
@@ -250,3 +249,37 @@ def test_small_gaps_in_another_number_of_places_are_the_same_finding() -> None:
         f.fingerprint for places in (10, 9) for f in diagnosed(waits_in(places)).findings if f.code == "TD203"
     }
     assert len(fingerprints) == 1
+
+
+def _inference_in_autocast() -> SnapshotBuilder:
+    """Half as much again as the weights: their 16-bit copies, until the context ends."""
+    b = SnapshotBuilder()
+    for _ in range(8):
+        b.held(20 * MIB)
+    cast = ("??", 0, "at::autocast::cached_cast(c10::ScalarType, ...)")
+    copies = []
+    for layer in range(8):
+        with b.forward(line=layer):
+            copies.append(b.alloc(10 * MIB, frames=[cast, ("/home/me/model.py", layer, "forward")]))
+            b.temporary(MIB)
+    with b.script_line(70):
+        b.free(*copies)
+    return b
+
+
+def test_a_part_of_the_memory_peak_that_no_finding_explains_is_in_the_verdict() -> None:
+    result = diagnosed(_inference_in_autocast())
+    assert headline(result) == "No finding explains 34% of the memory peak: autocast weight copies 33%"
+
+
+def test_what_a_silenced_finding_says_of_the_memory_peak_is_explained() -> None:
+    b = SnapshotBuilder()
+    b.held(300 * MIB)
+    for _ in range(20):
+        with b.forward(line=10):
+            b.temporary(*[MIB] * 8)
+        with b.forward(line=41, op="softmax"):
+            b.temporary(256 * MIB, 256 * MIB)
+    (row,) = diagnosed(b, severity={"TD403": "info"}).memory_ledger
+    assert row.explained == ["temporaries", "workspaces"]
+    assert "No finding explains 63% of the memory peak" in headline(diagnosed(b, select=["TD402"]))

@@ -319,3 +319,47 @@ def test_the_graph_of_the_forward_before() -> None:
     device = _device(b)
     assert _class(device, SIZE) == [("activations", Reason.LET_GO)] * 8
     assert _class(device, 400 * MIB) == [("held_before_recording", Reason.NONE)]
+
+
+@pytest.mark.parametrize(("op", "category"), [("exp", "activations"), ("randn", "inputs")])
+def test_what_functions_of_the_script_compute_and_backward_frees(op: str, category: str) -> None:
+    """A loss in a module lies between; a batch that is generated on the device may go in backward as well."""
+    b = SnapshotBuilder()
+    frames = [
+        ("??", 0, f"at::_ops::{op}::call(...)"),
+        (b.script, 41, "attention"),
+        (b.script, 99, "<module>"),
+    ]
+    for _ in range(2):
+        saved = b.alloc(300 * MIB, frames=frames)
+        also = b.alloc(
+            MIB,
+            frames=[("??", 0, "at::_ops::mul_Tensor::call(...)"), (b.script, 42, "attention"), *frames[2:]],
+        )
+        with b.forward("/home/me/loss.py", 50):
+            b.temporary(MIB)
+        with b.backward():
+            b.temporary(MIB)
+            b.free(saved, also)
+    device = _device(b)
+    made = MEMORY_CATEGORIES.index(category)
+    assert (device.classes.category[device.history.size == 300 * MIB] == made).all()
+
+
+@pytest.mark.parametrize(("weights", "category"), [(8, "weight_copies"), (2, "activations")])
+def test_copies_of_weights_that_autocast_keeps(weights: int, category: str) -> None:
+    """Not where it makes more of that size at a time than there are weights of twice the size: of activations, then."""
+    b = SnapshotBuilder()
+    for _ in range(weights):
+        b.held(20 * MIB)
+    cast = [
+        ("??", 0, "at::autocast::cached_cast(c10::ScalarType, ...)"),
+        ("/home/me/model.py", 30, "forward"),
+    ]
+    copies = [b.alloc(10 * MIB, frames=[*cast, MAIN]) for _ in range(8)]
+    with b.backward():
+        b.temporary(MIB)
+        b.free(*copies)
+    device = _device(b)
+    made = MEMORY_CATEGORIES.index(category)
+    assert (device.classes.category[device.history.size == 10 * MIB] == made).all()

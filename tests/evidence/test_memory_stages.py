@@ -154,21 +154,23 @@ def test_native_stacks_hold_frames_in_cpp() -> None:
 
 
 @pytest.mark.parametrize(
-    ("runs", "shown", "after"),
+    ("runs", "shown", "after", "saves"),
     [
-        ([S, F, S, B], [S, F, F, B], [0, 1, 1, 0]),
-        ([S, B, S], [F, B, S], [0, 0, 0]),
-        ([F, O, S, Z], [F, O, S, Z], [1, 0, 0, 0]),
-        ([F, Z, S], [F, Z, S], [1, 0, 0]),
-        ([F], [F], [1]),
-        ([F, B, F], [F, B, F], [1, 0, 1]),
+        ([S, F, S, B], [S, F, F, B], [0, 1, 1, 0], None),
+        ([S, F, B], [F, F, B], [0, 1, 0], 0),
+        ([S, B, S], [F, B, S], [0, 0, 0], None),
+        ([F, O, S, Z], [F, O, S, Z], [1, 0, 0, 0], None),
+        ([F, Z, S], [F, Z, S], [1, 0, 0], None),
+        ([F], [F], [1], None),
+        ([F, B, F], [F, B, F], [1, 0, 1], None),
     ],
 )
 def test_python_outside_modules_is_forward_beside_it(
-    runs: list[Stage], shown: list[Stage], after: list[int]
+    runs: list[Stage], shown: list[Stage], after: list[int], saves: int | None
 ) -> None:
+    """Or where a backward frees what it made (`saves`: number of the phase)."""
     column = np.array(runs, dtype=np.uint8)
-    assert _forward_scripts(column).tolist() == shown
+    assert _forward_scripts(column, np.arange(len(runs)) == saves).tolist() == shown
     assert _after_forward(column).tolist() == [*map(bool, after), False]
 
 

@@ -97,8 +97,15 @@ def test_the_frames_tell_what_to_do(frames: list[Frame], part: str) -> None:
     assert part in fix
 
 
-def test_a_general_advice_is_left_out_beside_others_and_what_is_alike_is_said_once() -> None:
-    assert len(advised(FORWARD, LOSS, LOSS[:1])) == 1
+def test_a_general_advice_is_left_out_below_others_and_what_is_alike_is_said_once() -> None:
+    (fix,) = advised(LOSS, FORWARD, LOSS[:1])
+    assert "Chunk or fuse the loss" in fix
+
+
+def test_a_general_advice_stays_first_where_it_is_for_what_holds_most() -> None:
+    first, second = advised(FORWARD, LOSS, LOSS[:1])
+    assert "Compute in smaller parts" in first
+    assert "Chunk or fuse the loss" in second
 
 
 def test_a_backward_that_says_nothing_is_treated_as_the_forward_that_it_most_likely_belongs_to() -> None:

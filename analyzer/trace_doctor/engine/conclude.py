@@ -31,7 +31,16 @@ from trace_doctor.errors import UsageError
 from trace_doctor.evidence.base import Options
 from trace_doctor.evidence.memory.series import thinned
 from trace_doctor.evidence.rank_summary import RankOfJob, ranks_of_jobs
-from trace_doctor.model import OwnershipRow, Result, Suppressed, Tool, WhatIf, unowned
+from trace_doctor.model import (
+    MEMORY_CATEGORIES,
+    MemoryLedgerRow,
+    OwnershipRow,
+    Result,
+    Suppressed,
+    Tool,
+    WhatIf,
+    unowned,
+)
 from trace_doctor.rule import Rule
 from trace_doctor.version import VERSION
 
@@ -96,6 +105,25 @@ def merged_findings(examinations: Sequence[Examination], config: Config) -> Merg
     return merge(filings, config.settings, dict(zip(numbers, job_numbers(examinations), strict=True)))
 
 
+def _explained_memory(examination: Examination) -> list[MemoryLedgerRow]:
+    """What the peaks are made of, and of which categories the claims on the same device speak, silenced or not."""
+    spoken_of = [
+        (claim.location.device, set(verdict.rule.about) & set(MEMORY_CATEGORIES))
+        for verdict in examination.verdicts
+        for claim in verdict.claims
+    ]
+    return [
+        msgspec.structs.replace(
+            row,
+            rank=examination.rank,
+            explained=sorted(
+                set().union(*(about for device, about in spoken_of if device in (None, row.device)))
+            ),
+        )
+        for row in examination.display.memory_ledger
+    ]
+
+
 def conclude(
     examinations: Sequence[Examination],
     merged: Merged,
@@ -152,7 +180,7 @@ def conclude(
         summary=summary(examinations, what_if, findings, visible.left_out),
         time_ledger=time,
         ownership=owners,
-        memory_ledger=rows(lambda d: d.memory_ledger),
+        memory_ledger=of_inputs([_explained_memory(e) for e in examinations]),
         memory_held=rows(lambda d: d.memory_held),
         steps=limit(
             rows(lambda d: d.steps), MAX_STEPS, "steps", limits, of=sum(d.step_count for _, _, d in displays)

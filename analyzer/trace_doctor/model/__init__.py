@@ -56,6 +56,7 @@ from trace_doctor.model.ledgers import TimeLedgerRow as TimeLedgerRow
 from trace_doctor.model.ledgers import Unowned as Unowned
 from trace_doctor.model.ledgers import UnownedBlock as UnownedBlock
 from trace_doctor.model.ledgers import unowned as unowned
+from trace_doctor.model.ledgers import unowned_memory as unowned_memory
 from trace_doctor.model.pictures import CollectiveRow as CollectiveRow
 from trace_doctor.model.pictures import CriticalPath as CriticalPath
 from trace_doctor.model.pictures import Gap as Gap

@@ -168,14 +168,20 @@ class CategoryBytes(Struct, frozen=True, kw_only=True):
     held_before_recording: Bytes = 0
     unknown: Bytes = 0
     unsharded_parameters: Bytes = 0
+    weight_copies: Bytes = 0
 
 
 MEMORY_CATEGORIES: tuple[str, ...] = CategoryBytes.__struct_fields__
 MEMORY_NAMES: dict[str, str] = {c: c.replace("_", " ") for c in MEMORY_CATEGORIES} | {
     "workspaces": "library workspaces",
     "held_before_recording": "allocated before recording",
+    "weight_copies": "autocast weight copies",
 }
 """categories as people read them"""
+
+
+NEEDS_A_REASON = ("temporaries", "workspaces", "weight_copies", "unsharded_parameters", "unknown")
+"""categories that are no part of a model, its training or its data"""
 
 
 class MemoryLedgerRow(OnDevice, frozen=True, kw_only=True):
@@ -186,7 +192,23 @@ class MemoryLedgerRow(OnDevice, frozen=True, kw_only=True):
     max_reserved_bytes: Bytes | None
     max_live_bytes: Bytes
     how: str
+    explained: list[str] = field(default_factory=list)
+    """categories that a finding speaks of"""
     by_frame: list[tuple[str, Bytes]] = field(default_factory=list)
+
+
+def unowned_memory(row: MemoryLedgerRow) -> dict[str, float]:
+    """Category -> share of the peak, largest first, of what needs a reason and no finding speaks of. Empty where nothing is
+    classed, as in a trace."""
+    by_category = msgspec.structs.asdict(row.by_category)
+    if row.by_category.unknown == row.peak_bytes:
+        return {}
+    shares = {
+        name: by_category[name] / row.peak_bytes
+        for name in NEEDS_A_REASON
+        if by_category[name] and name not in row.explained
+    }
+    return dict(sorted(shares.items(), key=lambda s: -s[1]))
 
 
 class MemoryHeldRow(OnDevice, frozen=True, kw_only=True):

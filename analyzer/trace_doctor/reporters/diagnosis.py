@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import msgspec
 
-from trace_doctor.model import LOOKED, PART_NAMES, Finding, Result, Unowned, UnownedBlock, ranks_text, unowned
+from trace_doctor.model import (
+    LOOKED,
+    MEMORY_NAMES,
+    PART_NAMES,
+    Finding,
+    MemoryLedgerRow,
+    Result,
+    Unowned,
+    UnownedBlock,
+    ranks_text,
+    unowned,
+    unowned_memory,
+)
 from trace_doctor.reporters.labels import (
     Names,
     bytes_words,
@@ -31,8 +43,8 @@ def headline(result: Result) -> str:
 
 
 def verdict(result: Result) -> list[str]:
-    """The diagnosis in up to three sentences: the gravest fault, or how much of the capture is start-up and which large fault is
-    not certain; and how much of the step no finding explains."""
+    """The diagnosis in up to four sentences: the gravest fault, or how much of the capture is start-up and which large fault is
+    not certain; and how much of the step, and of the memory peak, no finding explains."""
     jobs = {i.job for i in result.inputs}
     if len(jobs) > 1:
         return _verdicts(result)
@@ -42,7 +54,7 @@ def verdict(result: Result) -> list[str]:
     start, rest = _start_up(result), _without_owner(result, bare=first is not None)
     sentences = [_fault(first, result)] if first is not None else []
     doubt = _uncertain(result) if first is None else ""
-    sentences += [sentence for sentence in (start, doubt, rest) if sentence]
+    sentences += [sentence for sentence in (start, doubt, rest, _memory_without_owner(result)) if sentence]
     if sentences and first is None and result.summary.left_out:
         left_out = plural(result.summary.left_out, "finding")
         sentences.append(f"{left_out} below min-confidence or min-saving left out")
@@ -91,6 +103,7 @@ def _of_job(result: Result, job: int) -> Result:
         findings=[f for f in result.findings if own(f.input)],
         time_ledger=[row for row in result.time_ledger if own(row.input)],
         ownership=[row for row in result.ownership if own(row.input)],
+        memory_ledger=[row for row in result.memory_ledger if own(row.input)],
     )
 
 
@@ -200,6 +213,25 @@ def _without_owner(result: Result, *, bare: bool) -> str:
         return f"{where}{'no' if where else 'No'} finding explains {share(rest, 0)} of the step: {', '.join(parts)}"
     busy = "GPU computes" if worst.device >= 0 else "Main thread computes"
     return f"{where}{busy} {share(worst.compute, 0)} of the step; no finding explains {share(rest, 0)} of it: {', '.join(parts)}"
+
+
+def unexplained_memory(result: Result) -> tuple[MemoryLedgerRow, dict[str, float]] | None:
+    """The device of whose peak most needs a reason that no finding gives, and the shares of it; None where that is little."""
+    rows = [(row, unowned_memory(row)) for row in result.memory_ledger]
+    row, parts = max(rows, key=lambda r: sum(r[1].values()), default=(None, {}))
+    return (row, parts) if row is not None and sum(parts.values()) >= UNOWNED_FROM else None
+
+
+def _memory_without_owner(result: Result) -> str:
+    if (worst := unexplained_memory(result)) is None:
+        return ""
+    row, parts = worst
+    name = Names(result).of(row.input)
+    start = f"{name}: no" if name else "No"
+    named = [f"{MEMORY_NAMES[part]} {share(of, 0)}" for part, of in parts.items() if of >= 0.02]
+    if sum(of for of in parts.values() if of < 0.02) >= 0.02:
+        named.append("and others")
+    return f"{start} finding explains {share(sum(parts.values()), 0)} of the memory peak: {', '.join(named)}"
 
 
 def _looked(result: Result) -> int:

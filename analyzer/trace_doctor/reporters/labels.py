@@ -85,6 +85,10 @@ MEMORY: dict[str, Kind] = {
         MEMORY_NAMES["unsharded_parameters"],
         "gathered from all ranks by FSDP or ZeRO-3, until they are sharded again",
     ),
+    "weight_copies": Kind(
+        MEMORY_NAMES["weight_copies"],
+        "16-bit copies of fp32 weights that autocast caches until its context ends",
+    ),
 }
 
 FAMILIES: dict[str, str] = {

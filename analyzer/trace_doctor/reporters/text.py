@@ -20,7 +20,14 @@ from trace_doctor.model import (
 )
 from trace_doctor.reporters import Options
 from trace_doctor.reporters.critical import shares_of_path
-from trace_doctor.reporters.diagnosis import between_words, nothing_captured, shortages, unexplained, verdict
+from trace_doctor.reporters.diagnosis import (
+    between_words,
+    nothing_captured,
+    shortages,
+    unexplained,
+    unexplained_memory,
+    verdict,
+)
 from trace_doctor.reporters.labels import (
     BUSY,
     IDLE,
@@ -124,6 +131,7 @@ def _verdict(terminal: Terminal, result: Result, more: str) -> None:
         and any(o.outcome == "passed" for o in result.outcomes)
         and not any(o.outcome == "undecided" for o in result.outcomes)
         and not unexplained(result)
+        and unexplained_memory(result) is None
     )
     first, *others = verdict(result)
     healthy = healthy and not others

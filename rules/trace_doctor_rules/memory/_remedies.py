@@ -110,7 +110,7 @@ def remedies(
             kind = kind_of(stacks, twins[stack])
         if kind not in fixes:
             fixes[kind] = _fix(kind, stacks, stack, target)
-    if len(fixes) > 1:
+    if next(iter(fixes), None) != OTHER:
         fixes.pop(OTHER, None)
     return list(fixes.values())
 

@@ -17,7 +17,7 @@ from trace_doctor.evidence.memory.blocks import DeviceBlocks
 from trace_doctor.evidence.memory.classes import ACTIVATIONS, INPUTS, TEMPORARIES
 from trace_doctor.evidence.memory.stages import Stage
 from trace_doctor.evidence.memory.stale_graphs import StaleGraphs
-from trace_doctor.evidence.memory.timeline import BEFORE
+from trace_doctor.evidence.memory.timeline import BEFORE, DeviceHistory
 from trace_doctor_rules import techniques
 
 _CHECKPOINT = re.compile(r"(?:^|[\\/])torch[\\/]utils[\\/]checkpoint\.py$")
@@ -104,6 +104,15 @@ def most_of(device: DeviceBlocks, activations: Bool, blocks: Bool) -> bool:
     """Whether these are more than half of what is kept."""
     size = device.history.size
     return int(size[activations & blocks].sum()) * 2 > int(size[activations].sum())
+
+
+def once_read(history: DeviceHistory, mask: Bool) -> tuple[I64, I64]:
+    """Blocks of a mask by their birth, and the entry by which each could go in a forward without gradients: when the next one is
+    there. One older than the record would not have been made."""
+    blocks = np.flatnonzero(mask)
+    blocks = blocks[np.argsort(history.born[blocks], kind="stable")]
+    following = np.minimum(np.append(history.born[blocks[1:]], history.n) + 1, history.freed[blocks])
+    return blocks, np.where(history.born[blocks] == BEFORE, BEFORE, following)
 
 
 def with_the_batch(device: DeviceBlocks) -> Bool:

@@ -11,11 +11,12 @@ from msgspec.structs import replace
 
 from trace_doctor import Claim, Context, NotCaptured, Rule, Saving, Table, threshold
 from trace_doctor.evidence.memory.blocks import DeviceBlocks, MemoryBlocks
-from trace_doctor.evidence.memory.classes import ACTIVATIONS, Reason
+from trace_doctor.evidence.memory.classes import ACTIVATIONS, GRAPH_BLOCKS, GRAPH_STACKS, Reason
 from trace_doctor.evidence.memory.device_memory import DeviceMemory
 from trace_doctor.evidence.memory.stale_graphs import StaleGraphs, stale_graphs
 from trace_doctor.evidence.memory.timeline import CAPTURE_ADVICE
 from trace_doctor.evidence.trace.call_sites import Site, location
+from trace_doctor.snapshot import Action
 from trace_doctor.testing import GIB, MIB, Invalid, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
 from trace_doctor_rules._shared import table, target
@@ -24,6 +25,7 @@ from trace_doctor_rules.memory._repeated_layers import (
     checkpointing,
     live_when_recomputed,
     most_of,
+    once_read,
     repeats,
     trains,
     with_the_batch,
@@ -100,12 +102,14 @@ def _key_value_cache() -> SnapshotBuilder:
     return b
 
 
-def _evaluation(kept: tuple[int, ...], *, late: bool = False) -> SnapshotBuilder:
+def _evaluation(
+    kept: tuple[int, ...], *, late: bool = False, weights: int = 10, forwards: int = 3
+) -> SnapshotBuilder:
     """Forwards without a backward; of each layer blocks of these MiB live until the result is dropped, or the next is there."""
     b = SnapshotBuilder(annotate=False)
-    b.held(LAYERS * 10 * MIB)
+    b.held(LAYERS * weights * MIB)
     result: list[Any] = []
-    for _ in range(3):
+    for _ in range(forwards):
         old, result = result, []
         for _ in range(LAYERS):
             for line, count in enumerate(kept):
@@ -176,13 +180,14 @@ class ActivationBound(Rule):
     A snapshot's history: blocks allocated in the forward that live into backward. Activations grow with the batch, parameters
     and optimizer state do not. The device size comes from a failed allocation, a trace of the run, or the settings. If it is
     unknown, this is an info finding. A forward without gradients saves nothing and is not counted. A forward with gradients
-    whose blocks are all freed together, without a backward, saved them for nothing. What the previous forward left is TD411's
+    whose blocks are all freed together, without a backward, saved them for nothing: a warning if several forwards do. What the previous forward left is TD411's
     and not counted. Where the record ends with a forward, repeated layers or compiled code called by autograd decide.
 
     How the saving is estimated
     That of checkpointing: the reduction of peak allocated bytes when every layer saves only its last block, the input of the
     next layer. The rest is freed from the end of the layer until its backward. An upper bound: recomputation has temporaries
-    of its own. Smaller batches have a figure of their own, with half of all that grows with the batch.
+    of its own. Smaller batches have a figure of their own, with half of all that grows with the batch. Where no backward uses
+    them, each is freed once the next is computed.
 
     Fix
     `torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)` for each repeated block (HF `gradient_checkpointing`), or
@@ -204,12 +209,19 @@ class ActivationBound(Rule):
     name = "activation-bound"
     title = "Activations dominate GPU memory"
     needs = (MemoryBlocks, DeviceMemory)
+    about = ("activations",)
 
     min_share: float = threshold(
         0.50,
         "activations, as a share of the bytes allocated where memory is tightest",
         unit="share",
         source="below, something else is the larger part",
+    )
+    min_unused: float = threshold(
+        0.10,
+        "the same, of activations that no backward uses",
+        unit="share",
+        source="they are of no use; a sure saving of this size is critical",
     )
     nearly_full: float = threshold(
         NEARLY_FULL,
@@ -230,6 +242,7 @@ class ActivationBound(Rule):
 
     VALID = [
         Valid("more weights than activations", lambda: _layers(weights=200)),
+        Valid("graphs that no backward uses, a small part", lambda: _evaluation((6, 4, 2, 2, 1), weights=300)),
         Valid("inference keeps nothing", lambda: _layers(train=False)),
         Valid("a cache of keys and values", _key_value_cache),
         Valid("FSDP keeps the parameters that it gathered", _gathers),
@@ -259,10 +272,12 @@ class ActivationBound(Rule):
             "evaluation with gradients",
             lambda: _evaluation((60, 40, 20, 20, 10)),
             message="No backward uses them",
-            severity="info",
+            severity="warning",
             file="/home/me/train.py",
-            saving_bytes=1540 * MIB,
+            saving_bytes=1700 * MIB,
         ),
+        Invalid("one evaluation with gradients", lambda: _evaluation((60, 40, 20, 20, 10), forwards=1), message="No backward uses them", severity="info"),
+        Invalid("graphs that no backward uses, beside larger weights", lambda: _evaluation((60, 40, 20, 20, 10), weights=300), message="(33%). 12 layers", severity="warning"),
         Invalid("each result held until the next is there", lambda: _evaluation((60, 40, 20, 20, 10), late=True), message="1.76 GiB of 1.88 GiB at the peak (94%), excluding the previous forward. 12 layers save 1.76 GiB"),
         Invalid("a compiled forward, cut before its backward", lambda: _compiled(gradients=True)),
         Invalid("every other layer makes one more", lambda: _layers(every_other=10), message=". 12 layers save"),
@@ -283,7 +298,8 @@ class ActivationBound(Rule):
             )
             live = int(device.history.live_without(stale.blocks, stale.until)[moment])
             activation_bytes = int(device.history.size[activations].sum())
-            if activation_bytes >= self.min_share * live and trains(device, activations, layers):
+            least = self.min_unused if _let_go(device, activations) else self.min_share
+            if activation_bytes >= least * live and trains(device, activations, layers):
                 yield self._claim(
                     memory, device, stale, activations, layers, sure=evidence.frames_kind == "all"
                 )
@@ -315,7 +331,9 @@ class ActivationBound(Rule):
             message=f"Activations hold {in_one_unit(activation_bytes, live)} {where} ({activation_bytes / live:.0%}){without}."
             f"{layers}{how_full(memory, device)}",
             confidence="high" if sure else "medium",
-            severity="warning" if memory.pressed(device, self.nearly_full) else "info",
+            severity="warning"
+            if memory.pressed(device, self.nearly_full) or (unused and _again_and_again(device))
+            else "info",
             saving=saving,
             location=location(site, device=device.device),
             evidence=evidence,
@@ -339,6 +357,14 @@ def _let_go(device: DeviceBlocks, activations: Mask) -> bool:
     return most_of(device, activations, device.classes.reason == Reason.LET_GO)
 
 
+def _again_and_again(device: DeviceBlocks) -> bool:
+    """Several graphs went unused: one alone may be that of a record which ends before its backward."""
+    history = device.history
+    allocations = np.cumsum(history.action == Action.ALLOC)
+    went = allocations[history.freed[device.classes.reason == Reason.LET_GO]]
+    return int((np.unique(went, return_counts=True)[1] >= GRAPH_STACKS * GRAPH_BLOCKS).sum()) > 1
+
+
 def _half_the_batch(device: DeviceBlocks, stale: StaleGraphs) -> Saving:
     """Accumulation with batches of half the size: half of all that grows with the batch, at most."""
     history = device.history
@@ -350,12 +376,27 @@ def _half_the_batch(device: DeviceBlocks, stale: StaleGraphs) -> Saving:
 
 
 def _saving(device: DeviceBlocks, repeats: Repeats, stale: StaleGraphs, *, unused: bool) -> Saving | None:
-    before = int(device.history.live_without(stale.blocks, stale.until).max())
+    history = device.history
+    before = int(history.live_without(stale.blocks, stale.until).max())
+    if unused:
+        graphs = device.classes.where(ACTIVATIONS) & (
+            (device.classes.reason == Reason.LET_GO) | (history.freed == history.n)
+        )
+        blocks, until = once_read(history, graphs)
+        also = ~np.isin(stale.blocks, blocks)
+        blocks, until = (
+            np.concatenate([blocks, stale.blocks[also]]),
+            np.concatenate([until, stale.until[also]]),
+        )
+        return peak_saving(
+            before,
+            min(history.peak_without(blocks, until), before),
+            "with each tensor freed once the next one is computed, because without gradients none is saved",
+        )
     without = min(int(live_when_recomputed(device, repeats, stale).max()), before)
     if without == before:
         return None
-    until_then = "the graph is freed" if unused else "its backward"
-    change = f"with only the last tensor of each of {repeats.count} layers saved until {until_then}"
+    change = f"with only the last tensor of each of {repeats.count} layers saved until its backward"
     return peak_saving(before, without, change)
 
 

@@ -164,7 +164,7 @@ class Fragmentation(Rule):
             line=44,
         ),
         Invalid("without a clock", lambda: _growing((400, 500, 600, 700, 800), clock=False), saving_bytes=2200 * MIB, shown="(3 of 5)"),
-        Invalid("and a request that nothing would fit", lambda: _growing(oom=9000), message="62% is never used."),
+        Invalid("and a request that nothing would fit", lambda: _growing(oom=9000), message="62% is never used. For the 9,000 MiB request that failed this is not enough alone."),
         Invalid("and a request that would have fitted", lambda: _growing(oom=1200), message="is never used. A 1,200 MiB request"),
         Invalid("with segments that grow", lambda: _fails(asked=500, free=300, expandable=True), message="already enabled.", fixes=("bucket",)),
         Invalid(
@@ -217,6 +217,8 @@ def _claim(device: DeviceBlocks, reserved: Bytes, failure: Failure | None, unuse
             f"A {mib(failed.requested)} request failed with {mib(failed.device_free or 0)} free and {mib(failed.cached or 0)} cached. "
             f"Without fragmentation this request would fit: the largest cached block is {mib(failed.largest_gap or 0)}."
         )
+    if failed is None and failure is not None and failure.fits_if_packed is False:
+        parts.append(f"For the {mib(failure.requested)} request that failed this is not enough alone.")
     return Claim(
         message=f"{' '.join(parts)}{already(history.settings)}",
         confidence="high",

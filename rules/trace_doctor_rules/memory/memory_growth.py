@@ -148,6 +148,7 @@ class MemoryGrowth(Rule):
     name = "memory-growth"
     title = "Memory grows every step"
     needs = (AllocationRecord,)
+    about = ("activations", "temporaries", "unknown")
 
     min_boundaries: int = threshold(
         4, "step boundaries", source="growth three times in a row; warm-up causes one or two"

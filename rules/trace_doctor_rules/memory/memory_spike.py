@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from trace_doctor import Cell, Claim, Context, NotCaptured, Rule, Table, threshold
 from trace_doctor.evidence.memory.blocks import DeviceBlocks, MemoryBlocks
+from trace_doctor.evidence.memory.classes import ACTIVATIONS, Reason
 from trace_doctor.evidence.memory.stages import Stage
 from trace_doctor.evidence.memory.timeline import BEFORE, CAPTURE_ADVICE
 from trace_doctor.evidence.memory.whole_steps import PeakRecorded
@@ -18,10 +19,13 @@ from trace_doctor.evidence.trace.call_sites import location
 from trace_doctor.testing import MIB, Invalid, SnapshotBuilder, Valid
 from trace_doctor_rules._shared import table, target
 from trace_doctor_rules.memory._memory_spike_evidence import made_again_after, made_within
-from trace_doctor_rules.memory._remedies import remedies
+from trace_doctor_rules.memory._remedies import ATTENTION, kind_of, remedies
 from trace_doctor_rules.memory._shared import MiB, breakdown, in_one_unit, peak_saving, size
 
 Mask = npt.NDArray[np.bool_]
+LOSS_EDIT, SDPA_EDIT = "chunked-loss", "use-sdpa"
+_AS_WELL = {LOSS_EDIT: "with one chunk of the logits at a time", SDPA_EDIT: "without any score matrix"}
+"""edit -> what else it takes off the peak"""
 
 
 def _forwards(layers: int, scores: int, *, clock: bool = True) -> SnapshotBuilder:
@@ -93,6 +97,47 @@ def _in_backward(node: str = "CatBackward0", size: int = 300, forward: int = 20)
     return b
 
 
+def _attention_in_functions() -> SnapshotBuilder:
+    """Attention by matmul and a softmax of exp and a division, called by the script: autograd saves exp and the quotient, and
+    the backward of the division makes three more matrices of scores."""
+    b = SnapshotBuilder()
+    b.held(100 * MIB)
+    for _ in range(3):
+        with b.script_line(41, "attention"):
+            scores = b.alloc(300 * MIB)
+        with b.script_line(43, "softmax"):
+            exp = b.alloc(300 * MIB)
+            b.free(scores)
+            weights = b.alloc(300 * MIB)
+        with b.forward("/home/me/loss.py", 50, op="mse_loss"):
+            b.temporary(MIB)
+        with b.backward("BmmBackward0"):
+            gradient = b.alloc(300 * MIB)
+            b.free(weights)
+        with b.backward("DivBackward0"):
+            b.temporary(300 * MIB, 300 * MIB, 300 * MIB)
+            b.free(gradient, exp)
+        with b.optimizer_step():
+            b.temporary(2 * MIB)
+    return b
+
+
+def _graphs_beside_a_spike() -> SnapshotBuilder:
+    """Forwards with gradients and without a backward: each keeps its graph until its result goes, and ends with large logits."""
+    b = SnapshotBuilder(annotate=False)
+    b.held(100 * MIB)
+    for _ in range(3):
+        graph = []
+        for layer in range(60):
+            with b.forward(line=20 + layer % 6):
+                graph.append(b.alloc(10 * MIB))
+        with b.forward(line=40):
+            b.temporary(150 * MIB)
+        with b.script_line(70):
+            b.free(*graph)
+    return b
+
+
 def _loss() -> SnapshotBuilder:
     """Logits in bf16, their log-softmax's gradient and the loss's."""
     b = SnapshotBuilder()
@@ -106,6 +151,21 @@ def _loss() -> SnapshotBuilder:
             b.free(logits)
         with b.optimizer_step():
             pass
+    return b
+
+
+def _foreach(parameters: int = 60) -> SnapshotBuilder:
+    """step() makes a temporary for each parameter and frees them all when the last is there."""
+    b = SnapshotBuilder()
+    b.held(600 * MIB)
+    for _ in range(2):
+        with b.forward(line=31):
+            b.temporary(*[MIB] * 40)
+        with b.backward():
+            b.temporary(*[MIB] * 40)
+        with b.optimizer_step():
+            temporaries = [b.alloc(10 * MIB) for _ in range(parameters)]
+            b.free(*temporaries)
     return b
 
 
@@ -182,7 +242,8 @@ class MemorySpike(Rule):
 
     What it does
     Finds blocks allocated at the peak that are allocated and freed within one phase of the step and live for a few
-    allocations only. It then replays the record without the operators that allocate them.
+    allocations only; all that one `optimizer.step()` makes and frees counts as well. It then replays the record without the
+    operators that allocate them.
 
     Why is this bad
     The peak limits the batch size, not what is allocated most of the time. A score matrix, an fp32 copy of the logits or a
@@ -191,6 +252,7 @@ class MemorySpike(Rule):
     Evidence
     A snapshot's history. Activations saved for backward, optimizer state and weight copies that live through a whole forward
     are not counted. A history that is shorter than a step, or that begins near its peak, is skipped if it shows no such tensors.
+    Where what forwards save for a backward that never runs costs more, TD406 speaks of that.
 
     How the saving is estimated
     The reduction of peak allocated bytes without the short-lived blocks of these operators. Blocks as large at the next
@@ -219,6 +281,7 @@ class MemorySpike(Rule):
     title = "Short-lived tensors set the memory peak"
     needs = (MemoryBlocks,)
     to_pass = (PeakRecorded,)
+    about = ("temporaries", "workspaces")
 
     min_share: float = threshold(
         0.10,
@@ -258,6 +321,7 @@ class MemorySpike(Rule):
         Valid("an output that is held until the next one is there", _an_output_held_until_the_next),
         Valid("passes of few operators, each output held until the next one", _few_operators_a_pass),
         Valid("one layer after the other makes as large a result", lambda: _stages_of_one_matrix(beside=0)),
+        Valid("graphs that no backward uses are the larger part", _graphs_beside_a_spike),
         Valid("small", lambda: _forwards(20, 16), thresholds={"min_share": 0.0}),
         Valid("a small part", lambda: _forwards(20, 256), thresholds={"min_share": 0.7}),
         Valid("no frames", lambda: _with_frames_of(None), skipped="frames"),
@@ -287,7 +351,17 @@ class MemorySpike(Rule):
             shown="40.0 | forward() (/home/me/model.py:31)",
             file="/home/me/model.py",
         ),
+        Invalid(
+            "attention in functions of the script",
+            _attention_in_functions,
+            message="(backward), likely of softmax() (/home/me/train.py:43). With those saved for backward, score matrices hold 1.46 GiB",
+            saving_bytes=1498 * MIB,
+            codemod="use-sdpa",
+            file="/home/me/train.py",
+            line=43,
+        ),
         Invalid("the loss of a language model", _loss, saving_bytes=900 * MIB, codemod="chunked-loss"),
+        Invalid("a list of temporaries for all parameters of an optimizer", _foreach, saving_bytes=560 * MIB, codemod="optimizer-args"),
         Invalid("workspace of fused attention", lambda: _in_backward("ScaledDotProductEfficientAttentionBackward0"), codemod="sdpa-backend"),
     ]  # fmt: skip
 
@@ -321,6 +395,8 @@ class MemorySpike(Rule):
         fall = history.peak_bytes - without
         if fall < self.min_bytes or fall < self.min_share * history.peak_bytes:
             return None
+        if history.peak_without(_unused_graphs(device)) < without:
+            return None  # TD406 speaks of them
         stacks = _largest_first(device, at_peak)
         op = device.stacks.node(stacks[0]) or device.stacks.op(stacks[0])
         twins = _twins(device, at_peak)
@@ -328,8 +404,8 @@ class MemorySpike(Rule):
         forward = device.stacks.site(twins[stacks[0]]) if site is None and stacks[0] in twins else None
         place = site or forward
         fixes = remedies(device.stacks, stacks, target(place), twins)
-        in_parts = bool(fixes) and fixes[0].codemod == "chunked-loss"
-        after = min(without, history.peak_without(group | _logits(device, at_peak))) if in_parts else without
+        more = _that_go_as_well(device, at_peak, fixes[0].codemod if fixes else "", twins)
+        after = min(without, history.peak_without(group | more))
         peak_bytes = int(history.size[at_peak].sum())
         made_in = device.place(stacks[0])
         where = f" in {made_in}" if site is not None else f" ({made_in})"
@@ -339,6 +415,10 @@ class MemorySpike(Rule):
         named = next((alone for place, _, alone in shares if place == places[stacks[0]]), fall)
         alone = f"lowers the peak by {size(named)}" if named else "does not lower the peak"
         first = f" The first of {len(shares)} call sites alone {alone}." if len(shares) > 1 else ""
+        saved = more & ~short & history.alive(history.peak)
+        if fixes and fixes[0].codemod == SDPA_EDIT and saved.any():
+            scores = int(history.size[saved | (more & history.alive(history.peak))].sum())
+            first = f" With those saved for backward, score matrices hold {size(scores)}."
         return Claim(
             message=f"Short-lived tensors hold {in_one_unit(peak_bytes, history.peak_bytes)} at the peak, mostly from {what}{of}.{first}",
             confidence="high" if sure else "medium",
@@ -346,7 +426,7 @@ class MemorySpike(Rule):
                 history.peak_bytes,
                 after,
                 "without the short-lived tensors of these call sites"
-                + (", and with one chunk of the logits at a time" if after < without else ""),
+                + (f", and {_AS_WELL[fixes[0].codemod or '']}" if after < without else ""),
             ),
             location=location(place, device=device.device),
             evidence=[
@@ -373,7 +453,9 @@ class MemorySpike(Rule):
             again = made_again_after(history.stack, at)
             few &= (lived < again) | (2 * made_within(history.stack, at) < int(allocations[-1]))
             of_a_step &= 2 * lived <= again
-        short: Mask = recorded & one_phase & (few | of_a_step)
+        # What step() makes and frees is its own, however many operators one list of foreach takes
+        of_optimizer = device.phases.entry_stage[history.born] == Stage.OPTIMIZER
+        short: Mask = recorded & one_phase & (few | of_a_step | of_optimizer)
         return short
 
 
@@ -395,6 +477,41 @@ def _group(
     first = int(history.born[members & large].min())
     there = history.bytes_over_time(members & large)[first:-1] > 0
     return of_peak if there[history.action[first:] == 1].mean() > max_presence else members
+
+
+def _unused_graphs(device: DeviceBlocks) -> Mask:
+    """What forwards save for a backward that never runs: without gradients it is not there."""
+    unused: Mask = device.classes.where(ACTIVATIONS) & (device.classes.reason == Reason.LET_GO)
+    return unused
+
+
+def _that_go_as_well(device: DeviceBlocks, at_peak: Mask, edit: str | None, twins: dict[int, int]) -> Mask:
+    """Blocks beside the short-lived ones that the edit does away with; none where it is not known to."""
+    if edit == LOSS_EDIT:
+        return _logits(device, at_peak)
+    return _scores(device, at_peak, twins) if edit == SDPA_EDIT else np.zeros(len(at_peak), dtype=np.bool_)
+
+
+def _scores(device: DeviceBlocks, at_peak: Mask, twins: dict[int, int]) -> Mask:
+    """All score matrices: of the size of the largest at the peak, or (in 16 and 32 bits) of half or double of it, that a line
+    of attention makes, or a backward where most forward tensors of this size are such. Also those that autograd saves, of
+    every layer."""
+    history = device.history
+    attention = {
+        s for s in np.unique(history.stack).tolist() if s >= 0 and kind_of(device.stacks, s) == ATTENTION
+    }
+    attention_twins = {s for s, twin in twins.items() if twin in attention}
+    largest = int(
+        history.size[at_peak & np.isin(history.stack, sorted(attention | attention_twins))].max(initial=0)
+    )
+    scores: Mask = np.zeros(len(at_peak), dtype=np.bool_)
+    backward = device.stacks.stages(history.stack) == Stage.BACKWARD
+    for alike in (history.size == largest, 2 * history.size == largest, history.size == 2 * largest):
+        scores |= alike & np.isin(history.stack, sorted(attention))
+        by_stack = np.bincount(history.stack[alike & ~backward & (history.stack >= 0)])
+        if by_stack.any() and int(by_stack.argmax()) in attention:
+            scores |= alike & backward
+    return scores
 
 
 def _logits(device: DeviceBlocks, at_peak: Mask) -> Mask:

@@ -78,6 +78,7 @@ class OptimizerStateBound(Rule):
     name = "optimizer-state-bound"
     title = "Optimizer state dominates GPU memory"
     needs = (MemoryBlocks, DeviceMemory)
+    about = ("optimizer_state",)
 
     min_share: float = threshold(
         0.30,

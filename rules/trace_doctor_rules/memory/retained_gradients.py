@@ -193,6 +193,7 @@ class RetainedGradients(Rule):
     title = "Gradients not freed before the next forward"
     needs = (MemoryBlocks,)
     to_pass = (WholeSteps, OwnFrames)
+    about = ("gradients",)
 
     min_share: float = threshold(
         0.05,

@@ -20,6 +20,7 @@ from trace_doctor.snapshot import Action
 from trace_doctor.testing import MIB, Invalid, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
 from trace_doctor_rules._shared import target
+from trace_doctor_rules.memory._repeated_layers import once_read
 from trace_doctor_rules.memory._shared import MiB, breakdown, holders, peak_saving, size
 
 _VERIFY = "in a new snapshot each forward begins with as many allocated bytes as the previous one"
@@ -163,7 +164,8 @@ class StaleGraph(Rule):
 
     How the saving is estimated
     The reduction of peak allocated bytes when these blocks are freed before the next forward. For a graph in inference:
-    when each is freed once the next one is computed, in every forward, because without gradients none is saved. An upper bound.
+    when each is freed once the next one is computed, in every forward, also in the last one and in the one before the record,
+    because without gradients none is saved. An upper bound.
 
     Fix
     `with torch.inference_mode():` around inference. In training: `del output, loss` at the end of the step, or a function
@@ -185,6 +187,7 @@ class StaleGraph(Rule):
     title = "Stale outputs retain the previous forward's memory"
     needs = (MemoryBlocks,)
     to_pass = (WholeSteps, OwnFrames)
+    about = ("activations", "temporaries")
 
     min_share: float = threshold(
         0.10,
@@ -234,11 +237,11 @@ class StaleGraph(Rule):
             "inputs made once, the first graph older than the record",
             lambda: _deep(rounds=2),
             message="keeps its graph",
-            saving_bytes=1440 * MIB,
+            saving_bytes=2840 * MIB,
             file="/home/me/train.py",
             line=10,
         ),
-        Invalid("the second forward is all that was recorded", lambda: _deep(rounds=1), saving_bytes=1440 * MIB, message="keeps its graph"),
+        Invalid("the second forward is all that was recorded", lambda: _deep(rounds=1), saving_bytes=2840 * MIB, message="keeps its graph"),
         Invalid("layers of one line", lambda: _inference(keeps_graph=True, lines=1, pieces=2), message="keeps its graph"),
         Invalid("three outputs of training", lambda: _training(logits=70, kept=True, pieces=3), message="Backward no longer needs it."),
         Invalid(
@@ -309,17 +312,18 @@ def _claim(device: DeviceBlocks, stale_graphs: StaleGraphs, min_graph: int) -> C
 
 def _without(device: DeviceBlocks, stale_graphs: StaleGraphs, *, graph: bool) -> int:
     """The peak after the fix. Without gradients no forward keeps a graph, neither this one nor the next: of each line's blocks
-    what the following operator reads is there until its result is."""
+    what the following operator reads is there until its result is. What is older than the record has no line and would never
+    have been made, nor would the forward have that stands at the end."""
     history = device.history
     if not graph:
         blocks, freed = stale_graphs.blocks, stale_graphs.until
         return min(history.peak_without(blocks, freed=freed), history.peak_bytes)
     of_graph = np.isin(history.stack, np.unique(history.stack[stale_graphs.blocks])) & (history.stack >= 0)
+    if (history.born[stale_graphs.blocks] == BEFORE).any():
+        of_graph |= history.freed == history.n
     of_graph &= device.classes.where(ACTIVATIONS)
     of_graph[stale_graphs.blocks] = True
-    blocks = np.flatnonzero(of_graph)
-    blocks = blocks[np.argsort(history.born[blocks], kind="stable")]
-    following = np.minimum(np.append(history.born[blocks[1:]], history.n) + 1, history.freed[blocks])
+    blocks, following = once_read(history, of_graph)
     with_it, until = _that_go_with_it(device, stale_graphs)
     more = ~of_graph[with_it]
     return history.peak_without(

@@ -24,7 +24,8 @@ from trace_doctor.snapshot import NO_STACK, Action
 
 (
     PARAMETERS, GRADIENTS, OPTIMIZER_STATE, ACTIVATIONS, INPUTS, TEMPORARIES, WORKSPACES, HELD, UNKNOWN, UNSHARDED,
-) = range(10)  # fmt: skip
+    WEIGHT_COPIES,
+) = range(11)  # fmt: skip
 assert MEMORY_CATEGORIES[HELD] == "held_before_recording"
 MOST_WORKSPACES = 2
 """Blocks of a workspace's size without frames are workspaces only when they are so few: one per handle and stream."""
@@ -53,6 +54,7 @@ class Reason(enum.IntEnum):
     IN_PLACE = 7
     REPLACED = 8
     LET_GO = 9
+    CAST = 10
 
 
 REASONS = {
@@ -65,6 +67,7 @@ REASONS = {
     Reason.IN_PLACE: "older than the record, equal copies while no gradient outlives backward (accumulated in place)",
     Reason.REPLACED: "takes the place of a block of its size in optimizer.step()",
     Reason.LET_GO: "freed at once with the graph of their forward, which no backward used",
+    Reason.CAST: "made by autocast, half the size of a weight",
 }
 
 
@@ -207,9 +210,10 @@ def let_go_with_a_graph(b: Blocks) -> Bool:
 
 
 def transferred(b: Blocks) -> Bool:
-    """Copied to the device outside of modules, and there for a later forward or backward."""
+    """Copied to the device, or generated on it, outside of modules, and there for a later forward or backward."""
     used = b.lives_into(Stage.BACKWARD) | b.lives_into(Stage.FORWARD) | b.kept
-    return b.recorded(Stage.FORWARD, Stage.SCRIPT) & b.marked(b.stacks.transfer) & used
+    batch = b.marked(b.stacks.transfer) | b.marked(b.stacks.generated)
+    return b.recorded(Stage.FORWARD, Stage.SCRIPT) & batch & used
 
 
 def made_for_forward(b: Blocks) -> Bool:
@@ -376,7 +380,19 @@ def held(b: Blocks, category: U8) -> Iterator[Assignment]:
     yield b.older & (category == UNKNOWN), HELD, Reason.NONE
 
 
-INFERRED = (by_size, replaced, graph_before, held)
+def weight_copies(b: Blocks, category: U8) -> Iterator[Assignment]:
+    """What autocast makes half the size of fp32 weights, never more at a time than there are weights of that size: it keeps
+    them until its context ends. They are no activations, and no batch makes them grow."""
+    size = b.history.size
+    weights = Counter(size[np.isin(category, (PARAMETERS, HELD))].tolist())
+    cast = b.marked(b.stacks.autocast) & np.isin(category, (ACTIVATIONS, TEMPORARIES))
+    for of in np.unique(size[cast]).tolist():
+        copies = cast & (size == of)
+        if int(b.history.bytes_over_time(copies).max()) <= weights[2 * of] * of:
+            yield copies, WEIGHT_COPIES, Reason.CAST
+
+
+INFERRED = (by_size, replaced, graph_before, held, weight_copies)
 """One after the other, each on the classes that the ones before have left; an assignment counts from the next one on."""
 
 

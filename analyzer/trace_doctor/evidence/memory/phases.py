@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from trace_doctor.arrays import I64, U8, Bool
 from trace_doctor.evidence.memory.stages import MemoryStacks, Stage
-from trace_doctor.evidence.memory.timeline import DeviceHistory
+from trace_doctor.evidence.memory.timeline import BEFORE, DeviceHistory
 from trace_doctor.snapshot import Action, Snapshot
 
 _STEP = "Optimizer.step#"
@@ -59,7 +59,7 @@ class Phases(Struct, frozen=True, dict=True):
         return cls(
             n=len(entry_stage),
             entry_stage=entry_stage,
-            stage=_forward_scripts(runs),
+            stage=_forward_scripts(runs, _saves(history, stacks, entry_stage, positions[new])),
             first=positions[new],
             after_forward=_after_forward(runs),
             annotated=steps,
@@ -121,13 +121,26 @@ def _apart(action: U8, spans: list[tuple[int, int, Stage]], positions: I64) -> B
     return begins_step
 
 
-def _forward_scripts(stage: U8) -> U8:
-    """Python outside modules is forward where it follows modules (the loss) or runs right before backward."""
+def _saves(history: DeviceHistory, stacks: MemoryStacks, entry_stage: U8, first: I64) -> Bool:
+    """Phases that compute what a backward frees: autograd saved it. A batch is copied or generated, not computed."""
+    saved = np.flatnonzero((history.born != BEFORE) & (history.freed < history.n))
+    saved = saved[entry_stage[history.freed[saved]] == Stage.BACKWARD]
+    made = history.stack[saved]
+    batch = stacks.marked(stacks.transfer, made) | stacks.marked(stacks.generated, made)
+    phase = np.searchsorted(first, history.born[saved[~batch]], side="right") - 1
+    saves = np.zeros(len(first), dtype=np.bool_)
+    saves[phase[phase >= 0]] = True
+    return saves
+
+
+def _forward_scripts(stage: U8, saves: Bool) -> U8:
+    """Python outside modules is forward where it follows modules (the loss), runs right before backward, or makes what
+    that saves."""
     stages = stage.copy()
     for i in np.flatnonzero(stage == Stage.SCRIPT):
         after_forward = i > 0 and stages[i - 1] == Stage.FORWARD
         before_backward = i + 1 < len(stage) and stage[i + 1] == Stage.BACKWARD
-        if after_forward or before_backward:
+        if after_forward or before_backward or saves[i]:
             stages[i] = Stage.FORWARD
     return stages
 

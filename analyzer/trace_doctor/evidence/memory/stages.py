@@ -48,6 +48,9 @@ _SETUP = frozenset(
     {"__init__", "_apply", "_load_from_state_dict", "load_state_dict", "from_pretrained", "to_empty"}
 )
 _NN = re.compile(r"(?:^|/)torch/nn/")
+_FACTORY = re.compile(
+    r"(?:rand|ones|zeros|empty|full)\w*|arange|linspace|eye|normal\w*|scalar_tensor|(?:bernoulli|uniform)_?"
+)
 _LIKE = re.compile(r"(?:zeros|ones|empty|full)_like|clone")
 _KEEPS_STATE = re.compile(
     r"optim|estimator|(?:^|[^a-z])ema(?:[^a-z]|$)|precondition|shampoo|momentum", re.IGNORECASE
@@ -55,6 +58,7 @@ _KEEPS_STATE = re.compile(
 _INPUT = re.compile(r"(?:batch|send|move_data)_to_device|_prepare_inputs?|to_device")
 _TRANSFER = re.compile(r"THPVariable_(?:to|cuda)\b")
 _CAST = re.compile(r"at::_ops::to_dtype::call")
+_AUTOCAST = "at::autocast::cached_cast"
 _WORKSPACE = re.compile(r"[gG]etNew\w*Workspace|[gG]et\w*CUDABlas\w*|Cublas\w*Workspace|cudnn\w*[wW]orkspace")
 _NODE = re.compile(r"(\w+Backward\d*)(?:_apply_functional|::apply|\b)")
 _OP = re.compile(r"at::_ops::(\w+?)(?:_(?:[A-Z]\w*|int|dim|dtype|self|out))?::(?:call|redispatch)")
@@ -125,10 +129,14 @@ class MemoryStacks(Evidence, frozen=True):
     """a class of the script that is no module (an optimizer, an average of the weights, an estimator) being built"""
     transfer: Bool
     """a copy to the device outside of modules: a batch on its way"""
+    generated: Bool
+    """an operator that reads no tensor, outside of modules: random data, zeros, positions"""
     native: Bool
     """holds C++ frames, so that a workspace would show"""
     unshards: Bool
     """FSDP or ZeRO-3 gathering parameters"""
+    autocast: Bool
+    """autocast converting an argument, a weight or an activation"""
     for_backward: Bool
     """a compiled forward that is an autograd function: it returns what its backward needs. Without gradients compiled
     code is called as it is"""
@@ -152,8 +160,10 @@ class MemoryStacks(Evidence, frozen=True):
             setup=plain & flags(lambda fs: any(f.is_python and f.name in _SETUP for f in fs)),
             state_by_hand=plain & flags(_makes_state),
             transfer=plain & flags(_is_transfer),
+            generated=plain & flags(lambda fs: _FACTORY.fullmatch(_operator(fs) or "") is not None),
             native=flags(lambda fs: any(not f.is_python for f in fs)),
             unshards=flags(_unshards),
+            autocast=flags(lambda fs: any(not f.is_python and _AUTOCAST in f.name for f in fs)),
             for_backward=flags(_is_autograd_function),
             source=facts.options.source,
         )
@@ -213,13 +223,7 @@ class MemoryStacks(Evidence, frozen=True):
 
     def op(self, stack: int) -> str | None:
         """The outermost ATen operator of the innermost Python frame: `softmax`. Needs C++ frames."""
-        operator: str | None = None
-        for frame in self.snapshot.frames_of(stack):
-            if frame.is_python:
-                break
-            if match := _OP.search(frame.name):
-                operator = match.group(1)
-        return operator
+        return _operator(self.snapshot.frames_of(stack))
 
     def calls(self, stack: int) -> frozenset[str]:
         """All function names of a stack, for a rule that recognises what made a block."""
@@ -237,6 +241,16 @@ class MemoryStacks(Evidence, frozen=True):
     def site_of(self, frame: StackFrame) -> Site:
         """A frame as people see it: below `--source` where that has the file."""
         return Site(shown_path(frame.filename, self.source), frame.line, frame.name, exact=True)
+
+
+def _operator(frames: Sequence[StackFrame]) -> str | None:
+    operator: str | None = None
+    for frame in frames:
+        if frame.is_python:
+            break
+        if match := _OP.search(frame.name):
+            operator = match.group(1)
+    return operator
 
 
 def _is_autograd_function(frames: Sequence[StackFrame]) -> bool:
