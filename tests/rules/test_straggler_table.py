@@ -26,3 +26,12 @@ def test_the_headline_names_all_that_are_late(late: int, named: str, tmp_path: P
     result = trace_doctor.analyze(tmp_path, select=["TD602"])
     assert headline(result) == f"Straggler delays all ranks: up to 25% of step time ({named})"
     assert named in render(result, "html")
+
+
+def test_what_a_straggler_does_while_the_others_wait_has_one_owner(tmp_path: Path) -> None:
+    for r, b in enumerate(_late_in((400.0,))):
+        b.write(tmp_path / f"rank{r}.json")
+    result = trace_doctor.analyze(tmp_path, select=["TD602"])
+    [pause] = [row for row in result.ownership if row.rank == 0 and row.part == "annotation"]
+    assert pause.total_ns == pytest.approx(8 * 400_000, rel=0.02)
+    assert pause.unowned_ns < 0.02 * pause.total_ns

@@ -15,6 +15,7 @@ from trace_doctor.evidence.rank_summary import RankSummary, ranks_of_jobs, summa
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.model import Confidence, Severity
 from trace_doctor.model.parameters import misfit
+from trace_doctor.recording.folder import RankRecord
 from trace_doctor.rule import Claim, Rule, View
 from trace_doctor.testing.run_builder import RunBuilder
 
@@ -77,9 +78,17 @@ def captures_of(built: Built) -> list[Capture]:
     parts = built if isinstance(built, tuple) else (built,)
     builders = [p for p in parts if isinstance(p, RunBuilder)]
     snapshot = next((p.snapshot() for p in parts if not isinstance(p, RunBuilder)), None)
-    captures = [Capture(rank=run.rank, run=run, step_ms=b.step_ms) for b in builders for run in [b.run()]]
+    captures = [
+        Capture(rank=run.rank, run=run, step_ms=b.step_ms, record=_record(run.rank, b.waited_for_cpu))
+        for b in builders
+        for run in [b.run()]
+    ]
     first = captures[0] if captures else Capture(rank=0, run=None)
     return [replace(first, snapshot=snapshot), *captures[1:]]
+
+
+def _record(rank: int, waited: float | None) -> RankRecord | None:
+    return RankRecord(rank, waited_for_cpu=waited) if waited is not None else None
 
 
 def claims_of(rule: Rule, built: Built) -> list[Claim]:

@@ -50,6 +50,8 @@ class RunBuilder:
         self.events: list[dict[str, Any]] = []
         self.step_ms: dict[str, tuple[float, ...]] = {}
         """what a recording measured beside the trace: phase -> milliseconds of each step"""
+        self.waited_for_cpu: float | None = None
+        """the same: share of its time in which the main thread could have run and did not"""
         self.meta: dict[str, Any] = {
             "schemaVersion": 1,
             "deviceProperties": [

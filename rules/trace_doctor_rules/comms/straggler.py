@@ -8,10 +8,11 @@ from statistics import mean
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from trace_doctor import NOTE_FROM, Claim, Confidence, Context, Fix, Location, Rule, Saving, Table, threshold
 from trace_doctor.evidence.distributed.collectives import RankedCollectives
-from trace_doctor.evidence.distributed.ranks import Ranks, listed, named
+from trace_doctor.evidence.distributed.ranks import PARTS, Ranks, listed, named
 from trace_doctor.evidence.durations import milliseconds
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
@@ -43,6 +44,25 @@ def _job(
                 for b in ranks:
                     b.launch(10 if b is not ranks[0] else 15)
                 _all_reduce(ranks)
+            for b in ranks:
+                b.sync()
+    return ranks
+
+
+def _two_causes(compute_us: float, loading_us: float, waited: Sequence[float] = ()) -> tuple[RunBuilder, ...]:
+    """Four ranks, one of which computes and loads longer than the others. `waited`: of each rank the share of its time in
+    which it waited for a CPU."""
+    ranks = tuple(RunBuilder(rank=r, world_size=4) for r in range(4))
+    for b, share in zip(ranks, waited, strict=False):
+        b.waited_for_cpu = share
+    for _ in range(5):
+        with ExitStack() as step:
+            for r, b in enumerate(ranks):
+                step.enter_context(b.step())
+                b.loader(10 + loading_us * (r == 1))
+                with b.op("aten::mm"):
+                    b.launch(1000 + compute_us * (r == 1))
+            _all_reduce(ranks)
             for b in ranks:
                 b.sync()
     return ranks
@@ -115,7 +135,9 @@ class Straggler(Rule):
     that overlap in time, or end nearer to one another than to the next, take 95% of the time of their kind. On each rank the
     time beyond the shortest over all ranks is waiting. What overlaps with compute does not count. Stragglers wait least, are at
     most half of the ranks, and cause at least 80% of the waiting: it is in collectives at which they arrive last.
-    What they do longer than the others is named as the cause where it covers 80% of the delay.
+    What they do longer than the others is named as the cause where it covers 80% of the delay, a single part with its share from half
+    of it on. A recording of `trace-doctor record` says how long ranks waited for a CPU: where that is half of the delay, it is the
+    cause. Other traces do not tell, and the finding says so where the host takes longer.
 
     How the saving is estimated
     The collectives of all ranks are replayed with the stragglers never last: each then begins when the last of the other ranks
@@ -175,6 +197,12 @@ class Straggler(Rule):
         0.8, "part of the delay that a cause must cover to be named", unit="share", source="rule of thumb"
     )
 
+    min_part: float = threshold(
+        0.5,
+        "part of the delay from which on one cause is named with its share",
+        unit="share",
+        source="more than all others together",
+    )
     max_causes: int = threshold(3, "causes to name", source="more explain nothing")
 
     VALID = [
@@ -208,7 +236,7 @@ class Straggler(Rule):
         Invalid(
             "two late, each for a reason of its own",
             lambda: _job(0, 480, 500, 0, 0, 0, loading=(2,)),
-            message="Excess time: rank 1 compute; rank 2 data loading.",
+            message="Excess time: rank 1 compute; rank 2 data loading (CPU contention was not recorded).",
             fixes=("Rank 1: They compute longer", ),
         ),
         *(
@@ -221,6 +249,20 @@ class Straggler(Rule):
             confidence="low",
             message="Low confidence: only 4 of 8 ranks were read.",
         ),
+        Invalid("two causes", lambda: _two_causes(300, 200), message="Excess time: compute and data loading"),
+        Invalid(
+            "two causes, one of which is most of it",
+            lambda: _two_causes(300, 200),
+            thresholds={"max_causes": 1},
+            message="Excess time: compute, 0.300 ms of 0.500 ms, the rest unexplained.",
+        ),
+        Invalid(
+            "it waited for a CPU",
+            lambda: _two_causes(0, 500, (0.02, 0.3, 0.02, 0.02)),
+            message="Excess time: CPU contention, 0.4",
+            fixes=("Start fewer processes per host",),
+        ),
+        Invalid("all waited alike", lambda: _two_causes(0, 500, (0.3, 0.3, 0.3, 0.3)), message="Excess time: data loading."),
         Invalid("one of two", lambda: _job(0, 500), message="The other waits"),
         Invalid(
             "in one step, at many places",
@@ -256,7 +298,7 @@ class Straggler(Rule):
         numbers = [collectives.ranks[i] for i in late]
         who = named(numbers)
         causes = self._causes(collectives, ranks, late)
-        because = f" Excess time: {_by_ranks(causes)}." if any(cause for cause, _ in causes) else ""
+        because = f" Excess time: {_by_ranks(causes)}." if any(cause.parts for cause, _ in causes) else ""
         confidence: Confidence = "medium" if steps.count > 1 or matched >= self.many else "low"
         read, size = collectives.read
         if read < size:
@@ -272,34 +314,49 @@ class Straggler(Rule):
             saving=_saving(
                 waited,
                 steps.step_ns,
-                any("compute" in c for c, _ in causes),
+                any("compute" in c.parts for c, _ in causes),
                 len(late) / len(collectives.ranks),
                 errors,
             ),
             location=Location(ranks=numbers),
             evidence=[_waits(collectives, alone), ranks.table()],
             fixes=[_advice(who, causes)],
-            owned_on={rank: spans_of(waits) for rank, waits in collectives.waits_for(late).items()},
+            owned_on={
+                rank: [*spans_of(waits), *_lost(ranks, rank, causes)]
+                for rank, waits in collectives.waits_for(late).items()
+            },
             key="straggler",
         )
 
     def _causes(
         self, collectives: RankedCollectives, ranks: Ranks, late: Sequence[int]
-    ) -> list[tuple[list[str], list[int]]]:
-        """What the stragglers do longer than the others, and which of them: apart where their main causes differ. A cause has to
-        cover what they wait less than the others."""
+    ) -> list[tuple[_Cause, list[int]]]:
+        """What the stragglers do longer than the others, and which of them: apart where their main causes differ."""
         on_time = [i for i in range(len(collectives.ranks)) if i not in late]
         waits = collectives.wait_ns
 
-        def excess(of: Sequence[int]) -> list[str]:
+        def cause(of: Sequence[int]) -> _Cause:
             lost = mean(waits[i] for i in on_time) - mean(waits[i] for i in of)
             own, others = ([collectives.ranks[i] for i in places] for places in (of, on_time))
-            return ranks.excess(own, others, self.min_explained * lost, self.max_causes)
+            return self._cause(ranks, own, others, lost)
 
         by_main_cause: dict[str, list[int]] = {}
         for i in late:
-            by_main_cause.setdefault(next(iter(excess([i])), ""), []).append(i)
-        return [(excess(of), [collectives.ranks[i] for i in of]) for of in by_main_cause.values()]
+            by_main_cause.setdefault(next(iter(cause([i]).parts), ""), []).append(i)
+        return [(cause(of), [collectives.ranks[i] for i in of]) for of in by_main_cause.values()]
+
+    def _cause(self, ranks: Ranks, own: Sequence[int], others: Sequence[int], lost: float) -> _Cause:
+        """What covers so many ns of a step: waiting for a CPU, else the fewest parts, else the longest part, if it is half."""
+        waits, usual = ranks.waits_for_cpu(own), ranks.waits_for_cpu(others)
+        if waits is not None and usual is not None and waits - usual >= self.min_part * lost > 0:
+            return _Cause((_CONTENTION,), min(waits - usual, lost), lost)
+        more = ranks.excess(own, others)
+        parts = tuple(more)[: self.max_causes]
+        for count in range(1, len(parts) + 1):
+            if sum(more[p] for p in parts[:count]) >= self.min_explained * lost:
+                return _Cause(parts[:count], lost, lost, waits is None)
+        longest = parts[:1] if parts and more[parts[0]] >= self.min_part * lost else ()
+        return _Cause(longest, sum(more[p] for p in longest), lost, waits is None)
 
 
 def _the_others(count: int) -> str:
@@ -316,12 +373,48 @@ def _best_alone(collectives: RankedCollectives, alone: Mapping[int, float]) -> s
     return f", of it {milliseconds(alone[best] / 1e3)} for rank {collectives.ranks[best]} alone"
 
 
-def _by_ranks(causes: Sequence[tuple[Sequence[str], Sequence[int]]]) -> str:
+class _Cause(Struct, frozen=True):
+    """What stragglers do longer than the others. ns of a step."""
+
+    parts: tuple[str, ...]
+    covered_ns: float
+    lost_ns: float
+    """by how much they come later"""
+    untold: bool = False
+    """whether nothing recorded tells how long they waited for a CPU"""
+
+    def __str__(self) -> str:
+        """Without the share where it is all, or as good as all."""
+        if not self.parts:
+            return "not explained"
+        doubt = " (CPU contention was not recorded)" if self.untold and _HOST & set(self.parts) else ""
+        text = listed(self.parts) + doubt
+        if self.covered_ns >= self.lost_ns:
+            return text
+        shares = f"{milliseconds(self.covered_ns / 1e3)} of {milliseconds(self.lost_ns / 1e3)}"
+        return f"{text}, {shares}, the rest unexplained"
+
+
+def _lost(ranks: Ranks, rank: int, causes: Sequence[tuple[_Cause, Sequence[int]]]) -> list[tuple[int, int]]:
+    """When a straggler was idle for what makes it late: as much as it comes later, in its longest pieces."""
+    return [
+        span
+        for cause, late in causes
+        if rank in late
+        for part in cause.parts
+        for span in ranks.idle(rank, part, cause.covered_ns)
+    ]
+
+
+_CONTENTION = "CPU contention"
+_HOST = frozenset(PARTS) - {"compute", "copies", "cold start"}
+"""parts that take longer where threads outnumber cores"""
+
+
+def _by_ranks(causes: Sequence[tuple[_Cause, Sequence[int]]]) -> str:
     if len(causes) == 1:
-        return listed(causes[0][0])
-    return "; ".join(
-        f"{named(ranks).lower()} {listed(cause) if cause else 'not explained'}" for cause, ranks in causes
-    )
+        return str(causes[0][0])
+    return "; ".join(f"{named(ranks).lower()} {cause}" for cause, ranks in causes)
 
 
 def _saving(waited: float, step_ns: int, compute: bool, late: float, errors: float) -> Saving:
@@ -414,14 +507,16 @@ _LOOK = {
     "GPU runs (`nvidia-smi -q -d CLOCK,PERFORMANCE,TEMPERATURE`): the table shows whether they launch more kernels.",
     "data loading": "Their loader is slow: a slower disk, larger samples, fewer cores, or workers that share them. "
     "Balance the shards by size, and pin each rank to its own cores.",
+    _CONTENTION: "More threads run than there are cores. Start fewer processes per host, set OMP_NUM_THREADS and the "
+    "number of workers to what the cores allow, or give the job more cores (`nproc`, the limits of its container).",
 }
 
 
-def _advice(who: str, causes: Sequence[tuple[Sequence[str], Sequence[int]]]) -> Fix:
+def _advice(who: str, causes: Sequence[tuple[_Cause, Sequence[int]]]) -> Fix:
     look = [
         f"{named(ranks)}: {text}" if len(causes) > 1 else text
         for cause, ranks in causes
-        for text in _look(cause)
+        for text in _look(cause.parts)
     ]
     return Fix(
         title=f"Investigate {who[0].lower() + who[1:]}",
@@ -439,7 +534,8 @@ def _look(causes: Sequence[str]) -> list[str]:
     if causes:
         return [
             f"They lose the time in {listed(causes)}. Check the findings of these ranks, and what else runs on "
-            "their host: other jobs, shared cores, a NUMA node far from their GPU."
+            "their host: other jobs, shared cores, a NUMA node far from their GPU. `trace-doctor record` measures how "
+            "long each rank waits for a CPU."
         ]
     return [
         "Their own time breakdown does not explain it. Check what else runs on their host, the pinning to cores and NUMA "

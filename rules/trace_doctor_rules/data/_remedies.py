@@ -51,14 +51,14 @@ def work_ahead(data_waits: DataWaits, verify: str) -> Fix:
     )
 
 
-def call_without_pipeline(verify: str) -> Fix:
+def call_without_pipeline(verify: str, title: str = "Call processor and model without the pipeline") -> Fix:
     """For the preprocessing of a `transformers` pipeline: those that split an input into chunks take no more than one
     worker, and preprocess the input again for each chunk.
 
     Source: `ChunkPipeline.get_iterator` in transformers/pipelines/base.py ("setting `num_workers=1` to guarantee correctness").
     """
     return advice(
-        "Call processor and model without the pipeline",
+        title,
         "inputs = processor(images=image, text=labels, return_tensors='pt').to(device)   # once for each input\n"
         "outputs = model(**inputs)\n"
         "# a pipeline that makes one input of each item also takes: pipe(dataset, num_workers=..., batch_size=...)",

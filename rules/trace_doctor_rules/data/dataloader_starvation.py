@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 from trace_doctor import (
     NOTE_FROM,
@@ -16,7 +17,7 @@ from trace_doctor import (
 from trace_doctor.evidence.durations import milliseconds
 from trace_doctor.evidence.host.data_waits import DataWaits
 from trace_doctor.evidence.idle.cpu_timeline import Processor
-from trace_doctor.evidence.idle.data_loading import DataLoading, LoaderKind
+from trace_doctor.evidence.idle.data_loading import DataLoading, LoaderKind, RepeatedCalls
 from trace_doctor.evidence.idle.time_ledger import TimeLedger
 from trace_doctor.evidence.replay.what_if import Removal, Replay, ReplayOutcome
 from trace_doctor.evidence.trace.call_sites import CallSites, Site, location
@@ -115,15 +116,22 @@ def _transforms() -> RunBuilder:
     return b
 
 
-def _pipeline() -> RunBuilder:
+def _pipeline(*times: float, inputs: int = 5) -> RunBuilder:
+    """Each chunk of an input is preprocessed by itself, in so many us, one after another; without, no function is seen."""
     b = RunBuilder(stacks=True)
-    for _ in range(5):
+    for n in range(5):
         with b.step():
             with (
                 b.annotation("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"),
                 b.python("transformers/pipelines/pt_utils.py", 266, "__next__"),
+                b.python("transformers/pipelines/detection.py", 164 if n < inputs else 176, "preprocess")
+                if times
+                else nullcontext(),
+                b.python("transformers/image_processing_utils.py", 40, "__call__")
+                if times
+                else nullcontext(),
             ):
-                b.wait(400)
+                b.wait(times[n] if times else 400)
             with b.op("aten::mm", us=10):
                 b.launch(300)
             b.sync()
@@ -160,18 +168,21 @@ class DataLoaderStarvation(TimeRule):
     hand it over, it is a note: what costs is how many there are. The iterator's class tells
     whether workers exist: `_SingleProcessDataLoaderIter` is `num_workers=0`. With `with_stack=True` the wait is split
     into reading, collating, pinning and waiting for workers, and of a loader without workers the functions are listed in which
-    most of it goes. Where kernel launches stall as well while the GPU is idle, threads outnumber cores, and no workers are offered.
+    most of it goes. Where the `preprocess` of a `transformers` pipeline goes on for the same input and makes the same calls in about
+    the same time, the finding says so; whether the data is the same, no trace shows. Where kernel launches stall as well while the GPU is idle, threads outnumber cores, and no workers are offered.
 
     How the saving is estimated
     The captured steps are simulated without the time inside the loader: host calls keep their distance otherwise, GPU
     work starts when its launch has arrived and its stream is free. It is an upper bound, "up to", because workers
     compete for cores and the copy to the GPU grows. In a capture without GPU work it is the main thread's time inside
     the loader, and what moves to workers is credited only up to the machine's core count where that is known; a
-    recording tells how long the training thread was on a CPU, and a loader that waits for a disk needs none.
+    recording tells how long the training thread was on a CPU, and a loader that waits for a disk needs none. Where an input is
+    preprocessed several times, only the calls after its first are taken out.
 
     Fix
     num_workers = max(2, ceil(1.25 · loader / (step − exposed loader))), at most the captured machine's cores (8 where
-    these are unknown), together with persistent_workers=True, pin_memory=True (with a GPU) and prefetch_factor. Where
+    these are unknown), together with persistent_workers=True, pin_memory=True (with a GPU) and prefetch_factor. What is done again
+    for the same input is done once instead: workers would only repeat it elsewhere. Where
     workers exist already: more of them, more prefetching, or cheaper work per sample.
 
     Fix safety
@@ -293,6 +304,16 @@ class DataLoaderStarvation(TimeRule):
         Invalid("the same in one step", lambda: _training(6000, workers=2, launch_us=3000, steps=1), fixes=("Add workers",)),
         Invalid("the preprocessing of a pipeline", _pipeline, fixes=("Call processor and model",)),
         Invalid(
+            "one input preprocessed for each of its chunks",
+            lambda: _pipeline(400, 410, 400, 390, 400, inputs=1),
+            message="__call__() (transformers/image_processing_utils.py:40) runs 5 times for 1 input: likely on the same data.",
+            shown="without the repeated calls",
+            saving_us=320,
+            fixes=("Preprocess each input once",),
+        ),
+        Invalid("chunks that take as long as they are large", lambda: _pipeline(400, 900, 300, 500, 400, inputs=1), fixes=("Call processor and model",)),
+        Invalid("five inputs of one chunk", lambda: _pipeline(400, 400, 400, 400, 400), fixes=("Call processor and model",)),
+        Invalid(
             "workers that do not keep up",
             lambda: _training(6000, workers=2),
             message="the workers are too slow",
@@ -348,16 +369,26 @@ class DataLoaderStarvation(TimeRule):
         outcome = replay.without(removal)
         if outcome.share_of_step < self.min_saving:
             return
+        without = "data waits"
+        if (repeated := loading.repeated(ctx[Steps].spans("steady"))) is not None:
+            once = Removal(host_spans=tuple((loading.thread, s, e) for s, e in repeated.spans))
+            if (shorter := replay.without(once)).share_of_step >= self.min_saving:
+                removal, outcome, without = once, shorter, "the repeated calls"
+            else:
+                repeated = None
         confidence, why = self._confidence(ctx, data_waits, outcome)
         cores = ctx.get(StarvedCores)
         starved = cores is not None and cores.recurs and cores.share >= self.min_starved
         doubts = [
             "Workers would take as long to hand over a batch." if brief else "",
             "Kernel launches stall as well: threads likely outnumber the cores." if starved else "",
+            _again(repeated) if repeated is not None else "",
             why,
         ]
         site = _site(ctx)
-        if starved:
+        if repeated is not None:
+            fixes = [call_without_pipeline(_VERIFY, "Preprocess each input once")]
+        elif starved:
             fixes = [techniques.free_cores(_VERIFY)]
         elif brief:
             fixes = [fewer_batches(_VERIFY)]
@@ -373,7 +404,7 @@ class DataLoaderStarvation(TimeRule):
             severity="info" if confidence == "low" or brief else None,
             saving=outcome.saving(),
             location=location(site, device=data_waits.device, ts_us=moments.ts_us(longest[0])),
-            evidence=_tables(ctx, data_waits, outcome),
+            evidence=_tables(ctx, data_waits, outcome, without),
             spans=moments.longest(data_waits.owned, "waiting for data", device=data_waits.device),
             fixes=fixes,
             removal=removal,
@@ -477,7 +508,13 @@ _FUNCTIONS = 5
 """functions of the table: those where most of the time goes"""
 
 
-def _tables(ctx: Context, data_waits: DataWaits, outcome: ReplayOutcome) -> list[Table]:
+def _again(repeated: RepeatedCalls) -> str:
+    """That calls are repeated: whether their arguments are the same, no trace shows."""
+    inputs = f"{repeated.inputs} input{'s' if repeated.inputs > 1 else ''}"
+    return f"{repeated.function} runs {repeated.times} times for {inputs}: likely on the same data."
+
+
+def _tables(ctx: Context, data_waits: DataWaits, outcome: ReplayOutcome, without: str) -> list[Table]:
     resource = "GPU" if data_waits.device is not None else "main thread"
     tables = [
         Table.with_units(
@@ -488,7 +525,7 @@ def _tables(ctx: Context, data_waits: DataWaits, outcome: ReplayOutcome) -> list
                 for s in sorted(data_waits.steps, key=lambda s: (-s.exposed, s.step))
             ],
         ),
-        outcome.table("Simulated: the next batch is always ready", "without data waits"),
+        outcome.table(f"Simulated: without {without}", f"without {without}"),
     ]
     steady = ctx[Steps].spans("steady")
     if data_waits.kind != "workers" and (functions := ctx[DataLoading].functions(steady)):

@@ -7,6 +7,7 @@ from typing import Literal, Self
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from trace_doctor.arrays import I64, Bool
 from trace_doctor.evidence.base import Evidence, Facts
@@ -19,6 +20,7 @@ from trace_doctor.evidence.names.event_names import (
     is_compile,
     is_device_synchronize,
     is_loader,
+    is_module,
     is_optimizer,
     is_step,
     is_torch_mark,
@@ -30,9 +32,10 @@ from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.run import Cat
+from trace_doctor.user_frames import Frame, is_user_frame, python_frame
 
-SyncKind = Literal["item", "shape", "to_host", "synchronize"]
-"""a scalar read · an operator whose output size depends on data · a tensor copied to the host · an explicit wait"""
+SyncKind = Literal["item", "shape", "to_host", "to_device", "synchronize"]
+"""a scalar read · an operator whose output size depends on data · a tensor copied to the host, to the device · an explicit wait"""
 
 _OPERATORS: tuple[tuple[SyncKind, frozenset[str]], ...] = (
     (
@@ -81,6 +84,10 @@ class SyncSite(Struct, frozen=True):
     """when the copies to the host that it waits for run beside nothing else: a set of intervals, ns"""
     long: bool
     """whether these are the few that are so much longer than the others below their operators"""
+    library: Frame | None = None
+    """of copies to the device: the library's function that asks for them, where it is not the user's"""
+    in_module: bool = False
+    """of copies to the device: whether a module's forward asks for them: then they are no batch of the loop's"""
 
     @property
     def idle_ns(self) -> int:
@@ -91,13 +98,15 @@ class SyncSite(Struct, frozen=True):
     def name(self) -> str:
         """The operators for people: outermost and innermost."""
         text = " → ".join(self.path[:1] + self.path[1:][-1:])
+        if self.kind == "to_device":
+            text = f"Host-to-device {text}"
         return f"{text} (the few long waits)" if self.long else text
 
 
 class SyncSites(Evidence, frozen=True):
     """Blocking calls on launching threads in steady steps. Raises NotCaptured without GPU work.
 
-    Left out: waits inside compilation or graph capture, and waits for host-to-device copies (pinned memory cures those).
+    Left out: waits inside compilation or graph capture. Waits for host-to-device copies are apart.
     """
 
     rows: I64
@@ -120,7 +129,29 @@ class SyncSites(Evidence, frozen=True):
     def sites(self, long_factor: float) -> list[SyncSite]:
         """By operators and line, most idle time first. Where the line is not known, waits so many times as long as the tenth
         longest of their operators are of another place."""
-        facts, run, rows = self._facts, self._facts.run, self.rows
+        return sorted(
+            self._places(self.rows, long_factor), key=lambda s: (-s.idle_ns, -s.held_ns, s.path, s.rows)
+        )
+
+    def copy_sites(self, long_factor: float) -> list[SyncSite]:
+        """The same of the waits for host-to-device copies, those of each library function apart. A copy from pageable memory
+        holds the host until all that its stream had to do before has ended."""
+        waits = np.array(self.to_device, dtype=np.int64)
+        callers = _Callers(self._facts)
+        of = [callers.library(row) for row in waits.tolist()]
+        sites = []
+        for library in dict.fromkeys(of):
+            rows = waits[[other == library for other in of]]
+            sites += [
+                replace(
+                    site, kind="to_device", library=library, in_module=all(map(callers.in_module, site.rows))
+                )
+                for site in self._places(rows, long_factor)
+            ]
+        return sorted(sites, key=lambda s: (-s.held_ns, -s.idle_ns, s.path, s.rows))
+
+    def _places(self, rows: I64, long_factor: float) -> list[SyncSite]:
+        facts, run = self._facts, self._facts.run
         timeline, steady = facts[GpuTimeline], facts[Steps].spans("steady")
         device_wide = run.is_named(is_device_synchronize)[rows]
         busy_ns = [covered(pairs(run.ts[rows], run.end[rows]), timeline.busy(d)) for d in timeline.devices]
@@ -138,7 +169,7 @@ class SyncSites(Evidence, frozen=True):
             for (path, site), members in places.items()
             for long, some in _apart(np.array(members), parents, lost, long_factor if site is None else None)
         ]
-        sites = [
+        return [
             SyncSite(
                 path=path,
                 site=site,
@@ -154,7 +185,28 @@ class SyncSites(Evidence, frozen=True):
             )
             for path, site, long, members in groups
         ]
-        return sorted(sites, key=lambda s: (-s.idle_ns, -s.held_ns, s.path, s.rows))
+
+
+class _Callers:
+    """What Python asks for calls of the host, where stacks were recorded."""
+
+    def __init__(self, facts: Facts) -> None:
+        run = facts.run
+        self._nesting, self._run = facts[Nesting], run
+        self._python = run.is_cat(Cat.PYTHON)
+        self._modules = self._python & run.is_named(is_module)
+
+    def library(self, row: int) -> Frame | None:
+        """The innermost function around a call that is not torch's own; None where that is the user's, or there is none."""
+        for above in self._nesting.ancestors(row):
+            frame = python_frame(self._run.text(above)) if self._python[above] else None
+            if frame is not None and not frame.file.startswith("torch/"):
+                return None if is_user_frame(frame.file) else frame
+        return None
+
+    def in_module(self, row: int) -> bool:
+        """Whether a module is called around it."""
+        return any(self._modules[above] for above in self._nesting.ancestors(row))
 
 
 def _chosen(facts: Facts, steady: Iterable[tuple[int, int]]) -> tuple[I64, I64]:

@@ -100,6 +100,27 @@ def _wait(b: RunBuilder, sync: str) -> None:
             b.item()
 
 
+def _constant_of_the_model() -> RunBuilder:
+    """The model copies a tensor of its own to the device in each forward, behind its kernels; the result is read after it."""
+    b = RunBuilder(stacks=True)
+    for _ in range(6):
+        with b.step(), b.python("train.py", 12, "train_step"):
+            with b.event("nn.Module: Detector_0", "python_function"):
+                for _ in range(10):
+                    with b.op("aten::mm", us=30):
+                        b.launch(60)
+                with (
+                    b.python("transformers/models/detector.py", 1421, "box_predictor"),
+                    b.python("torch/utils/_device.py", 100, "__torch_function__"),
+                ):
+                    _wait(b, "to_device")
+                with b.op("aten::add", us=5):
+                    b.launch(3)
+            b.item()
+            b.wait(100)
+    return b
+
+
 def _alone_and_together() -> RunBuilder:
     """A wait that costs time by itself, and behind other work two of which each hides the other."""
     b = RunBuilder()
@@ -196,16 +217,18 @@ class HostDeviceSync(TimeRule):
     the user's line; where that is not known, few waits ten times as long as the others below the same operators are a place
     of their own. The time for which such a call held the host while the device was busy is lead lost; later idle time
     with nothing else to blame is charged to it until that lead is used up. The profiler's own synchronise, warm-up, end of
-    the run, compilation, graph capture and waits for host-to-device copies (TD102) do not count.
+    the run, compilation and graph capture do not count. A copy to the device from pageable memory waits for all that its stream
+    had to do: these are call sites only where they would take over what the others hold up (else TD102 counts them).
 
     How the saving is estimated
     The captured steps are simulated with the calls of that one place returning at once. An upper bound, "up to": whatever
     needs the value must then come later. Places that give more together than one by one, because each wait hides behind
     the next, are one claim, which lists what each saves alone. It is a note where the replay leaves more than 3 % unexplained. Where copies
-    to the device wait as well, one wait hides behind the other: both are taken away together, and the message says so.
+    to the device wait as well, one wait hides behind the other: both are taken away together, and the call site that holds
+    the host longest comes first.
 
     Fix
-    Keep sums on the device and read them every N steps; use loss.detach() in running sums; remove debug prints and
+    Keep what a model copies in each forward on the device (`register_buffer`). Keep sums there and read them every N steps; use loss.detach() in running sums; remove debug prints and
     synchronises; use operators whose output size does not depend on data. A line that only logs a value is guarded
     (`if step % 10 == 0:`, or every 50 where the capture shows a run of 200 steps), a running sum is kept on the device and read where it is used.
 
@@ -314,9 +337,16 @@ class HostDeviceSync(TimeRule):
         Invalid(
             "copies to the device wait as well",
             lambda: _training(sync="both", gpu_us=600),
-            message="asynchronous host-to-device copies as well: alone it is",
-            shown="it, and copies to the device | ",
-            fixes=("", "", "pin_memory"),
+            message="at 1 more call site",
+            shown="together | ",
+            fixes=("Read", "Accumulate", "pin_memory", "Keep the tensor"),
+        ),
+        Invalid(
+            "a tensor of the model is copied to the device behind its kernels",
+            _constant_of_the_model,
+            message="Host-to-device aten::to → aten::copy_ in train_step() (train.py) through box_predictor() "
+            "(transformers/models/detector.py:1421) blocks the host once per step",
+            fixes=("Keep the tensor on the GPU", "pin_memory", "Read", "Accumulate"),
         ),
         Invalid("between copies to the host and to the device", _between_copies, claims=2, message="blocks the host"),
         Invalid("nonzero", lambda: _training(sync="nonzero"), message="aten::nonzero"),
@@ -345,7 +375,8 @@ class HostDeviceSync(TimeRule):
                 raise NotCaptured(lost, "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]")
             return
         if with_copies:
-            yield self._claim(ctx, sites, together, copies)
+            places = sites + [s for s in ctx[SyncSites].copy_sites(self.long_factor) if s.held_ns]
+            yield self._claim(ctx, sorted(places, key=lambda s: -s.held_ns), together, copies)
             return
         alone = [(site, replay.without(_asynchronous([site]))) for site in sites]
         worth = [(site, outcome) for site, outcome in alone if outcome.share_of_step >= self.min_saving]
@@ -377,25 +408,17 @@ class HostDeviceSync(TimeRule):
         moments, count = ctx[Moments], ctx[Steps].count
         idle = sorted((int(s), int(e)) for site in sites for s, e in site.idle)
         longest = max(idle, key=lambda w: w[1] - w[0])
+        say = _with_copies if copies is not None else _message
         confidence = self._confidence(ctx, sites, outcome)
         return Claim(
-            message=_message(
-                sites,
-                count,
-                _alone(ctx[Replay], sites, outcome),
-                copies is not None,
-                explained=self._explained(ctx),
-            ),
+            message=say(sites, count, _alone(ctx[Replay], sites, outcome), explained=self._explained(ctx)),
             confidence=confidence,
             severity="info" if confidence == "low" else None,
             saving=outcome.saving(),
             location=location(sites[0].site, ts_us=moments.ts_us(longest[0])),
-            evidence=_tables(ctx, sites, outcome, copies),
+            evidence=_tables(ctx, sites, outcome),
             spans=moments.longest(idle, "idle after a wait"),
-            fixes=[
-                *(fix for site in _one_of_each_kind(sites) for fix in _fixes(site, _every(ctx[Steps]))),
-                *([techniques.pinned_copies(_VERIFY)] if copies else []),
-            ],
+            fixes=[fix for site in _one_of_each_kind(sites) for fix in _fixes(site, _every(ctx[Steps]))],
             removal=_asynchronous(sites) | (copies or Removal()),
             owned=idle + [(int(s), int(e)) for site in sites for s, e in site.copies],
             key=" + ".join("/".join(s.path) + " long" * s.long for s in sites),
@@ -419,7 +442,8 @@ def _asynchronous(sites: Sequence[SyncSite]) -> Removal:
 
 
 def _one_of_each_kind(sites: Sequence[SyncSite]) -> list[SyncSite]:
-    return list({(s.kind, s.site): s for s in reversed(sites)}.values())[::-1]
+    first = {(s.kind, s.site): s for s in reversed(sites)}
+    return [s for s in sites if first[s.kind, s.site] is s]
 
 
 # -- words -----------------------------------------------------------------------------------------------------
@@ -431,22 +455,40 @@ def _alone(replay: Replay, sites: Sequence[SyncSite], outcome: ReplayOutcome) ->
     return "" if most >= outcome.saved_us_per_step else milliseconds(most)
 
 
-def _message(sites: Sequence[SyncSite], count: int, alone: str, with_copies: bool, *, explained: bool) -> str:
+def _message(sites: Sequence[SyncSite], count: int, alone: str, *, explained: bool) -> str:
     """What blocks, where and how often. `alone`: what one saves where the rest stays. `explained`: whether the capture shows all
     that the GPU waits for."""
-    first = sites[0]
-    what = first.name + (f" in {first.site}" if first.site else "")
+    what = _what(sites[0])
     if len(sites) > 1:
         what += f" and {len(sites) - 1} more call site{'s' if len(sites) > 2 else ''}"
     often = _often(sum(s.times for s in sites), count)
-    also = " The saving needs asynchronous host-to-device copies as well" if with_copies else ""
-    if alone and len(sites) > 1:
-        also = f"{also or ' The saving is of all together'}: one call site alone saves up to {alone} per step"
-    elif alone:
-        also = f"{also}: alone it is {alone} per step"
-    also += "." * bool(also)
-    doubt = "" if explained else " The GPU also waits for something that was not recorded."
+    also = f" {_TOGETHER} {alone} per step." if alone else ""
+    doubt = "" if explained else _DOUBT
     return f"{what} block{'s' if len(sites) == 1 else ''} the host {often}, so it can't run ahead of the GPU.{also}{doubt}"
+
+
+def _with_copies(sites: Sequence[SyncSite], count: int, alone: str, *, explained: bool) -> str:
+    """The same where copies to the device are among the call sites, which stand by how long they hold the host."""
+    first, *others = sites
+    held = milliseconds(first.held_ns / count / 1e3)
+    text = f"{_what(first)} blocks the host {_often(first.times, count)}. It waits {held} per step there for queued GPU work"
+    if others:
+        rest = milliseconds(sum(s.held_ns for s in others) / count / 1e3)
+        text += f", and {rest} at {len(others)} more call site{'s' if len(others) > 1 else ''}"
+    text += "."
+    if alone:
+        text += f" {_TOGETHER} {alone} per step."
+    return text + ("" if explained else _DOUBT)
+
+
+_TOGETHER = "The saving is of all together: one call site alone saves up to"
+_DOUBT = " The GPU also waits for something that was not recorded."
+
+
+def _what(site: SyncSite) -> str:
+    """The operators and where they are called."""
+    through = f" through {site.library}" if site.library else ""
+    return site.name + (f" in {site.site}" if site.site else "") + through
 
 
 def _often(times: int, count: int) -> str:
@@ -457,13 +499,10 @@ def _often(times: int, count: int) -> str:
     return "once per step" if number == "1" else f"{number} times per step"
 
 
-def _tables(
-    ctx: Context, sites: Sequence[SyncSite], outcome: ReplayOutcome, copies: Removal | None
-) -> list[Table]:
+def _tables(ctx: Context, sites: Sequence[SyncSite], outcome: ReplayOutcome) -> list[Table]:
     count, replay = ctx[Steps].count, ctx[Replay]
-    who = f"{'together' if len(sites) > 1 else 'it'}, and copies to the device" if copies else "together"
-    together: list[list[Cell]] = [[who, None, None, None, None, outcome.saved_us_per_step]]
-    if len(sites) == 1 and not copies:
+    together: list[list[Cell]] = [["together", None, None, None, None, outcome.saved_us_per_step]]
+    if len(sites) == 1:
         together = []
     return [
         Table.with_units(
@@ -479,7 +518,7 @@ def _tables(
             [
                 [
                     s.name,
-                    str(s.site) if s.site else None,
+                    str(s.library or s.site) if s.site else None,
                     round(s.times / count, 2),
                     s.held_ns / count / 1e3,
                     s.idle_ns / count / 1e3,
@@ -517,5 +556,8 @@ def _fixes(site: SyncSite, every: int) -> list[Fix]:
             return (
                 fixes[::-1] if total(site.copies) > site.idle_ns else fixes
             )  # large: as many bytes all at once take as long
+        case "to_device":
+            copies = [techniques.pinned_copies(_VERIFY, target), techniques.keep_on_device(_VERIFY, target)]
+            return copies[::-1] if site.in_module else copies
         case "synchronize":
             return [techniques.no_synchronize(_VERIFY, target, device_wide=site.device_wide)]

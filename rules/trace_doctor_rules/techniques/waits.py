@@ -75,6 +75,19 @@ def copy_behind(verify: str, target: Target | None) -> Fix:
     )
 
 
+def keep_on_device(verify: str, target: Target | None) -> Fix:
+    """Advice for a tensor of the model that is copied to the device in each forward."""
+    return advice(
+        "Keep the tensor on the GPU",
+        'self.register_buffer("bias", bias, persistent=False)   # in __init__(): moves to the GPU with the module\n'
+        "mask = mask.to(device)                                 # above the loop, not in forward()\n"
+        "# in a library: the tensor is an attribute of its module, and module.name = module.name.to(device) moves it once",
+        "only for values that are the same in every step; what is kept takes GPU memory",
+        verify,
+        target=target,
+    )
+
+
 def no_synchronize(verify: str, target: Target | None, *, device_wide: bool) -> Fix:
     """`device_wide`: whether it is `torch.cuda.synchronize()`, which an edit can take out."""
     text = (

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from trace_doctor.arrays import I64, Bool
 from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.distributed.collectives import RankedCollectives
+from trace_doctor.evidence.names.event_names import is_module
 from trace_doctor.evidence.rank_summary import RankSummary, ranks_of_jobs
 from trace_doctor.evidence.trace.gpu_timeline import COMM, COPY, work_kinds
 from trace_doctor.evidence.trace.launches import Launches
@@ -88,10 +89,6 @@ def events_of(facts: Facts, spans: Sequence[Span], room: int, clock_us: float | 
         most = min(most, events.shown) * room * 9 // (size * 10)
 
 
-def _is_module(name: str) -> bool:
-    return name.startswith("nn.Module: ")
-
-
 class _Choice:
     """The events of the window in the order in which they are chosen."""
 
@@ -102,7 +99,7 @@ class _Choice:
         self.threads = facts.get(Threads)
         host = self.nesting.depth >= 0
         self.user: Bool = run.is_named(is_user_function) & run.is_cat(Cat.PYTHON)
-        self.library: Bool = run.is_cat(Cat.PYTHON) & ~self.user & ~run.is_named(_is_module)
+        self.library: Bool = run.is_cat(Cat.PYTHON) & ~self.user & ~run.is_named(is_module)
         here = (run.end >= self.window[0]) & (run.ts < self.window[1])
         rows = np.flatnonzero(here & (host | run.is_cat(*GPU_CATS)))
         library = self.library[rows]

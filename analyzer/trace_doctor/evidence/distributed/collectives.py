@@ -38,8 +38,8 @@ FIRST_USE = 0.5
 """one collective that takes this much of all communication of the steady steps, and several times as long as any other, is
 the set-up of a communicator, not a steady cost"""
 SEVERAL = 3
-IN_LINE_NS = 10_000
-"""a stream begins its next kernel so soon: one that begins later waited for something else than the one before"""
+GAP_NS = 100_000
+"""a launch takes no longer: in more time between two collectives the rank waits for something of its own"""
 _ENDING_TOGETHER = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all")
 """collectives that no rank leaves before it has something of every other: they end on all within some 10 us"""
 SPREAD = 0.25
@@ -86,6 +86,8 @@ class Collectives(Evidence, frozen=True):
     """the part of `alone` that comes back: in steady steps, without the set-up of a communicator"""
     set_up: Bool
     """aligned with `rows`: which sets up a communicator"""
+    gaps: I64
+    """when nothing ran in short gaps between collectives: a set"""
     compute: bool
     """whether the capture holds any compute that could run beside them: of a file cut down to collectives nobody knows"""
 
@@ -118,8 +120,14 @@ class Collectives(Evidence, frozen=True):
             alone=alone,
             lasting=subtract(lasting, union(pairs(start[set_up], end[set_up]))),
             set_up=set_up,
+            gaps=subtract(_gaps(union(pairs(start, end))), compute),
             compute=len(compute) > 0,
         )
+
+
+def _gaps(collectives: I64) -> I64:
+    gaps = pairs(collectives[:-1, 1], collectives[1:, 0])
+    return gaps[gaps[:, 1] - gaps[:, 0] <= GAP_NS]
 
 
 def _set_up(length: I64, steady: Bool) -> Bool:
@@ -250,18 +258,18 @@ class RankedCollectives(JobEvidence, frozen=True):
         """ns of a steady step by which every other rank gets through earlier if these (positions in `ranks`) never come last.
 
         The collectives are gone through in order of time. Each begins as much earlier as the last of the other ranks comes
-        earlier: by what it waited, and by what it is ahead from before. A rank with compute alongside gains nothing by that, and one
+        earlier: by what it waited, and by what it is ahead from before. What held it until then may be the collective before, however
+        long ago that ended: something between them (a copy into a bucket, a launch) may follow on it. A rank with compute alongside gains nothing by that, and one
         that waits for the end of a collective no more than the time it is exposed. Other ranks of their own do not get faster, so
         this is a bound.
         """
         ahead, through = np.zeros((2, len(self.ranks)))
-        for members, wait, exposed_ns, in_line in self._in_order:
+        for members, wait, exposed_ns in self._in_order:
             on_time = ~np.isin(members, late)
             if not on_time.any():
                 continue
             own = ahead[members]
-            comes = wait + np.where(in_line, np.maximum(own, through[members]), own)
-            earlier = comes[on_time].min()
+            earlier = (wait + np.maximum(own, through[members]))[on_time].min()
             ahead[members] = np.where(exposed_ns > 0, np.minimum(own + exposed_ns, earlier), own)
             through[members] = earlier
         steps = self.members[0][Steps].count
@@ -272,21 +280,25 @@ class RankedCollectives(JobEvidence, frozen=True):
         return _known(self.clock_ns)
 
     @cached_property
-    def _in_order(self) -> list[tuple[I64, I64, I64, Bool]]:
-        """(members, wait, time beside no compute, whether it stood in line behind the one before) of each collective, by time."""
+    def _in_order(self) -> list[tuple[I64, I64, I64]]:
+        """(members, wait, time beside no compute) of each collective, by time. A gap behind the one before belongs to it: what
+        leads from one to the other moves with them."""
         alone = [_steady_alone(m) for m in self.members]
         ends = [
             np.sort(np.concatenate([m.end[m.members == i].ravel() for m in self.matches]))
             for i in range(len(alone))
         ]
-        found: list[tuple[int, tuple[I64, I64, I64, Bool]]] = []
+        found: list[tuple[int, tuple[I64, I64, I64]]] = []
         for match in self.matches:
-            exposed_ns, in_line = np.zeros_like(match.start), np.zeros_like(match.start, dtype=bool)
+            exposed_ns = np.zeros_like(match.start)
             for at, i in enumerate(match.members.tolist()):
-                exposed_ns[at] = covered(pairs(match.start[at], match.end[at]), alone[i])
-                before = np.searchsorted(ends[i], match.start[at], side="right") - 1
-                in_line[at] = (before >= 0) & (match.start[at] - ends[i][before] <= IN_LINE_NS)
-            columns = zip(match.wait.T, exposed_ns.T, in_line.T, strict=True)
+                start = match.start[at]
+                before = ends[i][np.maximum(np.searchsorted(ends[i], start, side="right") - 1, 0)]
+                exposed_ns[at] = covered(pairs(start, match.end[at]), alone[i])
+                exposed_ns[at] += covered(
+                    pairs(np.minimum(before, start), start), self.members[i][Collectives].gaps
+                )
+            columns = zip(match.wait.T, exposed_ns.T, strict=True)
             found += [
                 (end, (match.members, *column))
                 for end, column in zip(

@@ -7,8 +7,14 @@ from math import hypot, sqrt
 from statistics import median
 from typing import Self
 
+import numpy as np
+
+from trace_doctor.arrays import I64, U8
 from trace_doctor.errors import NotCaptured
+from trace_doctor.evidence.base import Evidence, Facts
+from trace_doctor.evidence.idle.gaps import IdleLedger
 from trace_doctor.evidence.idle.time_ledger import TimeLedger
+from trace_doctor.evidence.intervals import holds, intervals
 from trace_doctor.evidence.rank_summary import JobEvidence, RankSummary
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.evidence.trace.workload import Workload
@@ -29,10 +35,41 @@ PARTS = ("compute", "copies", *(_NAMES.get(cause, cause) for cause in IDLE_CAUSE
 """what a rank does when it is in no collective"""
 
 
+MOST_PIECES = 500
+"""of one part: shorter ones are left out"""
+
+
+class IdlePieces(Evidence, frozen=True):
+    """The longest idle pieces of the steady steps, those of a cause together, the longest first. Raises NotCaptured where
+    `IdleLedger` does."""
+
+    cause: U8
+    """index in `model.IDLE_CAUSES`"""
+    start: I64
+    end: I64
+
+    @classmethod
+    def build(cls, facts: Facts) -> Self:
+        ledger, steady = facts[IdleLedger], intervals(facts[Steps].on_device("steady"))
+        device = max(ledger.devices, key=lambda d: int((ledger.device == d).sum()), default=-1)
+        rows = np.flatnonzero((ledger.device == device) & holds(steady, ledger.start))
+        rows = rows[np.lexsort((ledger.start[rows] - ledger.end[rows], ledger.cause[rows]))]
+        first = np.searchsorted(ledger.cause[rows], ledger.cause[rows])
+        rows = rows[np.arange(len(rows)) - first < MOST_PIECES]
+        return cls(ledger.cause[rows], ledger.start[rows], ledger.end[rows])
+
+    def longest(self, part: str, ns: float) -> list[tuple[int, int]]:
+        """As many of one of PARTS, the longest first, as are so long together."""
+        cause = PARTS.index(part) - 2
+        start, end = self.start[self.cause == cause], self.end[self.cause == cause]
+        enough = np.cumsum(end - start) - (end - start) < ns
+        return list(zip(start[enough].tolist(), end[enough].tolist(), strict=True))
+
+
 class Ranks(JobEvidence, frozen=True):
     """Per rank the parts of a steady step from its time ledger. Raises NotCaptured with fewer than two ranks."""
 
-    of_each = (TimeLedger, Steps, Workload)
+    of_each = (TimeLedger, Steps, Workload, IdlePieces)
 
     ranks: tuple[int, ...]
     step_ns: tuple[int, ...]
@@ -44,6 +81,10 @@ class Ranks(JobEvidence, frozen=True):
     """per rank: the standard error of its mean compute; None where fewer than two steps show none"""
     kernels: tuple[float | None, ...]
     """launched in a step"""
+    cpu_wait_ns: tuple[float | None, ...] = ()
+    """per rank: ns of a steady step in which its main thread could have run and did not; None where that was not recorded"""
+    steps: tuple[int, ...] = ()
+    pieces: tuple[IdlePieces | None, ...] = ()
 
     @classmethod
     def build(cls, ranks: Sequence[RankSummary]) -> Self:
@@ -64,23 +105,35 @@ class Ranks(JobEvidence, frozen=True):
             kernels=tuple(
                 (w.kernels if w.kernels is not None else w.operators) if w else None for w in loads
             ),
+            cpu_wait_ns=tuple(
+                m.waited_for_cpu * m[Steps].step_ns if m.waited_for_cpu is not None else None for m in members
+            ),
+            steps=tuple(m[Steps].count for m in members),
+            pieces=tuple(m.get(IdlePieces) for m in members),
         )
 
     def of(self, rank: int, part: str) -> float:
         """ns of a steady step that a rank spends in one of PARTS."""
         return self.parts[self.ranks.index(rank)][PARTS.index(part)]
 
-    def excess(self, ranks: Sequence[int], others: Sequence[int], lost_ns: float, most: int) -> list[str]:
-        """What `ranks` do longer than `others`: the fewest PARTS that together cover so many ns of a step, the longest
-        first. Empty where `most` of them do not."""
+    def excess(self, ranks: Sequence[int], others: Sequence[int]) -> dict[str, float]:
+        """By how many ns of a step the median of `ranks` is above that of `others` in each of PARTS, the longest first."""
         more = {
             p: median(self.of(r, p) for r in ranks) - median(self.of(r, p) for r in others) for p in PARTS
         }
-        ranked = sorted(PARTS, key=lambda p: -more[p])[:most]
-        for count in range(1, len(ranked) + 1):
-            if sum(more[p] for p in ranked[:count]) >= lost_ns:
-                return ranked[:count]
-        return []
+        return dict(sorted(more.items(), key=lambda part: -part[1]))
+
+    def idle(self, rank: int, part: str, ns: float) -> list[tuple[int, int]]:
+        """When a rank was in one of PARTS for so many ns of each step, in its longest pieces; empty for what is no idle time."""
+        at = self.ranks.index(rank)
+        pieces = self.pieces[at]
+        return pieces.longest(part, ns * self.steps[at]) if pieces is not None and part in PARTS[2:] else []
+
+    def waits_for_cpu(self, ranks: Sequence[int]) -> float | None:
+        """ns of a step that the median of these ranks waits for a CPU; None where a recording of one does not say so."""
+        waits = [self.cpu_wait_ns[self.ranks.index(r)] for r in ranks]
+        known = [ns for ns in waits if ns is not None]
+        return median(known) if len(known) == len(waits) else None
 
     def table(self) -> Table:
         """All ranks; of the parts those that take 1 % of any step."""

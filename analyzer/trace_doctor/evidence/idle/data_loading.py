@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Literal, Self
 
 import numpy as np
+from msgspec import Struct
 
 from trace_doctor.arrays import I64, Bool
 from trace_doctor.errors import NotCaptured
@@ -25,6 +26,7 @@ from trace_doctor.evidence.names.event_names import is_backward, is_launch, is_l
 from trace_doctor.evidence.trace.nesting import Nesting, nest
 from trace_doctor.evidence.trace.threads import Threads
 from trace_doctor.run import Cat, Run
+from trace_doctor.user_frames import Frame, python_frame
 
 LoaderKind = Literal["in_process", "workers", "pipe", "other"]
 """num_workers=0 · worker processes · a DataPipe · another iterator, or one that the settings name"""
@@ -62,8 +64,28 @@ _ANNOTATED = re.compile(
 """names that people give to the part of a loop that gets its batch"""
 _PIPELINE = re.compile(r"(?:.*[\\/])?transformers[\\/]pipelines[\\/].*")
 _FUNCTION = re.compile(r".+\(\d+\): .+")
+_CHUNKS = re.compile(r"(?:.*[\\/])?transformers[\\/]pipelines[\\/].*: preprocess")
+"""the generator of a `transformers.ChunkPipeline`: what it yields until it ends are the chunks of one input"""
+ALIKE = 0.2
+"""calls that differ by less from their median are taken to do the same: of five on one image, 3%"""
 _BY_INDEX = re.compile(r".*: __getitems?__")
 _ONE_BY_ONE = re.compile(r"(?!.*torch/utils/data/).*: __(?:iter|next)__")
+
+
+class RepeatedCalls(Struct, frozen=True):
+    """A function that one input is given to several times, with the same calls below it and in about the same time."""
+
+    generator: Frame
+    """what calls it, once for each chunk"""
+    function: Frame
+    inputs: int
+    spans: tuple[tuple[int, int], ...]
+    """(start, end) ns of all calls but the first of each input, by start"""
+
+    @property
+    def times(self) -> int:
+        """Calls in all."""
+        return len(self.spans) + self.inputs
 
 
 class DataLoading(Evidence, frozen=True):
@@ -128,6 +150,45 @@ class DataLoading(Evidence, frozen=True):
         for row, ns in zip(rows.tolist(), own.tolist(), strict=True):
             by_name[run.text(row)] = by_name.get(run.text(row), 0) + max(ns, 0)
         return by_name
+
+    def repeated(self, spans: Iterable[tuple[int, int]]) -> RepeatedCalls | None:
+        """What a pipeline does again for each chunk of an input, within the waits of the spans; None without stacks.
+
+        A generator's frame has the line where it stands: the first one where its function begins, later where it goes on.
+        """
+        run = self.run
+        within = intersect(union(pairs(run.ts[self.rows], run.end[self.rows])), intervals(spans))
+        rows = np.flatnonzero(run.is_cat(Cat.PYTHON) & (run.thread == self.thread))
+        rows = rows[holds(within, run.ts[rows])]
+        rows = rows[np.lexsort((-run.dur[rows], run.ts[rows]))]
+        is_generator = run.is_named(lambda name: _CHUNKS.fullmatch(name) is not None)[rows]
+        above, _ = nest(run.ts[rows], run.end[rows])
+        longest: dict[int, int] = {}  # at its end a generator is called once more, for nothing: that has none
+        for below in np.flatnonzero((above >= 0) & is_generator[np.maximum(above, 0)]).tolist():
+            rival = longest.get(int(above[below]))
+            if _FUNCTION.fullmatch(run.text(int(rows[below]))) and (
+                rival is None or run.dur[rows[below]] > run.dur[rows[rival]]
+            ):
+                longest[int(above[below])] = below
+        calls = list(longest.values())
+        frames = [f for at in longest if (f := python_frame(run.text(int(rows[at])))) is not None]
+        begins = min((frame.line for frame in frames), default=0)
+        first = np.array([frame.line == begins for frame in frames], dtype=bool)
+        if not first.any() or first.all() or len({self._below(rows, call) for call in calls}) != 1:
+            return None
+        called = rows[calls]
+        if (abs(run.dur[called] / np.median(run.dur[called]) - 1) > ALIKE).any():
+            return None
+        function = python_frame(run.text(int(called[0])))
+        assert function is not None
+        again = tuple((int(run.ts[r]), int(run.end[r])) for r in called[~first].tolist())
+        return RepeatedCalls(frames[0], function, int(first.sum()), again)
+
+    def _below(self, rows: I64, call: int) -> tuple[str, ...]:
+        """The functions of one call, in order; what is built in differs by its address."""
+        end = np.searchsorted(self.run.ts[rows], self.run.end[rows[call]])
+        names = (self.run.text(int(r)) for r in rows[call:end])
+        return tuple(name for name in names if _FUNCTION.fullmatch(name))
 
     @property
     def indexed(self) -> bool:

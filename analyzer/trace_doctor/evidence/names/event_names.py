@@ -170,6 +170,11 @@ def is_torch_mark(name: str) -> bool:
     return _TORCH_MARKS.fullmatch(name) is not None or is_collective(name)
 
 
+def is_module(name: str) -> bool:
+    """A call of an `nn.Module`, as Python stacks show it."""
+    return name.startswith("nn.Module: ")
+
+
 def is_view(name: str) -> bool:
     """An operator that looks at memory anew and computes nothing, on no device. Those that may copy are none."""
     return _VIEW.fullmatch(name) is not None
