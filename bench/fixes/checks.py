@@ -38,7 +38,9 @@ _FREELY = {
 _WRITES: dict[str, set[str]] = {
     "allocator-setting": {"os", "environ", "setdefault"},
     "autocast": {"autocast", "device_type", "dtype", "bfloat16", "float16", "amp", "cuda", "GradScaler", "scaler", "scale",
-                 "step", "update", "unscale_", "mixed_precision", "bf16", "fp16", "precision"},
+                 "step", "update", "unscale_", "mixed_precision", "bf16", "fp16", "precision", "type", "state_dict",
+                 "load_state_dict", "distributed", "fsdp", "MixedPrecisionPolicy", "mp_policy", "param_dtype",
+                 "reduce_dtype", "float32"},
     "batch-size": {"per_device_train_batch_size"},
     "channels-last": {"to", "memory_format", "channels_last"},
     "checkpoint-blocks": {"utils", "checkpoint", "checkpoint_sequential", "use_reentrant", "gradient_checkpointing", "len",
