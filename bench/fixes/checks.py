@@ -59,7 +59,7 @@ _WRITES: dict[str, set[str]] = {
     "graph-break-line": {"pass", "compiler", "is_compiling", "_dynamo", "config", "capture_scalar_outputs"},
     "mark-dynamic": {"_dynamo", "mark_dynamic"},
     "matmul-precision": {"set_float32_matmul_precision", "backends", "cuda", "matmul", "fp32_precision", "tf32"},
-    "no-sync": {"contextlib", "nullcontext", "no_sync", "len"},
+    "no-sync": {"contextlib", "nullcontext", "no_sync", "len", "isinstance"},
     "optimizer-args": {"fused", "foreach", "optim", "adamw_torch_fused"},
     "pinned-copies": {"non_blocking", "pin_memory"},
     "remove-call": {"pass", "torch_empty_cache_steps"},

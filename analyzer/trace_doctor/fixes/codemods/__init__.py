@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from trace_doctor.fixes.comments import with_comments_named
 from trace_doctor.model.parameters import PARAMETERS, Parameters
 from trace_doctor.program.edits import Change
 from trace_doctor.program.place import Place
@@ -70,8 +71,12 @@ def codemod(
 
     def register(run: Callable[[Place, P], Change]) -> Callable[[Place, P], Change]:
         summary = (run.__doc__ or "").strip().split("\n")[0]
+
+        def run_and_name(place: Place, values: P) -> Change:
+            return with_comments_named(run(place, values))
+
         _REGISTRY[name] = Codemod(
-            name, run, scope, words, elsewhere, summary, params, frozenset(adds.split())
+            name, run_and_name, scope, words, elsewhere, summary, params, frozenset(adds.split())
         )
         return run
 

@@ -14,8 +14,9 @@ from trace_doctor.model.parameters import PARAMETERS, CompileCall, RemoveCall
 from trace_doctor.program.dataflow import dataflow_of
 from trace_doctor.program.edits import Change, Edit, add_arguments, remove, remove_argument, set_argument
 from trace_doctor.program.place import Place, already, in_function, on_line, only, refusal
+from trace_doctor.program.queries.arguments import refuse_configured, refuse_explained
 from trace_doctor.program.queries.loops import enclosing_loop, of_steps
-from trace_doctor.program.script import Script, argument
+from trace_doctor.program.script import Script, argument, literal
 
 _CLOCK = re.compile(r"(?:^|\.)(?:time|perf_counter|monotonic|process_time|now|elapsed_time)(?:_ns)?$")
 
@@ -95,11 +96,15 @@ def _edits(script: Script, call: cst.Call, values: dict[str, str], removals: Seq
     if "mode" in values and argument(call, "options"):
         raise refusal(script, call, "mode and options exclude each other")
     edits, additions = [], {}
+    refuse_configured(script, call, *(argument(call, name) for name in (*values, *removals)))
+    refuse_explained(script, call, (*values, *removals))
     for name, value in values.items():
         there = argument(call, name)
         if there is None:
             additions[name] = value
         elif script.code(there.value) != value:
+            if literal(there.value) is False:
+                raise refusal(script, call, f"{name}=False is set on purpose")
             edits.append(set_argument(script, call, there, value))
     edits += [remove_argument(script, call, arg) for name in removals if (arg := argument(call, name))]
     edits += add_arguments(script, call, additions)

@@ -26,7 +26,7 @@ from trace_doctor.program.queries.training import (
     refuse_done,
     whole_line,
 )
-from trace_doctor.program.script import Script, argument, dotted, positional
+from trace_doctor.program.script import Script, argument, dotted, literal, positional
 
 _INSTEAD = {
     "accelerate": 'Accelerator(dynamo_plugin=TorchDynamoPlugin(backend="inductor"))',
@@ -93,6 +93,9 @@ def _model(place: Place, instead: Mapping[str, str]) -> Model:
     in_place = [c for c in methods if all(a.keyword is not None for a in c.args)]
     for call in (*script.calls("torch.compile"), *in_place, *decorators):
         raise already(script, call, "compiles already")
+    for comment in script.all(cst.Comment):
+        if "torch.compile" in comment.value:
+            raise refusal(script, comment, "a comment speaks of torch.compile, which is not used")
     return find_model(step)
 
 
@@ -240,6 +243,7 @@ def mark_dynamic(place: Place, params: MarkDynamic) -> Change:
     if value is None or not isinstance(value, cst.Name | cst.Attribute):
         raise refusal(script, call, "the input has no name at the call")
     text, dim = script.code(value), params.dim
+    _refuse_static(script, call)
     if isinstance(script.statement_of(call), cst.BaseCompoundStatement):
         raise refusal(script, call, "the call stands in the head of a block")
     line = whole_line(script, call)
@@ -259,6 +263,17 @@ def _is_compiled(script: Script, call: cst.Call) -> bool:
     decorators = [d.decorator for d in target.decorators] if isinstance(target, cst.FunctionDef) else []
     callees += [script.qualified(d.func if isinstance(d, cst.Call) else d) for d in decorators]
     return "torch.compile" in callees
+
+
+def _refuse_static(script: Script, call: cst.Call) -> None:
+    """A script that says itself which shapes are dynamic is not contradicted."""
+    target = dataflow_of(script).definition(call.func)
+    made = [b.value for b in dataflow_of(script).bindings_of(call.func)]
+    made += [d.decorator for d in target.decorators] if isinstance(target, cst.FunctionDef) else []
+    for value in made:
+        dynamic = argument(value, "dynamic") if isinstance(value, cst.Call) else None
+        if dynamic is not None and literal(dynamic.value) not in (None, True):
+            raise refusal(script, value, f"dynamic={script.code(dynamic.value)} is set on purpose")
 
 
 def _input(script: Script, call: cst.Call, name: str) -> cst.BaseExpression | None:

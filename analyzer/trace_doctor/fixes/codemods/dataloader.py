@@ -13,7 +13,7 @@ from trace_doctor.program.dataflow import method_of
 from trace_doctor.program.edits import Change, Gathered
 from trace_doctor.program.place import Place, already, only, refusal
 from trace_doctor.program.project import Project
-from trace_doctor.program.queries.arguments import Argument, Arguments, set_value
+from trace_doctor.program.queries.arguments import Argument, Arguments, refuse_explained, set_value
 from trace_doctor.program.queries.dataloaders import loaders_on_line, refuse_batches_on_gpu, training_loaders
 from trace_doctor.program.queries.values import set_origin, where_set
 from trace_doctor.program.script import Script, argument, literal, method_name
@@ -92,7 +92,7 @@ class _Loader:
         if not self.edits.files:
             raise already(script, self.call, "sets its workers and pinning already")
         names = {e.key.rpartition(":")[2] for _, edits in self.edits.files.values() for e in edits}
-        self._refuse_explained(names)
+        refuse_explained(script, self.call, names & set(_ORDER))
         has_guard = any("__main__" in s.text for s in self.project.scripts_with("__main__", "DataLoader"))
         if names != {"pin_memory"} and not has_guard:
             self.edits.notes.append(_SPAWN)
@@ -107,17 +107,6 @@ class _Loader:
         for name in settings:
             if (times := self.arguments.times(name)) > 1:
                 raise refusal(script, call, f"{name} is set in {times} places")
-
-    def _refuse_explained(self, names: set[str]) -> None:
-        """A comment at the loader that speaks of what would change may say why it is as it is."""
-        script = self.script
-        first, last = script.lines(script.statement_of(self.call) or self.call)
-        while first > 1 and script.line_text(first - 1).strip().startswith("#"):
-            first -= 1
-        comments = [script.line_text(n).partition("#")[2].lower() for n in range(first, last + 1)]
-        about = [name for name in names & set(_ORDER) if any(name in comment for comment in comments)]
-        if about:
-            raise refusal(script, self.call, f"a comment at the loader speaks of {about[0]}")
 
     def _set_workers(self, workers: Argument | None, target: int) -> int:
         """Raises the worker count where it is set. Returns the count afterwards."""
