@@ -23,6 +23,7 @@ from trace_doctor.program.queries.training import (
     find_step,
     loss_assignments,
     outermost,
+    ready,
     refuse_done,
     whole_line,
 )
@@ -73,15 +74,16 @@ def compile_model(place: Place, params: Compile) -> Change:
     """
     model = _model(place, _INSTEAD)
     script, options = model.script, _arguments(params)
+    name, whole = ready(model, place.program, "torch.compile")
     if place.torch.at_least(2, 2):
-        edit = insert_after(script, model.setup, f"{model.name}.compile({options})", "compile-model")
-        return Change(script, (edit,), script.line(model.setup))
+        edit = insert_after(script, whole, f"{name}.compile({options})", "compile-model")
+        return Change(script, (edit,), script.line(whole))
     if any(word in script.text for word in _STATE):
         raise refusal(script, model.setup, _RENAMED)
     torch, imports = name_for(script, "torch", model.setup)
-    code = f"{model.name} = {_compile_call(torch, model.name, options)}"
-    edit = insert_after(script, model.setup, code, "compile-model")
-    return Change(script, (*imports, edit), script.line(model.setup))
+    code = f"{name} = {_compile_call(torch, name, options)}"
+    edit = insert_after(script, whole, code, "compile-model")
+    return Change(script, (*imports, edit), script.line(whole))
 
 
 def _model(place: Place, instead: Mapping[str, str]) -> Model:
@@ -122,9 +124,12 @@ def compile_blocks(place: Place, params: Compile) -> Change:
     if place.torch.at_least(2, 2):
         unit = script.module.default_indent
         whole_line(script, model.setup)
-        loop = f"for block in {model.name}.{blocks.path}:\n{script.indent(model.setup)}{unit}block.compile({options})"
-        edit = insert_after(script, model.setup, loop, "compile-blocks")
-        return Change(script, (edit,), script.line(model.setup))
+        name, whole = ready(model, place.program, "torch.compile")
+        if name != model.name:
+            raise refusal(script, whole, f"the blocks of {model.name} are wrapped together")
+        loop = f"for block in {name}.{blocks.path}:\n{script.indent(whole)}{unit}block.compile({options})"
+        edit = insert_after(script, whole, loop, "compile-blocks")
+        return Change(script, (edit,), script.line(whole))
     forward = method_of(blocks.block, "forward") if blocks.block is not None else None
     if forward is None:
         raise refusal(home, construction, "the block's forward is not where its list is made")

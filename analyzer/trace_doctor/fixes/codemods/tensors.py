@@ -158,7 +158,7 @@ def every_n_guard(place: Place, params: EveryN) -> Change:
     every = source_text(params.every)
     logs = [(s, e) for s in place.scripts for e in s.all(cst.Expr) if _logs_a_value(s, e)]
     logs = in_function(place, logs)
-    logs = of_steps(logs) if place.line is None else on_line(place, logs)
+    logs = of_steps(logs, place.function) if place.line is None else on_line(place, logs)
     script, statement = only(logs, "log a value in a loop", "no log line with .item() was found there")
     loop = enclosing_loop(script, statement)
     counter = _counter(script, loop)
@@ -202,6 +202,7 @@ def tensor_device(place: Place, params: Parameters) -> Change:
         copies = [
             (s, c) for s, c in copies if enclosing_loop(s, c) is not None or s.function_of(c) is not None
         ]
+        copies = of_steps(copies, place.function)
     script, copy = only(copies, "create a tensor and then copy it", "no tensor is created and copied there")
     creation = _creation(script, copy)
     assert creation is not None
