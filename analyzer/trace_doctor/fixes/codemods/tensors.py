@@ -20,6 +20,7 @@ from trace_doctor.program.queries.loops import (
     names_in,
     of_steps,
 )
+from trace_doctor.program.queries.reached import reached
 from trace_doctor.program.script import (
     Script,
     argument,
@@ -166,8 +167,48 @@ def every_n_guard(place: Place, params: EveryN) -> Change:
         raise refusal(script, statement, "the loop has no counter to guard the line with")
     if shares_line(script, statement):
         raise refusal(script, statement, "other statements share the line")
+    if (effect := _effect(place, script, statement)) is not None:
+        raise refusal(script, effect, "the log line does more than read a value, which every iteration needs")
     edits = wrap(script, statement, statement, f"if {counter} % {every} == 0:")
     return Change(script, tuple(edits), script.line(statement))
+
+
+_EFFECTS = (
+    "next",
+    "update",
+    "step",
+    "append",
+    "extend",
+    "pop",
+    "add",
+    "backward",
+    "zero_grad",
+    "train",
+    "eval",
+    "reset",
+)
+
+
+def _effect(place: Place, script: Script, statement: cst.Expr) -> cst.CSTNode | None:
+    """What changes something inside a log line: `next(it)`, `meter.update(...)`, a binding, or a function that does."""
+    for where, node in reached(place.program, script, [statement]):
+        calls = [c for c in where.all(cst.Call, within=node) if c is not statement.value]
+        for call in calls:
+            if (method_name(call) or dotted(call.func)) in _EFFECTS:
+                return call if where is script else statement
+        binds = [
+            *where.all(cst.NamedExpr, node),
+            *where.all(cst.AugAssign, node),
+            *where.all(cst.Global, node),
+        ]
+        binds += [
+            a
+            for a in where.all(cst.Assign, node)
+            if any(isinstance(t.target, cst.Attribute) for t in a.targets)
+        ]
+        if binds:
+            return binds[0] if where is script else statement
+    return None
 
 
 def _logs_a_value(script: Script, statement: cst.Expr) -> bool:
