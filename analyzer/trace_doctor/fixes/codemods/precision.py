@@ -14,7 +14,7 @@ from trace_doctor.model.parameters import Autocast, Parameters
 from trace_doctor.program.dataflow import dataflow_of
 from trace_doctor.program.edits import Change, Gathered, NoEdit, add_arguments, wrap
 from trace_doctor.program.place import Place, already, refusal, started_script
-from trace_doctor.program.queries.imports import below_imports, last_import, name_for
+from trace_doctor.program.queries.imports import below_imports, end_of_imports, name_for
 from trace_doctor.program.queries.loops import Loop, method_calls
 from trace_doctor.program.queries.training import (
     Step,
@@ -195,7 +195,7 @@ def matmul_precision(place: Place, params: Parameters) -> Change:
                 raise already(script, assign, already_on)
             raise refusal(script, assign, on_purpose)
         new |= any(n.startswith("torch.backends.") and n.endswith(f".{_NEW}") for n in names)
-    anchor = last_import(script)
+    anchor = end_of_imports(script)
     if anchor is None or (not script.frameworks and "torch" not in script.text):
         raise NoEdit("unresolved", f"{script.name} imports no torch")
     torch, imports = name_for(script, "torch", script.module)
