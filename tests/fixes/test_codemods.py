@@ -18,6 +18,9 @@ from __future__ import annotations
 import codecs
 import json
 import re
+import subprocess
+import sys
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -160,6 +163,19 @@ def test_bytes_of_the_file_survive(case: Case, style: str) -> None:
     mod = codemods()[case.codemod]
     changed = new_bytes(script, mod.run(place, mod.parameters(case.params)).edits)
     assert changed == dress(case.after or "")
+
+
+def test_edits_put_no_import_below_code(tmp_path: Path) -> None:
+    """As ruff tells it (E402): what it finds in an edited script it finds in the script as it was."""
+    pytest.importorskip("ruff", reason="needs the dev extra")
+    for number, case in enumerate(EDITS):
+        (tmp_path / f"before{number}.py").write_text(case.before, encoding="utf-8")
+        (tmp_path / f"after{number}.py").write_text(case.after or "", encoding="utf-8")
+    command = [sys.executable, "-m", "ruff", "check", "--isolated", "--select=E402", "--output-format=json"]
+    done = subprocess.run([*command, str(tmp_path)], check=False, capture_output=True, text=True)
+    found = Counter(Path(complaint["filename"]).name for complaint in json.loads(done.stdout))
+    for number, case in enumerate(EDITS):
+        assert found[f"after{number}.py"] <= found[f"before{number}.py"], ident(case)
 
 
 def test_every_codemod_has_cases() -> None:

@@ -76,10 +76,19 @@ def _compiles(text: str) -> bool:
 # ---------------------------------------------------------------------- several fixes together
 
 
+_APART = frozenset(
+    frozenset(("fully-shard", other))
+    for other in ("autocast", "compile-model", "compile-blocks", "no-sync", "channels-last")
+) | {frozenset(("gradient-accumulation", "zero-grad")), frozenset(("gradient-accumulation", "no-sync"))}
+"""what is right for the script as it is, and another edit beside the other: for FSDP2 precision is a policy, compilation goes
+behind the sharding, and no_sync() is none; accumulation moves what clears the gradients"""
+
+
 def together(items: list[PlannedFix]) -> list[PlannedFix]:
     """Drops what another fix does as well; refuses both of two fixes that contradict each other."""
     conflicts: dict[int, str] = {}
     duplicates: dict[int, str] = {}
+    apart: dict[int, str] = {}
     firsts: list[int] = []
     """ready and covered by none: of many findings with one fix it stays one, and each is compared with that alone"""
     for later in (i for i, item in enumerate(items) if item.status == "ready"):
@@ -88,6 +97,9 @@ def together(items: list[PlannedFix]) -> list[PlannedFix]:
             assert a.change is not None and b.change is not None
             pairs = [(x, y) for f, x in a.change.files for g, y in b.change.files if f.name == g.name]
             same = bool(pairs) and _edits_of(b.change) <= _edits_of(a.change)
+            if pairs and frozenset((a.fix.codemod, b.fix.codemod)) in _APART:
+                apart[later] = f"{a.label} changes what it would build on: run fix again after it"
+                break
             contradict = any(editing.clash(x, y) for x, y in pairs)
             kin = a.finding.code == b.finding.code and a.fix.codemod == b.fix.codemod
             if same or (contradict and (kin or a.finding.id == b.finding.id)):
@@ -98,7 +110,8 @@ def together(items: list[PlannedFix]) -> list[PlannedFix]:
                 conflicts.setdefault(later, f"contradicts {a.label}")
         else:
             firsts.append(later)
-    return _refuse_unparsable(_with_status(_with_status(items, conflicts, "conflict"), duplicates, "covered"))
+    items = _with_status(_with_status(items, {**conflicts, **apart}, "conflict"), duplicates, "covered")
+    return _refuse_unparsable(items)
 
 
 def _with_status(items: list[PlannedFix], why: Mapping[int, str], status: Status) -> list[PlannedFix]:

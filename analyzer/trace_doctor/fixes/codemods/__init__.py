@@ -17,6 +17,8 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from trace_doctor.fixes.comments import with_comments_named
+from trace_doctor.fixes.ran import refuse_off_the_path
 from trace_doctor.model.parameters import PARAMETERS, Parameters
 from trace_doctor.program.edits import Change
 from trace_doctor.program.place import Place
@@ -70,8 +72,14 @@ def codemod(
 
     def register(run: Callable[[Place, P], Change]) -> Callable[[Place, P], Change]:
         summary = (run.__doc__ or "").strip().split("\n")[0]
+
+        def run_and_check(place: Place, values: P) -> Change:
+            change = run(place, values)
+            refuse_off_the_path(place, change, steps=scope == "line")
+            return with_comments_named(change)
+
         _REGISTRY[name] = Codemod(
-            name, run, scope, words, elsewhere, summary, params, frozenset(adds.split())
+            name, run_and_check, scope, words, elsewhere, summary, params, frozenset(adds.split())
         )
         return run
 

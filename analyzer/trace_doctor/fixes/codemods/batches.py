@@ -6,6 +6,7 @@ import libcst as cst
 
 from trace_doctor.fixes.batch_sizes import batch_size_of, part_of_batch, resize
 from trace_doctor.fixes.codemods import codemod
+from trace_doctor.fixes.codemods.zero_grad import refuse_changed_gradients
 from trace_doctor.fixes.literals import source_text
 from trace_doctor.model.parameters import BatchSize, GradientAccumulation
 from trace_doctor.program.dataflow import dataflow_of
@@ -71,6 +72,9 @@ def gradient_accumulation(place: Place, params: GradientAccumulation) -> Change:
     edits = [*counter_edits, _divide_loss(step, count)]
     edits += wrap(script, run[0], run[-1], header)
     if clearing is not None:
+        stepping = script.statement_of(optimizer_steps(script, loop)[0][0])
+        assert isinstance(stepping, cst.Expr | cst.Assign)
+        refuse_changed_gradients(place, script, stepping, clearing, loop)
         edits.append(remove(script, clearing))
         inner = script.level(script.indent(run[-1]))
         after = insert_after(script, run[-1].body[-1], inner + script.code(clearing), "accumulate")

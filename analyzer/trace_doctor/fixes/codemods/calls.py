@@ -14,8 +14,9 @@ from trace_doctor.model.parameters import PARAMETERS, CompileCall, RemoveCall
 from trace_doctor.program.dataflow import dataflow_of
 from trace_doctor.program.edits import Change, Edit, add_arguments, remove, remove_argument, set_argument
 from trace_doctor.program.place import Place, already, in_function, on_line, only, refusal
-from trace_doctor.program.queries.loops import enclosing_loop, of_steps
-from trace_doctor.program.script import Script, argument
+from trace_doctor.program.queries.arguments import refuse_configured, refuse_explained
+from trace_doctor.program.queries.loops import enclosing_loop, in_handler, of_steps
+from trace_doctor.program.script import Script, argument, literal, method_name
 
 _CLOCK = re.compile(r"(?:^|\.)(?:time|perf_counter|monotonic|process_time|now|elapsed_time)(?:_ns)?$")
 
@@ -24,10 +25,10 @@ _CLOCK = re.compile(r"(?:^|\.)(?:time|perf_counter|monotonic|process_time|now|el
 def remove_call(place: Place, params: RemoveCall) -> Change:
     """Takes out a statement that calls a named function, from the loop it slows down."""
     name = params.call
-    calls = [(s, c) for s in place.scripts for c in s.calls(name)]
+    calls = [(s, c) for s in place.scripts for c in s.calls(name) if not in_handler(s, c)]
     calls = on_line(place, calls)
     if place.line is None:
-        calls = of_steps([(s, c) for s, c in in_function(place, calls) if _repeats(s, c)])
+        calls = of_steps([(s, c) for s, c in in_function(place, calls) if _repeats(s, c)], place.function)
     script, call = only(calls, f"call {name}", f"no call of {name} was found there")
     statement = script.statement_of(call)
     if not isinstance(statement, cst.Expr) or statement.value is not call:
@@ -35,7 +36,21 @@ def remove_call(place: Place, params: RemoveCall) -> Change:
     if name.endswith(".synchronize") and (clock := _clock_after(script, statement)) is not None:
         why = "the clock is read right after it: without the wait the time that is taken means nothing"
         raise refusal(script, call, why, clock)
+    if name.endswith(".synchronize") and (copy := _unawaited_copy(script, call)) is not None:
+        raise refusal(script, call, "a copy to the host that does not wait is read after it", copy)
     return Change(script, (remove(script, statement),), script.line(call))
+
+
+def _unawaited_copy(script: Script, call: cst.Call) -> cst.CSTNode | None:
+    """A copy with `non_blocking` of a function that may be one to the host: its data is there when the device is done."""
+    for copy in script.all(cst.Call, within=script.function_of(call)):
+        waits = argument(copy, "non_blocking")
+        device = argument(copy, "device", 0)
+        to_device = device is not None and re.search(r"cuda|device|gpu|rank", script.code(device.value))
+        into = method_name(copy) == "copy_"  # into what is there already, wherever that is
+        if waits is not None and literal(waits.value) is not False and (into or not to_device):
+            return copy
+    return None
 
 
 def _clock_after(script: Script, statement: cst.CSTNode) -> cst.CSTNode | None:
@@ -95,11 +110,15 @@ def _edits(script: Script, call: cst.Call, values: dict[str, str], removals: Seq
     if "mode" in values and argument(call, "options"):
         raise refusal(script, call, "mode and options exclude each other")
     edits, additions = [], {}
+    refuse_configured(script, call, *(argument(call, name) for name in (*values, *removals)))
+    refuse_explained(script, call, (*values, *removals))
     for name, value in values.items():
         there = argument(call, name)
         if there is None:
             additions[name] = value
         elif script.code(there.value) != value:
+            if literal(there.value) is False:
+                raise refusal(script, call, f"{name}=False is set on purpose")
             edits.append(set_argument(script, call, there, value))
     edits += [remove_argument(script, call, arg) for name in removals if (arg := argument(call, name))]
     edits += add_arguments(script, call, additions)

@@ -23,10 +23,11 @@ from trace_doctor.program.queries.training import (
     find_step,
     loss_assignments,
     outermost,
+    ready,
     refuse_done,
     whole_line,
 )
-from trace_doctor.program.script import Script, argument, dotted, positional
+from trace_doctor.program.script import Script, argument, dotted, literal, positional
 
 _INSTEAD = {
     "accelerate": 'Accelerator(dynamo_plugin=TorchDynamoPlugin(backend="inductor"))',
@@ -73,15 +74,16 @@ def compile_model(place: Place, params: Compile) -> Change:
     """
     model = _model(place, _INSTEAD)
     script, options = model.script, _arguments(params)
+    name, whole = ready(model, place.program, "torch.compile")
     if place.torch.at_least(2, 2):
-        edit = insert_after(script, model.setup, f"{model.name}.compile({options})", "compile-model")
-        return Change(script, (edit,), script.line(model.setup))
+        edit = insert_after(script, whole, f"{name}.compile({options})", "compile-model")
+        return Change(script, (edit,), script.line(whole))
     if any(word in script.text for word in _STATE):
         raise refusal(script, model.setup, _RENAMED)
     torch, imports = name_for(script, "torch", model.setup)
-    code = f"{model.name} = {_compile_call(torch, model.name, options)}"
-    edit = insert_after(script, model.setup, code, "compile-model")
-    return Change(script, (*imports, edit), script.line(model.setup))
+    code = f"{name} = {_compile_call(torch, name, options)}"
+    edit = insert_after(script, whole, code, "compile-model")
+    return Change(script, (*imports, edit), script.line(whole))
 
 
 def _model(place: Place, instead: Mapping[str, str]) -> Model:
@@ -93,6 +95,9 @@ def _model(place: Place, instead: Mapping[str, str]) -> Model:
     in_place = [c for c in methods if all(a.keyword is not None for a in c.args)]
     for call in (*script.calls("torch.compile"), *in_place, *decorators):
         raise already(script, call, "compiles already")
+    for comment in script.all(cst.Comment):
+        if "torch.compile" in comment.value:
+            raise refusal(script, comment, "a comment speaks of torch.compile, which is not used")
     return find_model(step)
 
 
@@ -119,9 +124,12 @@ def compile_blocks(place: Place, params: Compile) -> Change:
     if place.torch.at_least(2, 2):
         unit = script.module.default_indent
         whole_line(script, model.setup)
-        loop = f"for block in {model.name}.{blocks.path}:\n{script.indent(model.setup)}{unit}block.compile({options})"
-        edit = insert_after(script, model.setup, loop, "compile-blocks")
-        return Change(script, (edit,), script.line(model.setup))
+        name, whole = ready(model, place.program, "torch.compile")
+        if name != model.name:
+            raise refusal(script, whole, f"the blocks of {model.name} are wrapped together")
+        loop = f"for block in {name}.{blocks.path}:\n{script.indent(whole)}{unit}block.compile({options})"
+        edit = insert_after(script, whole, loop, "compile-blocks")
+        return Change(script, (edit,), script.line(whole))
     forward = method_of(blocks.block, "forward") if blocks.block is not None else None
     if forward is None:
         raise refusal(home, construction, "the block's forward is not where its list is made")
@@ -240,6 +248,7 @@ def mark_dynamic(place: Place, params: MarkDynamic) -> Change:
     if value is None or not isinstance(value, cst.Name | cst.Attribute):
         raise refusal(script, call, "the input has no name at the call")
     text, dim = script.code(value), params.dim
+    _refuse_static(script, call)
     if isinstance(script.statement_of(call), cst.BaseCompoundStatement):
         raise refusal(script, call, "the call stands in the head of a block")
     line = whole_line(script, call)
@@ -259,6 +268,17 @@ def _is_compiled(script: Script, call: cst.Call) -> bool:
     decorators = [d.decorator for d in target.decorators] if isinstance(target, cst.FunctionDef) else []
     callees += [script.qualified(d.func if isinstance(d, cst.Call) else d) for d in decorators]
     return "torch.compile" in callees
+
+
+def _refuse_static(script: Script, call: cst.Call) -> None:
+    """A script that says itself which shapes are dynamic is not contradicted."""
+    target = dataflow_of(script).definition(call.func)
+    made = [b.value for b in dataflow_of(script).bindings_of(call.func)]
+    made += [d.decorator for d in target.decorators] if isinstance(target, cst.FunctionDef) else []
+    for value in made:
+        dynamic = argument(value, "dynamic") if isinstance(value, cst.Call) else None
+        if dynamic is not None and literal(dynamic.value) not in (None, True):
+            raise refusal(script, value, f"dynamic={script.code(dynamic.value)} is set on purpose")
 
 
 def _input(script: Script, call: cst.Call, name: str) -> cst.BaseExpression | None:

@@ -8,13 +8,14 @@ import libcst as cst
 
 from trace_doctor.fixes.codemods import codemod
 from trace_doctor.model.parameters import Parameters
-from trace_doctor.program.dataflow import dataflow_of
+from trace_doctor.program.dataflow import dataflow_of, method_of
 from trace_doctor.program.edits import Change, add_arguments, insert_after, insert_before, set_argument
 from trace_doctor.program.place import Place, already, on_line, only, refusal
+from trace_doctor.program.project import Project
 from trace_doctor.program.queries.dataloaders import refuse_batches_on_gpu
 from trace_doctor.program.queries.imports import name_for
 from trace_doctor.program.queries.loops import changes_in_place, method_calls, names_in, trains
-from trace_doctor.program.queries.training import find_model, find_step, refuse_done, whole_line
+from trace_doctor.program.queries.training import Model, find_model, find_step, ready, refuse_done, whole_line
 from trace_doctor.program.script import Script, argument, dotted, literal, method_name, receiver
 
 _DEVICE = re.compile(r"device|cuda|xpu|rank|gpu", re.IGNORECASE)
@@ -142,12 +143,17 @@ def channels_last(place: Place, params: Parameters) -> Change:
     homes = {id(s): s for s in (script, model.construction[0], *(model.definition or ())[:1])}
     if not images and not any(s.calls("torch.nn.Conv2d") for s in homes.values()):
         raise refusal(*model.construction, "the model has no Conv2d in these scripts")
+    if not images:
+        _refuse_other_inputs(place, model)
+    elif model.callee.startswith(_NO_IMAGES):
+        raise refusal(*model.construction, "the model takes no batch of images of four dimensions")
     arg = call.args[0].value if call.args and call.args[0].keyword is None else None
     if arg is None or not isinstance(arg, cst.Name) or len(model.calls) > 1:
         raise refusal(script, call, "the images have no name where the model is called")
     torch, imports = name_for(script, "torch", call)
     layout = f"{torch}.channels_last"
-    to_layout = insert_after(script, model.setup, f"{model.name}.to(memory_format={layout})", "channels-last")
+    name, whole = ready(model, place.program, "the layout")
+    to_layout = insert_after(script, whole, f"{name}.to(memory_format={layout})", "channels-last")
     edits = [*imports, to_layout]
     bindings = dataflow_of(script).bindings_of(arg)
     moves = [b.value for b in bindings if isinstance(b.value, cst.Call | cst.Tuple)]
@@ -157,4 +163,47 @@ def channels_last(place: Place, params: Parameters) -> Change:
     else:
         code = f"{arg.value} = {arg.value}.to(memory_format={layout})"
         edits.append(insert_before(script, whole_line(script, call), code, "channels-last-input"))
-    return Change(script, tuple(edits), script.line(model.setup))
+    return Change(script, tuple(edits), script.line(whole))
+
+
+_NO_IMAGES = (
+    "torchvision.models.video.",
+    "torchvision.models.detection.",
+    "torchvision.models.optical_flow.",
+)
+
+
+def _refuse_other_inputs(place: Place, model: Model) -> None:
+    """Raises NoEdit unless the first thing that a model does with its input is a Conv2d: only four dimensions have the layout."""
+    if not _goes_to_conv2d(place.program, *model.construction, depth=0):
+        why = "the model's input is not seen to go into a Conv2d as it is: only tensors of four dimensions have this layout"
+        raise refusal(*model.construction, why)
+
+
+def _goes_to_conv2d(program: Project, script: Script, construction: cst.BaseExpression, depth: int) -> bool:
+    """Whether what is constructed hands its input on to a Conv2d unchanged."""
+    if not isinstance(construction, cst.Call) or depth > 6:
+        return False
+    callee = script.callee(construction) or ""
+    if callee in ("torch.nn.Conv2d", "torch.nn.BatchNorm2d", "torch.nn.MaxPool2d", "torch.nn.AvgPool2d"):
+        return True
+    if callee == "torch.nn.Sequential" and construction.args:
+        first = construction.args[0]
+        return not first.star and _any_goes(program, script, first.value, depth)
+    owner = program.class_by_name(script, construction.func)
+    forward = method_of(owner[1], "forward") if owner is not None else None
+    if owner is None or forward is None or len(forward.params.params) < 2:
+        return False
+    where, name = owner[0], forward.params.params[1].name.value
+    uses = [
+        n for n in where.variables(name, forward.body) if not isinstance(where.parent(n), cst.AssignTarget)
+    ]
+    first_use = where.parent(uses[0]) if uses else None
+    call = where.parent(first_use) if isinstance(first_use, cst.Arg) else None
+    taken = isinstance(call, cst.Call) and call.args and call.args[0] is first_use
+    return bool(taken) and isinstance(call, cst.Call) and _any_goes(program, where, call.func, depth)
+
+
+def _any_goes(program: Project, script: Script, value: cst.BaseExpression, depth: int) -> bool:
+    origins = program.of(script, value)
+    return bool(origins) and all(_goes_to_conv2d(program, s, o, depth + 1) for s, o in origins)

@@ -13,8 +13,13 @@ from trace_doctor.program.dataflow import method_of
 from trace_doctor.program.edits import Change, Gathered
 from trace_doctor.program.place import Place, already, only, refusal
 from trace_doctor.program.project import Project
-from trace_doctor.program.queries.arguments import Argument, Arguments, set_value
-from trace_doctor.program.queries.dataloaders import loaders_on_line, refuse_batches_on_gpu, training_loaders
+from trace_doctor.program.queries.arguments import Argument, Arguments, refuse_explained, set_value
+from trace_doctor.program.queries.dataloaders import (
+    loaders_on_line,
+    not_picklable,
+    refuse_batches_on_gpu,
+    training_loaders,
+)
 from trace_doctor.program.queries.values import set_origin, where_set
 from trace_doctor.program.script import Script, argument, literal, method_name
 
@@ -31,8 +36,9 @@ _SHARDING = (
     "the dataset is an IterableDataset: workers would each deliver all of it unless __iter__ takes its share by "
     "torch.utils.data.get_worker_info() (itertools.islice(it, info.id, None, info.num_workers))"
 )
+_SPAWNED = "Windows, macOS, Python 3.14 and later"
 _SPAWN = (
-    'where workers are spawned (Windows, macOS, Python 3.14 and later) the script needs `if __name__ == "__main__":` '
+    f'where workers are spawned ({_SPAWNED}) the script needs `if __name__ == "__main__":` '
     "and a dataset and collate_fn that can be pickled"
 )
 
@@ -92,10 +98,17 @@ class _Loader:
         if not self.edits.files:
             raise already(script, self.call, "sets its workers and pinning already")
         names = {e.key.rpartition(":")[2] for _, edits in self.edits.files.values() for e in edits}
-        self._refuse_explained(names)
+        refuse_explained(script, self.call, names & set(_ORDER))
         has_guard = any("__main__" in s.text for s in self.project.scripts_with("__main__", "DataLoader"))
         if names != {"pin_memory"} and not has_guard:
             self.edits.notes.append(_SPAWN)
+        local = not_picklable(self.project, script, self.call) if names != {"pin_memory"} else None
+        if local is not None:
+            where = f"{local[0].name}:{local[0].line(local[1])}"
+            kind = "lambda" if isinstance(local[1], cst.Lambda) else "local definition"
+            self.edits.notes.append(
+                f"the {kind} at {where} cannot be pickled, which spawned workers need ({_SPAWNED})"
+            )
         file, edits = self.edits.files.get(script.name) or next(iter(self.edits.files.values()))
         line = script.line(self.call) if file.name == script.name else file.line_of(edits[0].start)
         return self.edits.change(file, line, None)
@@ -107,17 +120,6 @@ class _Loader:
         for name in settings:
             if (times := self.arguments.times(name)) > 1:
                 raise refusal(script, call, f"{name} is set in {times} places")
-
-    def _refuse_explained(self, names: set[str]) -> None:
-        """A comment at the loader that speaks of what would change may say why it is as it is."""
-        script = self.script
-        first, last = script.lines(script.statement_of(self.call) or self.call)
-        while first > 1 and script.line_text(first - 1).strip().startswith("#"):
-            first -= 1
-        comments = [script.line_text(n).partition("#")[2].lower() for n in range(first, last + 1)]
-        about = [name for name in names & set(_ORDER) if any(name in comment for comment in comments)]
-        if about:
-            raise refusal(script, self.call, f"a comment at the loader speaks of {about[0]}")
 
     def _set_workers(self, workers: Argument | None, target: int) -> int:
         """Raises the worker count where it is set. Returns the count afterwards."""

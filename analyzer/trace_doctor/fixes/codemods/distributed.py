@@ -9,15 +9,17 @@ from trace_doctor.model.parameters import Parameters
 from trace_doctor.program.dataflow import dataflow_of
 from trace_doctor.program.edits import Change, NoEdit, replace_lines, wrap
 from trace_doctor.program.place import Place, already, candidate, only, refusal
-from trace_doctor.program.queries.imports import name_for
+from trace_doctor.program.queries.imports import bindings, name_for
 from trace_doctor.program.queries.loops import is_optimizer, optimizer_steps
 from trace_doctor.program.queries.repeated_blocks import repeated_blocks
 from trace_doctor.program.queries.training import Step, find_step, lines_from, refuse_done, whole_line
-from trace_doctor.program.script import Script, argument, assigned_names
+from trace_doctor.program.script import Script, argument, assigned_names, dotted, literal, method_name
 
 _DDP = "torch.nn.parallel.DistributedDataParallel"
 _WRAPPERS = (_DDP, "torch.nn.parallel.distributed.DistributedDataParallel")
 _NO_SYNC = (*_WRAPPERS, "torch.distributed.fsdp.FullyShardedDataParallel")
+_OF_ONE_RANK = ("device_ids", "output_device", "gradient_as_bucket_view", "bucket_cap_mb")
+"""arguments that fully_shard does without"""
 _ACCUMULATE = {
     "accelerate": "Accelerator(gradient_accumulation_steps=N) and `with accelerator.accumulate(model):`",
     "lightning": "Trainer(accumulate_grad_batches=N), which does this",
@@ -35,15 +37,25 @@ _SHARD = {
 @codemod(
     "no-sync",
     Parameters,
-    adds="contextlib nullcontext no_sync",
+    adds="contextlib nullcontext no_sync isinstance",
     words=("DistributedDataParallel", "FullyShardedDataParallel"),
     elsewhere=True,
 )
 def no_sync(place: Place, params: Parameters) -> Change:
     """Exchanges accumulated gradients only in the backward before the optimizer's step."""
     refuse_done(place.scripts, _ACCUMULATE, "no_sync", "no_sync()")
+    refuse_done(place.scripts, {}, "require_backward_grad_sync")
     step = find_step(place)
     script = step.script
+    for other in place.program.scripts_with("static_graph"):
+        for call in other.all(cst.Call):
+            static = argument(call, "static_graph")
+            if (static is not None and literal(static.value) is not False) or _sets_static(call):
+                raise refusal(
+                    other,
+                    call,
+                    "DistributedDataParallel with static_graph fails where a backward is not synchronized",
+                )
     calls = [c for c in script.all(cst.Call, within=step.home) if _is_wrapped(script, c.func)]
     calls = [c for c in calls if script.span(c)[0] < script.span(step.backward)[0]]
     if not calls:
@@ -53,23 +65,65 @@ def no_sync(place: Place, params: Parameters) -> Change:
     if not run:
         raise refusal(script, calls[0], "forward and backward are in different blocks")
     null, imports = name_for(script, "contextlib.nullcontext", step.backward)
-    header = f"with {null}() if {test} else {script.code(calls[0].func)}.no_sync():"
+    name = script.code(calls[0].func)
+    if (wrapper := _perhaps_unwrapped(script, calls[0].func)) is not None:
+        test = f"({test})" if _binds_loosely(test) else test
+        test = f"{test} or not isinstance({name}, {wrapper})"
+    header = f"with {null}() if {test} else {name}.no_sync():"
     return Change(script, (*imports, *wrap(script, run[0], run[-1], header)), script.line(run[0]))
 
 
 def _is_wrapped(script: Script, node: cst.BaseExpression) -> bool:
     """Whether a name is bound to a model in DistributedDataParallel, here or where it is passed in."""
     dataflow = dataflow_of(script)
-    bindings = dataflow.bindings_of(node)
-    if any(script.callee(b.value) in _NO_SYNC for b in bindings):
+    own = dataflow.bindings_of(node)
+    if any(script.callee(b.value) in _NO_SYNC for b in own):
         return True
     function = script.function_of(node)
-    if bindings or function is None or not isinstance(node, cst.Name):
+    if own or function is None or not isinstance(node, cst.Name):
         return False
     names = [p.name.value for p in function.params.params]
     callers = [c for c in script.all(cst.Call) if dataflow.definition(c.func) is function]
     arguments = [argument(c, node.value, names.index(node.value)) for c in callers if node.value in names]
     return bool(arguments) and all(a is not None and _is_wrapped(script, a.value) for a in arguments)
+
+
+def _sets_static(call: cst.Call) -> bool:
+    return method_name(call) == "_set_static_graph"
+
+
+def _binds_loosely(test: str) -> bool:
+    return isinstance(cst.parse_expression(test), cst.IfExp | cst.Lambda | cst.NamedExpr)
+
+
+def _perhaps_unwrapped(script: Script, node: cst.BaseExpression) -> str | None:
+    """What a name is wrapped in, where some way through the script leaves it unwrapped: `if distributed: model = DDP(model)`."""
+    dataflow = dataflow_of(script)
+    own = dataflow.bindings_of(node)
+    wraps = [b.value for b in own if isinstance(b.value, cst.Call) and script.callee(b.value) in _NO_SYNC]
+    for value in wraps:
+        assert isinstance(value, cst.Call)
+        compiles = [b.value for b in own if script.callee(b.value) == "torch.compile"]
+        others = [b.value for b in own if b.value is not value and b.value not in compiles]
+        after = any(script.span(o)[0] > script.span(value)[0] for o in others)
+        conditional = any(
+            isinstance(up, cst.If | cst.Else | cst.Try | cst.IfExp)
+            for up in script.between(value, script.function_of(value))
+        )
+        if after or conditional:
+            known = {n for n, _, _ in bindings(script)}
+            if compiles or (dotted(value.func) or "").partition(".")[0] not in known:
+                raise refusal(script, value, f"only some runs wrap {dotted(node)} in DistributedDataParallel")
+            return script.code(value.func)
+    if wraps:
+        return None
+    function = script.function_of(node)
+    assert function is not None and isinstance(node, cst.Name)
+    names = [p.name.value for p in function.params.params]
+    callers = [c for c in script.all(cst.Call) if dataflow.definition(c.func) is function]
+    arguments = [argument(c, node.value, names.index(node.value)) for c in callers]
+    found = (_perhaps_unwrapped(script, a.value) for a in arguments if a is not None)
+    return next((w for w in found if w is not None), None)
 
 
 def _step_condition(step: Step) -> str:
@@ -116,6 +170,14 @@ def fully_shard(place: Place, params: Parameters) -> Change:
     plain = isinstance(statement, cst.Assign) and statement.value is call
     if inner is None or target is None or not plain:
         raise refusal(script, call, "the wrapped model is bound by no plain assignment")
+    for arg in call.args[1:]:
+        name = arg.keyword.value if arg.keyword is not None else "device_ids"
+        if arg.star or (name not in _OF_ONE_RANK and literal(arg.value) not in (None, False)):
+            raise refusal(
+                script,
+                call,
+                f"{name or 'what is passed'} of DistributedDataParallel has no place in fully_shard",
+            )
     _refuse_unsharded(script, call, target)
     owner = dataflow_of(script).constructed_class(inner)
     blocks = repeated_blocks(script, owner) if owner is not None else []

@@ -20,6 +20,7 @@ from trace_doctor.program.edits import (
     set_argument,
 )
 from trace_doctor.program.place import Place, already, only, refusal
+from trace_doctor.program.queries.arguments import refuse_configured, refuse_explained
 from trace_doctor.program.queries.imports import name_for
 from trace_doctor.program.queries.loops import method_calls
 from trace_doctor.program.queries.training import refuse_done
@@ -77,6 +78,8 @@ def optimizer_args(place: Place, params: OptimizerArgs) -> Change:
         why = "its parameters may still be on the CPU there, where only torch 2.4 and newer have a fused form"
         raise refusal(script, call, f"{why} (say --torch-version)")
     other = argument(call, _ALTERNATIVE[option])
+    refuse_configured(script, call, there, other if value else None)
+    refuse_explained(script, call, (option, _ALTERNATIVE[option]))
     if value and other is not None:
         edits.append(remove_argument(script, call, other))
     if there is None and value and other is not None and other is call.args[-1]:

@@ -7,25 +7,26 @@ from collections.abc import Sequence
 import libcst as cst
 
 from trace_doctor.fixes.codemods import codemod
+from trace_doctor.fixes.grad_scaler import scale_loss
+from trace_doctor.fixes.half_precision import refuse_half_precision
 from trace_doctor.fixes.literals import source_text
 from trace_doctor.model.parameters import Autocast, Parameters
-from trace_doctor.program.edits import Change, Edit, NoEdit, insert_after, insert_before, wrap
+from trace_doctor.program.dataflow import dataflow_of
+from trace_doctor.program.edits import Change, Gathered, NoEdit, add_arguments, wrap
 from trace_doctor.program.place import Place, already, refusal, started_script
-from trace_doctor.program.queries.imports import below_imports, last_import, name_for
-from trace_doctor.program.queries.loops import Loop, method_calls, optimizer_steps
+from trace_doctor.program.queries.imports import below_imports, end_of_imports, name_for
+from trace_doctor.program.queries.loops import Loop, method_calls
 from trace_doctor.program.queries.training import (
     Step,
     find_step,
     lines_from,
     loss_assignments,
     model_calls,
-    outermost,
     part_calls,
     refuse_done,
     whole_line,
 )
-from trace_doctor.program.script import dotted, literal, receiver
-from trace_doctor.program.versions import TorchBounds
+from trace_doctor.program.script import Script, argument, dotted, literal
 
 _INSTEAD = {
     dtype: {
@@ -37,6 +38,14 @@ _INSTEAD = {
     for dtype, short, mixed in (("bfloat16", "bf16", "bf16-mixed"), ("float16", "fp16", "16-mixed"))
 }
 _CASTS = ("half", "bfloat16")
+_KINDS = ("cpu", "cuda", "mps", "xpu", "hpu", "mtia")
+_FSDP = "torch.distributed.fsdp.FullyShardedDataParallel"
+_FULLY_SHARD = (
+    "torch.distributed.fsdp.fully_shard",
+    "torch.distributed._composable.fsdp.fully_shard",
+    "torch.distributed._composable.fsdp.fully_shard.fully_shard",
+)
+_POLICY = "mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)"
 _SPARSE = ("torch.spmm", "torch.sparse", "sparse_coo")
 
 
@@ -44,7 +53,8 @@ _SPARSE = ("torch.spmm", "torch.sparse", "sparse_coo")
     "autocast",
     Autocast,
     adds="torch autocast device_type dtype bfloat16 float16 cuda cpu xpu mps hpu mtia "
-    "amp GradScaler scaler scale step update unscale_",
+    "amp GradScaler scaler scale step update unscale_ state_dict load_state_dict type "
+    "distributed fsdp MixedPrecisionPolicy mp_policy param_dtype reduce_dtype float32",
     words=(".backward(",),
     elsewhere=True,
 )
@@ -65,12 +75,23 @@ def autocast(place: Place, params: Autocast) -> Change:
     if next(method_calls(script, "scale"), None) is not None:
         raise refusal(script, step.backward, "the script scales its loss itself")
     run = _forward(step)
+    refuse_half_precision(step.program, script, run, step.home, dtype)
+    sharded = [(s, c) for s in place.program.scripts_with("fully_shard") for c in s.calls(*_FULLY_SHARD)]
+    if sharded:
+        return _policy(place, sharded, dtype)
+    for other in place.program.scripts_with("FullyShardedDataParallel"):
+        for call in other.calls(_FSDP):
+            if argument(call, "mixed_precision") is not None:
+                raise already(other, call, "sets the types of FullyShardedDataParallel")
+            if dtype == "float16":
+                raise refusal(other, call, "float16 needs a ShardedGradScaler with FullyShardedDataParallel")
     torch, imports = name_for(script, "torch", step.backward)
-    header = f"with {torch}.autocast(device_type={source_text(device)}, dtype={torch}.{dtype}):"
-    edits = [*imports, *wrap(script, run[0], run[-1], header)]
+    header = f"with {torch}.autocast(device_type={_device_type(step, device)}, dtype={torch}.{dtype}):"
+    edits = Gathered()
+    edits.keep(script, [*imports, *wrap(script, run[0], run[-1], header)])
     if dtype == "float16":
-        edits += _scale_loss(step, place.torch, torch, device)
-    return Change(script, tuple(edits), script.line(run[0]))
+        scale_loss(step, place.torch, device, edits)
+    return edits.change(script, script.line(run[0]), None)
 
 
 def _forward(step: Step) -> Sequence[cst.CSTNode]:
@@ -94,37 +115,48 @@ def _forward(step: Step) -> Sequence[cst.CSTNode]:
     return run
 
 
-def _scale_loss(step: Step, torch: TorchBounds, name: str, device: str) -> list[Edit]:
-    """`scaler.scale(loss).backward()`, `scaler.step(optimizer)`, `scaler.update()`, and its construction."""
-    script = step.script
-    steps = optimizer_steps(script, step.home)
-    where = [call for call, _ in steps] or [step.backward]
-    if len(steps) != 1 or where[0].args:
-        why = "a GradScaler needs one optimizer.step() without a closure in the loop"
-        raise refusal(script, where[0], why, *where[1:])
-    call, optimizer = steps[0]
-    if "scaler" in script.text:
-        raise refusal(script, call, "the script has a scaler of its own")
-    if not isinstance(step.home, Loop):
-        raise refusal(script, call, "the step is a function: its GradScaler is made outside and passed in")
-    statement, loss = script.statement_of(call), receiver(step.backward)
-    if not isinstance(statement, cst.Expr):
-        raise refusal(script, call, "the value of step() is used")
-    assert loss is not None
-    modern = torch.at_least(2, 3)
-    make = f"{name}.amp.GradScaler({source_text(device)})" if modern else f"{name}.cuda.amp.GradScaler()"
-    start, end = script.outer_span(loss)
-    edits = [
-        insert_before(script, outermost(script, step.home), f"scaler = {make}", "scaler"),
-        Edit(start, end, f"scaler.scale({script.text[start:end]})", "scale", "loss"),
-        Edit(*script.span(call), f"scaler.step({optimizer})", "scaler.step", optimizer),
-        insert_after(script, statement, "scaler.update()", "scaler.update"),
-    ]
-    for clip in script.calls("torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad_value_"):
-        if script.within(clip, step.home):
-            line = whole_line(script, clip)
-            edits.append(insert_before(script, line, f"scaler.unscale_({optimizer})", "unscale"))
-    return edits
+def _device_type(step: Step, device: str) -> str:
+    """What the script calls the kind of its device where it moves the batch or the model, else the device that ran."""
+    script, dataflow = step.script, dataflow_of(step.script)
+    function = script.function_of(step.home) if isinstance(step.home, Loop) else step.home
+    for call, _ in method_calls(script, "to", function):
+        arg = argument(call, "device", 0)
+        value = arg.value if arg is not None else None
+        if not isinstance(value, cst.Name | cst.Attribute) or script.function_of(call) is not function:
+            continue
+        if not dataflow.bindings_of(value) and dataflow.parameter_of(value) is None:
+            continue
+        origins = step.program.of(script, value)
+        if origins and all(isinstance(o, cst.Call) and s.callee(o) == "torch.device" for s, o in origins):
+            return f"{script.code(value)}.type"
+        if len(origins) > 1 and all(literal(o) in _KINDS for _, o in origins):
+            return script.code(value)
+    return source_text(device)
+
+
+# ---------------------------------------------------------------------- FSDP2
+
+
+def _policy(place: Place, calls: Sequence[tuple[Script, cst.Call]], dtype: str) -> Change:
+    """The types of FSDP2 in place of autocast: parameters are gathered in 16 bits, gradients reduced in fp32."""
+    edits = Gathered()
+    for script, call in calls:
+        if argument(call, "mp_policy") is not None:
+            raise already(script, call, "has a MixedPrecisionPolicy")
+        if any(a.star for a in call.args):
+            raise refusal(
+                script, call, f"the arguments of fully_shard are elsewhere: {_POLICY} belongs there"
+            )
+        if dtype == "float16":
+            raise refusal(script, call, "float16 needs a ShardedGradScaler with fully_shard")
+        policy, imports = name_for(script, "torch.distributed.fsdp.MixedPrecisionPolicy", call)
+        torch, more = name_for(script, "torch", call)
+        types = f"param_dtype={torch}.{dtype}, reduce_dtype={torch}.float32"
+        edits.keep(
+            script, [*imports, *more, *add_arguments(script, call, {"mp_policy": f"{policy}({types})"})]
+        )
+    script, call = calls[0]
+    return edits.change(script, script.line(call), None)
 
 
 # ---------------------------------------------------------------------- TF32
@@ -163,7 +195,7 @@ def matmul_precision(place: Place, params: Parameters) -> Change:
                 raise already(script, assign, already_on)
             raise refusal(script, assign, on_purpose)
         new |= any(n.startswith("torch.backends.") and n.endswith(f".{_NEW}") for n in names)
-    anchor = last_import(script)
+    anchor = end_of_imports(script)
     if anchor is None or (not script.frameworks and "torch" not in script.text):
         raise NoEdit("unresolved", f"{script.name} imports no torch")
     torch, imports = name_for(script, "torch", script.module)

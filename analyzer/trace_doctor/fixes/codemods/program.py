@@ -14,7 +14,7 @@ from trace_doctor.fixes.literals import source_text
 from trace_doctor.model.parameters import AllocatorSetting, SetConfig, is_true
 from trace_doctor.program.edits import Candidate, Change, Edit, NoEdit, insert_after, insert_before
 from trace_doctor.program.place import Place, already, candidate, refusal, started_script
-from trace_doctor.program.queries.imports import below_imports, bindings, last_import
+from trace_doctor.program.queries.imports import below_imports, bindings, end_of_imports
 from trace_doctor.program.script import Script, dotted, imported_modules, key_of, literal
 from trace_doctor.program.versions import allocator_variable
 
@@ -216,7 +216,7 @@ def configure(script: Script, name: str, state: bool) -> Change:
                 raise refusal(script, assign, f"{name} is set from something else")
             start, end = script.span(assign.value)
             return Change(script, (Edit(start, end, value, f"config:{name}", value),), script.line(assign))
-    last = last_import(script)
+    last = end_of_imports(script)
     if last is None:
         raise NoEdit("unresolved", f"{script.name} imports no torch")
     module = next((m for m in _LAZY_MODULES if name.startswith(m + ".")), "torch")

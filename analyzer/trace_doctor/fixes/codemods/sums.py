@@ -16,7 +16,7 @@ from trace_doctor.program.script import Script, dotted, literal
 def sum_on_device(place: Place, params: Parameters) -> Change:
     """Adds up losses as tensors (detach() instead of item()), and reads the sum where it is used."""
     sums = [(s, a) for s in place.scripts for a in s.all(cst.AugAssign) if _adds_item(s, a)]
-    sums = of_steps(in_function(place, sums)) if place.line is None else on_line(place, sums)
+    sums = of_steps(in_function(place, sums), place.function) if place.line is None else on_line(place, sums)
     script, addition = only(sums, "add up a value that is read", "no running sum of .item() was found there")
     total = dotted(addition.target)
     home = script.function_of(addition)

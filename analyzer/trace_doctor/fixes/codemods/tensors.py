@@ -20,6 +20,7 @@ from trace_doctor.program.queries.loops import (
     names_in,
     of_steps,
 )
+from trace_doctor.program.queries.reached import reached
 from trace_doctor.program.script import (
     Script,
     argument,
@@ -158,7 +159,7 @@ def every_n_guard(place: Place, params: EveryN) -> Change:
     every = source_text(params.every)
     logs = [(s, e) for s in place.scripts for e in s.all(cst.Expr) if _logs_a_value(s, e)]
     logs = in_function(place, logs)
-    logs = of_steps(logs) if place.line is None else on_line(place, logs)
+    logs = of_steps(logs, place.function) if place.line is None else on_line(place, logs)
     script, statement = only(logs, "log a value in a loop", "no log line with .item() was found there")
     loop = enclosing_loop(script, statement)
     counter = _counter(script, loop)
@@ -166,8 +167,48 @@ def every_n_guard(place: Place, params: EveryN) -> Change:
         raise refusal(script, statement, "the loop has no counter to guard the line with")
     if shares_line(script, statement):
         raise refusal(script, statement, "other statements share the line")
+    if (effect := _effect(place, script, statement)) is not None:
+        raise refusal(script, effect, "the log line does more than read a value, which every iteration needs")
     edits = wrap(script, statement, statement, f"if {counter} % {every} == 0:")
     return Change(script, tuple(edits), script.line(statement))
+
+
+_EFFECTS = (
+    "next",
+    "update",
+    "step",
+    "append",
+    "extend",
+    "pop",
+    "add",
+    "backward",
+    "zero_grad",
+    "train",
+    "eval",
+    "reset",
+)
+
+
+def _effect(place: Place, script: Script, statement: cst.Expr) -> cst.CSTNode | None:
+    """What changes something inside a log line: `next(it)`, `meter.update(...)`, a binding, or a function that does."""
+    for where, node in reached(place.program, script, [statement]):
+        calls = [c for c in where.all(cst.Call, within=node) if c is not statement.value]
+        for call in calls:
+            if (method_name(call) or dotted(call.func)) in _EFFECTS:
+                return call if where is script else statement
+        binds = [
+            *where.all(cst.NamedExpr, node),
+            *where.all(cst.AugAssign, node),
+            *where.all(cst.Global, node),
+        ]
+        binds += [
+            a
+            for a in where.all(cst.Assign, node)
+            if any(isinstance(t.target, cst.Attribute) for t in a.targets)
+        ]
+        if binds:
+            return binds[0] if where is script else statement
+    return None
 
 
 def _logs_a_value(script: Script, statement: cst.Expr) -> bool:
@@ -202,6 +243,7 @@ def tensor_device(place: Place, params: Parameters) -> Change:
         copies = [
             (s, c) for s, c in copies if enclosing_loop(s, c) is not None or s.function_of(c) is not None
         ]
+        copies = of_steps(copies, place.function)
     script, copy = only(copies, "create a tensor and then copy it", "no tensor is created and copied there")
     creation = _creation(script, copy)
     assert creation is not None

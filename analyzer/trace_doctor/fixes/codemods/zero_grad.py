@@ -9,6 +9,15 @@ from trace_doctor.model.parameters import ZeroGrad
 from trace_doctor.program.dataflow import dataflow_of
 from trace_doctor.program.edits import Change, NoEdit, insert_after, remove, remove_argument
 from trace_doctor.program.place import Place, already, candidate, on_line, only, refusal
+from trace_doctor.program.queries.gradients import (
+    backwards,
+    blocks_around,
+    caught,
+    gradient_uses,
+    led_to_beside,
+    led_to_from,
+    way_out,
+)
 from trace_doctor.program.queries.loops import (
     backward_values,
     enclosing_loop,
@@ -16,7 +25,7 @@ from trace_doctor.program.queries.loops import (
     zero_grads,
 )
 from trace_doctor.program.queries.training import Home, home_of
-from trace_doctor.program.script import Script, argument, literal, method_name, receiver
+from trace_doctor.program.script import Script, argument, dotted, literal, method_name, receiver
 
 
 @codemod(
@@ -24,6 +33,8 @@ from trace_doctor.program.script import Script, argument, literal, method_name, 
 )
 def zero_grad(place: Place, params: ZeroGrad) -> Change:
     """Adds, moves or cleans zero_grad() so that gradients are freed after the optimizer's step."""
+    for script in place.program.scripts_with("CUDAGraph", "cuda.graph(", "make_graphed_callables"):
+        raise NoEdit("display", f"{script.name} captures CUDA graphs, whose gradients stay where they are")
     if params.mode == "drop-set-to-none-false":
         return _drop(place)
     script, call = _step(place)
@@ -36,11 +47,11 @@ def zero_grad(place: Place, params: ZeroGrad) -> Change:
     others = {other for _, other in optimizer_steps(script)} - {optimizer}
     clears = [(script, c) for c, owner in zero_grads(script, home) if owner not in others]  # or a model's
     if not clears:
-        if isinstance(home, cst.FunctionDef):
-            _refuse_cleared_elsewhere(place, script, home)
+        _refuse_cleared_elsewhere(place, script, home)
         _refuse_own_optimizer(place, script, call)
+        _refuse_unclear(place, script, statement, home, bool(others))
         return _add(script, statement, optimizer)
-    return _move(script, statement, optimizer, only(clears, "clear the gradients", "")[1], home)
+    return _move(place, script, statement, optimizer, only(clears, "clear the gradients", "")[1], home)
 
 
 # ---------------------------------------------------------------------- which step
@@ -88,15 +99,30 @@ def _add(script: Script, statement: cst.Expr, optimizer: str) -> Change:
     return Change(script, (edit,), script.line(statement))
 
 
-def _refuse_cleared_elsewhere(place: Place, script: Script, home: cst.FunctionDef) -> None:
-    """A function that only steps: its caller may clear, and when is the caller's business."""
+def _refuse_unclear(place: Place, script: Script, step: cst.Expr, home: Home, several: bool) -> None:
+    """Clearing after a step is right only where what other steps need is not cleared with it, and nothing reads it."""
+    here, program = (script, home), place.program
+    after = (script.span(step)[1], script.span(home)[1])
+    if (later := led_to_from(program, here, backwards(program), after)) is not None:
+        raise refusal(script, step, f"{_ANOTHER} after the step", later)
+    made = [call for s, call in backwards(program) if s is script and script.within(call, home)]
+    if several and len(made) > 1:
+        raise refusal(script, step, f"{_ANOTHER}: several optimizers step", *made)
+    first = led_to_from(program, here, backwards(program), (script.span(home)[0], after[0]))
+    filled = (script.span(first if first is not None else step)[0], after[0])
+    if (use := led_to_beside(program, here, gradient_uses(program), filled)) is not None:
+        raise refusal(*use, f"{_READ} after the step")
+
+
+def _refuse_cleared_elsewhere(place: Place, script: Script, home: Home) -> None:
+    """Where a loop or function only steps, what calls it, or what it calls, may clear, and when is its business."""
     others = [
         candidate(s, c)
         for s in place.program.scripts_with("zero_grad(")
         for c, _ in zero_grads(s)
         if s is not script or not s.within(c, home)
     ]
-    if others:
+    if others and not isinstance(home, cst.Module):
         raise NoEdit("display", "the gradients are cleared elsewhere", others)
 
 
@@ -114,7 +140,9 @@ def _refuse_own_optimizer(place: Place, script: Script, call: cst.Call) -> None:
             raise refusal(where, origin, why)
 
 
-def _move(script: Script, statement: cst.Expr, optimizer: str, call: cst.Call, home: Home) -> Change:
+def _move(
+    place: Place, script: Script, statement: cst.Expr, optimizer: str, call: cst.Call, home: Home
+) -> Change:
     old = script.statement_of(call)
     if not isinstance(old, cst.Expr):
         raise refusal(script, call, "zero_grad() is part of a larger expression")
@@ -124,22 +152,102 @@ def _move(script: Script, statement: cst.Expr, optimizer: str, call: cst.Call, h
         if arg is None:
             what = "clears the gradients between the step and the next forward pass already"
             raise already(script, call, what)
+        _refuse_missed_zeros(place, script, call)
         return Change(script, (remove_argument(script, call, arg),), script.line(call))
-    _refuse_changed_meaning(script, statement, old, home)
+    owner = receiver(call)
+    if owner is not None and script.code(owner) != optimizer:
+        _refuse_other_steps(place, script, old, call)
+    refuse_changed_gradients(place, script, statement, old, home)
     as_it_is = arg is None and argument(call, "set_to_none", 0) is not None
     text = script.code(call) if as_it_is else f"{script.code(call.func)}()"
     after = insert_after(script, _last_of_step(script, statement), text, "zero_grad:" + optimizer)
     return Change(script, (remove(script, old), after), script.line(old))
 
 
-def _refuse_changed_meaning(script: Script, step: cst.Expr, old: cst.Expr, home: Home) -> None:
-    """Moving is right only when both run equally often and nothing reads a gradient between."""
+_ANOTHER = "another backward() can reach the same parameters"
+_READ = "the gradients are read or changed"
+
+
+def _refuse_other_steps(place: Place, script: Script, old: cst.Expr, call: cst.Call) -> None:
+    """A model's zero_grad() clears what every optimizer of its parameters steps with."""
+    names = {text for s in place.program.scripts_with(".step(") for _, text in optimizer_steps(s)}
+    if len(names) > 1:
+        raise refusal(script, old, f"{script.code(call.func)}() clears for {len(names)} optimizers that step")
+
+
+def refuse_changed_gradients(
+    place: Place,
+    script: Script,
+    step: cst.BaseSmallStatement,
+    old: cst.BaseSmallStatement,
+    home: Home,
+) -> None:
+    """Moving is right only when both run equally often, on every path, and nothing in between adds to a gradient or reads it.
+
+    Where clearing comes first, what lies between the step and the next clearing is everything but the stretch from the
+    clearing to the step: the rest of the loop, other functions, what is before and after the loop.
+    """
     if isinstance(home, cst.Module) or home_of(script, old) is not home:
         raise refusal(script, old, "zero_grad() and step() are not in the same loop", step)
-    if _conditions(script, old, home) != _conditions(script, step, home):
+    if blocks_around(script, old, home) != blocks_around(script, step, home):
         raise refusal(script, old, "zero_grad() and step() run under different conditions", step)
-    if any(a.attr.value == "grad" for a in script.all(cst.Attribute, within=home)):
-        raise refusal(script, old, "the loop reads .grad, which would be gone after the move", step)
+    here, program = (script, home), place.program
+    (first, _), (_, last) = sorted((script.span(old), script.span(step)))
+    if (leaves := way_out(script, home, (first, last))) is not None:
+        raise refusal(script, leaves, "an iteration can end between zero_grad() and step()", old, step)
+    if (guard := caught(script, old)) is not None:
+        raise refusal(
+            script, guard, "after an exception between zero_grad() and step() the loop goes on", step
+        )
+    if script.span(old) > script.span(step):
+        among = led_to_from(program, here, backwards(program), (first, last))
+        reads = led_to_from(program, here, gradient_uses(program), (script.span(step)[1], last))
+        beside = (script, among) if among is not None else None
+        use = (script, reads) if reads is not None else None
+    else:
+        beside = led_to_beside(program, here, backwards(program), (first, last))
+        use = led_to_beside(program, here, gradient_uses(program), (first, last))
+    if beside is not None:
+        raise refusal(*beside, f"{_ANOTHER} between step() and zero_grad()")
+    if use is not None:
+        raise refusal(*use, f"{_READ} between step() and zero_grad(), after the move they would be gone")
+    steps = [c for c, _ in optimizer_steps(script, home)]
+    own = next(c for c in steps if script.statement_of(c) is step)
+    shared = [c for c in steps if c is not own and not _disjoint(script, c, own)]
+    if shared:
+        raise refusal(script, shared[0], "another optimizer steps, which may hold the same parameters", step)
+
+
+def _disjoint(script: Script, one: cst.Call, other: cst.Call) -> bool:
+    """Whether two steps are known to update different parameters: each optimizer is made of the parameters of one name."""
+    a, b = _parameters_of(script, one), _parameters_of(script, other)
+    return (
+        a is not None
+        and b is not None
+        and not f"{a}.".startswith(f"{b}.")
+        and not f"{b}.".startswith(f"{a}.")
+    )
+
+
+def _parameters_of(script: Script, step: cst.Call) -> str | None:
+    """`net.encoder` where an optimizer is made of `net.encoder.parameters()` alone."""
+    optimizer = step.args[0].value if step.args else receiver(step)
+    origins = dataflow_of(script).of(optimizer) if optimizer is not None else []
+    made = origins[0] if len(origins) == 1 else None
+    first = made.args[0].value if isinstance(made, cst.Call) and made.args else None
+    models = dataflow_of(script).of(first) if first is not None else []
+    model = receiver(models[0]) if len(models) == 1 and method_name(models[0]) == "parameters" else None
+    return dotted(model) if model is not None else None
+
+
+def _refuse_missed_zeros(place: Place, script: Script, call: cst.Call) -> None:
+    """Zeros that are read before backward() fills them are no longer there."""
+    program, home = place.program, home_of(script, call)
+    steps = [script.span(c)[1] for c, _ in optimizer_steps(script, home)]
+    makes = [script.span(c)[0] for s, c in backwards(program) if s is script and script.within(c, home)]
+    filled = (min(makes, default=0), max(steps, default=0))
+    if (use := led_to_beside(program, (script, home), gradient_uses(program), filled)) is not None:
+        raise refusal(*use, f"{_READ} where they would be None instead of zeros")
 
 
 def _conditions(script: Script, node: cst.CSTNode, home: Home) -> list[str]:
@@ -192,6 +300,7 @@ def _drop(place: Place) -> Change:
     script, call = only(writes, "pass set_to_none=False", "no zero_grad(set_to_none=False) was found")
     arg = _keeps_zeros(call)
     assert arg is not None
+    _refuse_missed_zeros(place, script, call)
     return Change(script, (remove_argument(script, call, arg),), script.line(call))
 
 

@@ -3,12 +3,13 @@ it, or in the `functools.partial` that it calls."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import libcst as cst
 
 from trace_doctor.program.edits import Edit, add_arguments
+from trace_doctor.program.place import refusal
 from trace_doctor.program.project import Project
 from trace_doctor.program.script import Script, dotted, key_of, literal, method_name, receiver
 
@@ -128,6 +129,26 @@ class Arguments:
         if isinstance(container, cst.Dict):
             return script, add_entries(script, container, values)
         return script, add_arguments(script, container or self.call, values)
+
+
+def refuse_configured(script: Script, call: cst.Call, *arguments: cst.Arg | None) -> None:
+    """Raises NoEdit where one of a call's arguments, which an edit would change or take away, is computed or configured."""
+    for arg in arguments:
+        if arg is not None and literal(arg.value) is ...:
+            name = arg.keyword.value if arg.keyword is not None else "an argument"
+            raise refusal(script, call, f"{name} is set on purpose, from {script.code(arg.value)}")
+
+
+def refuse_explained(script: Script, call: cst.Call, names: Iterable[str]) -> None:
+    """Raises NoEdit where a comment at a call, or right above its statement, speaks of an argument that would change: it
+    may say why the argument is as it is."""
+    first, last = script.lines(script.statement_of(call) or call)
+    while first > 1 and script.line_text(first - 1).strip().startswith("#"):
+        first -= 1
+    comments = [script.line_text(n).partition("#")[2].lower() for n in range(first, last + 1)]
+    for name in sorted(names):
+        if any(name in comment for comment in comments):
+            raise refusal(script, call, f"a comment at the call speaks of {name}")
 
 
 def _only_keywords(call: cst.Call) -> bool:

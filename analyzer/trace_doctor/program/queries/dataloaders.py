@@ -10,17 +10,26 @@ import libcst as cst
 from trace_doctor.program.dataflow import dataflow_of, method_of
 from trace_doctor.program.place import Place, refusal
 from trace_doctor.program.project import Project
-from trace_doctor.program.queries.loops import loops, method_calls, optimizer_steps, trains, zero_grads
+from trace_doctor.program.queries.loops import (
+    NOT_TRAINING,
+    loops,
+    method_calls,
+    optimizer_steps,
+    trains,
+    zero_grads,
+)
+from trace_doctor.program.queries.reached import reached
 from trace_doctor.program.script import Script, argument, assigned_names, method_name
 
 Loader = tuple[Script, cst.Call]
-_NOT_TRAINING = re.compile(r"(?:^|_)(?:val|valid|validation|test|eval|dev|pred|predict|infer)", re.IGNORECASE)
 _TRAINING_WORDS = ("backward(", ".step(", "zero_grad(", ".fit(")
 _GPU, _CPU = (
     re.compile(r"device|cuda|xpu|rank|gpu", re.IGNORECASE),
     re.compile(r"cuda|xpu|gpu", re.IGNORECASE),
 )
 """what is likely a GPU, and what is one although the CPU is spoken of as well"""
+_ONLY_CPU = "only those of the CPU can be pinned, or come from a worker"
+_ON_CPU = re.compile(r"cpu|torch\.(?:Float|Double|Half|BFloat16)Tensor")
 _MAKE_SAMPLES = ("__init__", "__getitem__", "__getitems__", "__iter__", "__next__", "__call__")
 _HOOKS = ("train_dataloader", "get_train_dataloader")
 
@@ -116,7 +125,7 @@ def _handed_over(place: Place, script: Script) -> Iterator[Loader]:
 def _for_validation(script: Script, call: cst.Call) -> bool:
     """Whether the name that a loader is bound to, or the function that returns it, says that it does not train."""
     names = [script.function_name(call), *assigned_names(script.statement_of(call))]
-    return any(_NOT_TRAINING.search(part) for name in names for part in (name or "").split("."))
+    return any(NOT_TRAINING.search(part) for name in names for part in (name or "").split("."))
 
 
 def refuse_batches_on_gpu(project: Project, script: Script, call: cst.Call) -> None:
@@ -126,12 +135,48 @@ def refuse_batches_on_gpu(project: Project, script: Script, call: cst.Call) -> N
         ("collate function", argument(call, "collate_fn", 6)),
         ("dataset", argument(call, "dataset", 0)),
     ]
+    for other in project.scripts_with("set_default_device", "set_default_tensor_type"):
+        for made in other.calls("torch.set_default_device", "torch.set_default_tensor_type"):
+            texts = [other.code(a.value) for a in made.args]
+            if not any(_ON_CPU.search(text) for text in texts):
+                raise refusal(other, made, f"tensors are made on the GPU by default: {_ONLY_CPU}")
     for what, arg in makers:
-        for where, within in _code_of(project, script, arg.value) if arg is not None else ():
-            for made in where.all(cst.Call, within):
-                if _on_gpu(project, where, made):
-                    why = f"the {what} puts tensors on the GPU: only those of the CPU can be pinned, or come from a worker"
-                    raise refusal(where, made, why)
+        for home, start in _code_of(project, script, arg.value) if arg is not None else ():
+            runs = reached(project, home, [start]) if isinstance(start, cst.FunctionDef) else [(home, start)]
+            for where, within in runs:
+                for copy in where.all(cst.Call, within):
+                    if _on_gpu(project, where, copy):
+                        raise refusal(where, copy, f"the {what} puts tensors on the GPU: {_ONLY_CPU}")
+
+
+def not_picklable(project: Project, script: Script, call: cst.Call) -> tuple[Script, cst.CSTNode] | None:
+    """What a loader is given that a process which is spawned cannot get: a lambda, a function or class made in a function."""
+    for arg in (
+        argument(call, "collate_fn", 6),
+        argument(call, "dataset", 0),
+        argument(call, "worker_init_fn"),
+    ):
+        for where, node in _code_of(project, script, arg.value) if arg is not None else ():
+            kept: list[cst.CSTNode] = []
+            if isinstance(node, cst.FunctionDef) and node.name.value in _MAKE_SAMPLES:
+                owner = where.nearest(node, cst.ClassDef, cst.FunctionDef)
+                if isinstance(owner, cst.ClassDef) and where.function_of(owner) is not None:
+                    return where, owner
+                kept = [
+                    a.value
+                    for a in where.all(cst.Assign, node)
+                    if isinstance(a.targets[0].target, cst.Attribute)
+                ]
+            elif isinstance(node, cst.FunctionDef):
+                if where.function_of(node) is not None:
+                    return where, node
+            else:
+                kept = [node]
+            for value in kept:
+                for inner in (value, *where.all(cst.Lambda, value)):
+                    if isinstance(inner, cst.Lambda) and where.nearest(inner, cst.Lambda) is None:
+                        return where, inner
+    return None
 
 
 def _code_of(

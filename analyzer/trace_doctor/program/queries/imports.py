@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import libcst as cst
@@ -56,23 +57,54 @@ def last_import(
     script: Script, before: cst.CSTNode | None = None, package: str = "torch"
 ) -> cst.SimpleStatementLine | None:
     """The last line above the script's definitions that imports from a package, or else from torch; where none does, the
-    last import.
+    last import. Of the imports above all other code where there are some: below it another one would be out of place.
 
     With `before`, only lines above the top-level statement that holds this node count.
     """
     imports: list[tuple[cst.SimpleStatementLine, set[str]]] = []
+    above_code: int | None = None
     end = len(script.text) if before is None else script.span(before)[0]
     for statement in script.module.body:
         beyond = before is not script.module and script.span(statement)[1] > end
         if beyond or isinstance(statement, cst.FunctionDef | cst.ClassDef):
             break
         node = statement.body[-1] if isinstance(statement, cst.SimpleStatementLine) else None
+        if node is not None and above_code is None and not _may_precede_imports(script, node):
+            above_code = len(imports)
         if isinstance(statement, cst.SimpleStatementLine) and isinstance(node, cst.Import | cst.ImportFrom):
             imports.append((statement, {module.split(".")[0] for module in imported_modules(node)}))
+    if any(roots != {"__future__"} for _, roots in imports[:above_code]):
+        imports = imports[:above_code]
     imports = [(line, roots) for line, roots in imports if roots != {"__future__"}]
     own = [line for line, roots in imports if package in roots]
     torch = [line for line, roots in imports if "torch" in roots]
     return next(reversed(own or torch or [line for line, _ in imports]), None)
+
+
+_PREPARES = re.compile(
+    r"sys\.path|os\.environ|matplotlib\.use|site\.addsitedir|pytest\.importorskip|__\w+__\s*="
+)
+
+
+def _may_precede_imports(script: Script, node: cst.BaseSmallStatement) -> bool:
+    """Whether imports below a statement still stand at the top of the file: docstrings, other imports, search paths."""
+    if isinstance(node, cst.Import | cst.ImportFrom):
+        return True
+    text = isinstance(node, cst.Expr) and isinstance(node.value, cst.SimpleString | cst.ConcatenatedString)
+    return text or _PREPARES.match(script.code(node)) is not None
+
+
+def end_of_imports(script: Script) -> cst.SimpleStatementLine | None:
+    """The last import above the script's definitions, below which settings go: behind one in the middle, the others would
+    be out of place. None where the script imports nothing."""
+    last = None
+    for statement in script.module.body:
+        if isinstance(statement, cst.FunctionDef | cst.ClassDef):
+            break
+        node = statement.body[-1] if isinstance(statement, cst.SimpleStatementLine) else None
+        if isinstance(statement, cst.SimpleStatementLine) and isinstance(node, cst.Import | cst.ImportFrom):
+            last = statement
+    return last
 
 
 def below_imports(script: Script, anchor: cst.SimpleStatementLine, code: str, key: str) -> Edit:

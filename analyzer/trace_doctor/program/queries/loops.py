@@ -14,6 +14,10 @@ from trace_doctor.program.script import Script, dotted, method_name, receiver
 Loop = cst.For | cst.While
 N = TypeVar("N", bound=cst.CSTNode)
 _OPTIMIZER_NAME = re.compile(r"(?:.*[._])?(?:optimi[sz]er|optim|opt)(?:_\w+)?", re.IGNORECASE)
+NOT_TRAINING = re.compile(
+    r"(?:^|_)(?:val|valid|validation|test|eval|dev(?!ice)|pred|predict|infer)", re.IGNORECASE
+)
+"""in names of what does not train: functions, loaders"""
 _SCHEDULER = re.compile(r"lr_scheduler|LR$|[Ss]chedule[r_]")
 
 
@@ -100,9 +104,42 @@ def enclosing_loop(script: Script, node: cst.CSTNode) -> Loop | None:
     return up if isinstance(up, cst.For | cst.While) else None
 
 
-def of_steps(nodes: Sequence[tuple[Script, N]]) -> list[tuple[Script, N]]:
-    """Without what stands in a loop that does not train, in a function that does: validation between the steps."""
-    return [(script, node) for script, node in nodes if not _between_steps(script, node)]
+def of_steps(nodes: Sequence[tuple[Script, N]], named: str | None = None) -> list[tuple[Script, N]]:
+    """Without what stands in evaluation code, unless that is the function of this name, or in a loop that does not train,
+    in a function that does: validation between the steps."""
+    return [
+        (script, node)
+        for script, node in nodes
+        if not _between_steps(script, node)
+        and not (evaluates(script, node) and not _is_in(script, node, named))
+    ]
+
+
+def _is_in(script: Script, node: cst.CSTNode, named: str | None) -> bool:
+    last = (named or "").replace("<locals>.", "").rpartition(".")[2]
+    return bool(last) and script.function_name(node) == last
+
+
+def evaluates(script: Script, node: cst.CSTNode) -> bool:
+    """Whether code runs without gradients, or in a function whose name says that it does not train."""
+    for up in script.ancestors(node):
+        if isinstance(up, cst.With) and any(_without_gradients(script, i.item) for i in up.items):
+            return True
+        if isinstance(up, cst.FunctionDef):
+            decorated = any(_without_gradients(script, d.decorator) for d in up.decorators)
+            if decorated or (NOT_TRAINING.search(up.name.value) and not trains(script, up)):
+                return True
+    return False
+
+
+def _without_gradients(script: Script, node: cst.BaseExpression) -> bool:
+    name = script.qualified(node.func if isinstance(node, cst.Call) else node) or ""
+    return name in ("torch.no_grad", "torch.inference_mode", "torch.autograd.no_grad")
+
+
+def in_handler(script: Script, node: cst.CSTNode) -> bool:
+    """Whether code runs only after an exception."""
+    return script.nearest(node, cst.ExceptHandler, cst.ExceptStarHandler) is not None
 
 
 def _between_steps(script: Script, node: cst.CSTNode) -> bool:

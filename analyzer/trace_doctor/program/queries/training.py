@@ -12,8 +12,16 @@ from trace_doctor.program.dataflow import dataflow_of
 from trace_doctor.program.edits import NoEdit, shares_line
 from trace_doctor.program.place import Place, candidate, only, refusal
 from trace_doctor.program.project import Project
-from trace_doctor.program.queries.loops import Loop, enclosing_loop, method_calls
-from trace_doctor.program.script import Script, argument, assigned_names, dotted, method_name, receiver
+from trace_doctor.program.queries.loops import Loop, enclosing_loop, in_handler, method_calls
+from trace_doctor.program.script import (
+    Script,
+    Statement,
+    argument,
+    assigned_names,
+    dotted,
+    method_name,
+    receiver,
+)
 
 Home = Loop | cst.FunctionDef | cst.Module
 """what is run once per step: the loop, else the function that some loop calls"""
@@ -68,7 +76,7 @@ def home_of(script: Script, node: cst.CSTNode) -> Home:
 
 def find_step(place: Place) -> Step:
     """The one step that trains; of several, the one that the captured line is in. Raises NoEdit for none and several."""
-    calls = [(s, c) for s in place.scripts for c, _ in method_calls(s, "backward")]
+    calls = [(s, c) for s in place.scripts for c, _ in method_calls(s, "backward") if not in_handler(s, c)]
     backwards = [(s, c) for s, c in calls if _loss_of(c) is not None]
     if (line := place.line) is not None and place.script is not None:
         backwards = [(s, c) for s, c in backwards if s.covers(home_of(s, c), line)] or backwards
@@ -124,8 +132,27 @@ def model_calls(step: Step, within: cst.CSTNode) -> list[cst.Call]:
     ]
 
 
+_SHARDING = (
+    "torch.distributed.fsdp.fully_shard",
+    "torch.distributed._composable.fsdp.fully_shard",
+    "torch.distributed._composable.fsdp.fully_shard.fully_shard",
+    "torch.distributed.tensor.parallel.parallelize_module",
+    "torch.distributed.fsdp.FullyShardedDataParallel",
+    "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel",
+)
 _READYING = frozenset(
-    ["to", "cuda", "train", "load_state_dict", "apply", "requires_grad_", "half", "bfloat16", "float"]
+    [
+        "to",
+        "cuda",
+        "to_empty",
+        "train",
+        "load_state_dict",
+        "apply",
+        "requires_grad_",
+        "half",
+        "bfloat16",
+        "float",
+    ]
 )
 _NO_FORWARD = re.compile(
     r"train|eval|zero_grad|(?:named_)?(?:parameters|buffers|modules|children)|to|cuda|cpu|half|float|bfloat16|apply|requires_grad_"
@@ -248,6 +275,36 @@ def _binding(script: Script, node: cst.BaseExpression, depth: int = 0) -> tuple[
             "display", f"{name} is bound in several places", [candidate(script, s) for s in assignments]
         )
     return name, last
+
+
+def ready(model: Model, program: Project, what: str) -> tuple[str, Statement]:
+    """(name, statement) behind which a model is whole: behind the `with` that makes it on another device, and behind what
+    shards or parallelizes it. Raises NoEdit where that is done elsewhere; `what` has to come after it."""
+    script, name = model.script, model.name
+    statement: Statement = model.setup
+    for up in script.between(model.setup, script.function_of(model.setup)):
+        if isinstance(up, cst.With):
+            statement = up
+    block, index = script.block_of(statement)
+    if statement is not model.setup:
+        for line in block.body[index + 1 :]:
+            if not isinstance(line, cst.SimpleStatementLine) or not _readies(line, name):
+                break
+            statement = line.body[-1]
+    for other in program.scripts_with("fully_shard", "parallelize_module", "FullyShardedDataParallel"):
+        for call in other.calls(*_SHARDING):
+            same = other is script and script.function_of(call) is script.function_of(statement)
+            around = [s for s in block.body if same and script.within(call, s)]
+            if not around:
+                raise refusal(other, call, f"{what} goes behind the sharding, which is elsewhere")
+            if script.span(around[0])[0] > script.span(statement)[0]:
+                line = around[0]
+                last = line.body[-1] if isinstance(line, cst.SimpleStatementLine) else line
+                assert isinstance(last, Statement)
+                names = assigned_names(last)
+                name = names[0] if len(names) == 1 and names[0] is not None else name
+                statement = last
+    return name, statement
 
 
 def _caller_arguments(script: Script, function: cst.FunctionDef, name: str) -> list[cst.BaseExpression]:

@@ -1,0 +1,210 @@
+"""What 16-bit numbers break in the code that autocast would run, and in the code that reads what it computes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+import libcst as cst
+
+from trace_doctor.program.place import refusal
+from trace_doctor.program.project import Project
+from trace_doctor.program.queries.loops import names_in
+from trace_doctor.program.queries.reached import reached
+from trace_doctor.program.script import Script, assigned_names, dotted, literal, method_name, receiver
+
+_LARGEST_FP16 = 65504.0
+_SMALLEST_FP16 = 2.0**-25
+"""rounds to 0"""
+_BELOW_ONE = {"bfloat16": 2.0**-9, "float16": 2.0**-12}
+"""what is closer to 1 rounds to 1"""
+_SMALL = 1e-2
+_PROBABILITIES = re.compile(r"(?:torch\.nn\.BCELoss|torch\.nn\.functional\.binary_cross_entropy)")
+_LOSSES = re.compile(r"torch\.nn\.functional\.(?:\w*loss|cross_entropy|kl_div)|torch\.nn\.\w*Loss")
+_FILLS = re.compile(r"masked_fill_?|fill_|full|full_like|where|clamp_?|clip_?|new_full|pad|constant_?")
+_WIDENS = (
+    "float",
+    "double",
+    "long",
+    "int",
+    "bool",
+    "argmax",
+    "argmin",
+    "argsort",
+    "item",
+    "tolist",
+    "type",
+    "type_as",
+)
+_LOGS = ("log", "log_", "log2", "log10", "log1p", "logit")
+
+
+def refuse_half_precision(
+    program: Project, script: Script, run: Sequence[cst.CSTNode], home: cst.CSTNode, dtype: str
+) -> None:
+    """Raises NoEdit where a stretch of a step would fail or lose its meaning in a 16-bit type, or what reads it would."""
+    for where, node in reached(program, script, run):
+        for bad, why in _unfit(program, where, node, dtype):
+            raise refusal(where, bad, why)
+    if dtype == "bfloat16" and (reader := _numpy_reader(program, script, run, home)) is not None:
+        raise refusal(*reader, "NumPy reads the result, and it has no bfloat16")
+
+
+def _unfit(
+    program: Project, script: Script, node: cst.CSTNode, dtype: str
+) -> Iterator[tuple[cst.CSTNode, str]]:
+    calls = [c for c in (node, *script.all(cst.Call, within=node)) if isinstance(c, cst.Call)]
+    for call in calls:
+        if _PROBABILITIES.fullmatch(script.callee(call) or ""):
+            yield call, "autocast refuses binary_cross_entropy: it needs probabilities in fp32, or logits"
+        name = method_name(call) or dotted(call.func) or ""
+        if name.startswith("clamp") or name.startswith("clip"):
+            for arg in call.args:
+                value = number(program, script, arg.value)
+                if value is not None and 0 < 1 - value < _BELOW_ONE[dtype] and not _widened(call):
+                    yield (
+                        call,
+                        f"{script.code(arg.value)} rounds to 1 in {dtype}, and its logarithm to infinity or NaN",
+                    )
+        of_numbers = (script.callee(call) or "").startswith(("math.", "numpy."))
+        if name in _LOGS and not of_numbers and (sums := _guarded(program, script, call)) is not None:
+            yield sums, f"a logarithm depends on a small distance that {dtype} rounds away"
+    if dtype != "float16":
+        return
+    for call in calls:
+        if _FILLS.fullmatch(method_name(call) or dotted(call.func) or ""):
+            for arg in call.args:
+                value = number(program, script, arg.value)
+                if value is not None and _LARGEST_FP16 < abs(value) < float("inf"):
+                    yield call, f"{script.code(arg.value)} is beyond the range of float16"
+    for operation in script.all(cst.BinaryOperation, within=node):
+        for side in (operation.left, operation.right):
+            value = number(program, script, side)
+            if not isinstance(value, float):
+                continue
+            if _LARGEST_FP16 < abs(value) < float("inf"):
+                yield operation, f"{script.code(side)} is beyond the range of float16"
+            if isinstance(operation.operator, cst.Add) and 0 < abs(value) < _SMALLEST_FP16:
+                yield operation, f"{script.code(side)} is 0 in float16"
+
+
+def _guarded(program: Project, script: Script, call: cst.Call) -> cst.CSTNode | None:
+    """`p + eps` or `1 - p` in `torch.log(p + eps)`, `(1 - p).log()`."""
+    inside = call.args[0].value if call.args else receiver(call)
+    if inside is None or _widened(inside):
+        return None
+    for operation in (inside, *script.all(cst.BinaryOperation, within=inside)):
+        if not isinstance(operation, cst.BinaryOperation):
+            continue
+        left, right = (number(program, script, side) for side in (operation.left, operation.right))
+        small = any(v is not None and 0 < abs(v) <= _SMALL for v in (left, right))
+        if isinstance(operation.operator, cst.Add) and small:
+            return operation
+        if isinstance(operation.operator, cst.Subtract) and left == 1 and right is None:
+            return operation
+    return None
+
+
+def _widened(node: cst.BaseExpression) -> bool:
+    """Whether an expression is computed from `.float()`."""
+    return (
+        re.search(r"\.(?:float|double)\(\)|float32|float64", cst.Module([]).code_for_node(node)) is not None
+    )
+
+
+def number(program: Project, script: Script, node: cst.BaseExpression) -> float | int | None:
+    """The value of an expression of numbers, and of names that stand for one; None for any other."""
+    value = literal(node)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return value
+    if isinstance(node, cst.UnaryOperation) and isinstance(node.operator, cst.Minus):
+        inner = number(program, script, node.expression)
+        return -inner if inner is not None else None
+    if isinstance(node, cst.BinaryOperation):
+        left, right = (number(program, script, side) for side in (node.left, node.right))
+        if left is None or right is None:
+            return None
+        if isinstance(node.operator, cst.Add):
+            return left + right
+        if isinstance(node.operator, cst.Subtract):
+            return left - right
+        return left * right if isinstance(node.operator, cst.Multiply) else None
+    if isinstance(node, cst.Name | cst.Attribute):
+        origins = program.of(script, node)
+        origin = origins[0][1] if len(origins) == 1 else node
+        known = literal(origin) if origin is not node else None
+        return known if isinstance(known, int | float) and not isinstance(known, bool) else None
+    return None
+
+
+# ---------------------------------------------------------------------- what reads the results
+
+
+def _numpy_reader(
+    program: Project, script: Script, run: Sequence[cst.CSTNode], home: cst.CSTNode
+) -> tuple[Script, cst.CSTNode] | None:
+    """The call that gives NumPy a value of these statements as it is."""
+    assignments = [a for line in run for a in script.all(cst.Assign, within=line)]
+    names = {n for a in assignments if not _in_fp32(program, script, a.value) for n in _targets(a)}
+    function = script.function_of(home) or (home if isinstance(home, cst.FunctionDef) else None)
+    begin = min(script.span(line)[0] for line in run)
+    for _ in range(3):
+        for assign in script.all(cst.Assign, within=function):
+            later = script.span(assign)[0] > begin and not _in_fp32(program, script, assign.value)
+            if later and _reads(script, assign.value, names):
+                names |= _targets(assign)
+        for call in script.all(cst.Call, within=function):
+            kept = method_name(call) in ("append", "extend") and any(
+                _reads(script, a.value, names) for a in call.args
+            )
+            if kept and (container := dotted(receiver(call) or call)) is not None:
+                names.add(container)
+    for call in script.all(cst.Call, within=function):
+        if _to_numpy(script, call) and any(_reads(script, v, names) for v in _values(call)):
+            return script, call
+        match = program.definition(script, call.func)
+        where, called = match if match is not None else (script, None)
+        if isinstance(called, cst.FunctionDef) and any(_reads(script, a.value, names) for a in call.args):
+            parameters = {p.name.value for p in called.params.params}
+            for inner in where.all(cst.Call, within=called):
+                if _to_numpy(where, inner) and any(_reads(where, v, parameters) for v in _values(inner)):
+                    return where, inner
+    return None
+
+
+def _in_fp32(program: Project, script: Script, value: cst.BaseExpression) -> bool:
+    """Whether it is a loss of torch, which autocast computes in fp32."""
+    if not isinstance(value, cst.Call):
+        return False
+    makers = [(script, value), *program.of(script, value.func)]
+    return any(isinstance(c, cst.Call) and _LOSSES.fullmatch(s.callee(c) or "") for s, c in makers)
+
+
+def _targets(assign: cst.Assign) -> set[str]:
+    names = {n for n in assigned_names(assign) if n is not None}
+    for target in assign.targets:
+        if isinstance(target.target, cst.Tuple | cst.List):
+            names |= {n for e in target.target.elements if (n := dotted(e.value)) is not None}
+    return names
+
+
+def _values(call: cst.Call) -> list[cst.BaseExpression]:
+    own = receiver(call)
+    return [
+        *([own] if own is not None and method_name(call) == "numpy" else []),
+        *(a.value for a in call.args),
+    ]
+
+
+def _to_numpy(script: Script, call: cst.Call) -> bool:
+    return method_name(call) == "numpy" or (script.callee(call) or "").startswith(("numpy.", "sklearn."))
+
+
+def _reads(script: Script, value: cst.BaseExpression, names: set[str]) -> bool:
+    """Whether a value is one of these, with nothing on the way that gives it another type."""
+    if not names_in(script, value) & names or _widened(value):
+        return False
+    calls = [c for c in (value, *script.all(cst.Call, within=value)) if isinstance(c, cst.Call)]
+    compared = isinstance(value, cst.Comparison) or bool(script.all(cst.Comparison, within=value))
+    changed = [method_name(c) or dotted(c.func) for c in calls]
+    return not compared and not any(n in _WIDENS for n in changed)
