@@ -41,9 +41,7 @@ def host_stacks_of(facts: Facts, most: int) -> HostStacks | None:
         return None
     python = np.zeros(len(run), dtype=bool)
     python[rows] = True
-    above = nesting.parent[rows].astype(np.int64)
-    while len(rising := np.flatnonzero((above >= 0) & ~python[np.maximum(above, 0)])):
-        above[rising] = nesting.parent[above[rising]]
+    above = nesting.around(nesting.parent[rows], python)
     root, count = _Node(), 0
     nodes: dict[int, tuple[_Node, int]] = {-1: (root, 0)}
     for row, caller, own in zip(rows.tolist(), above.tolist(), ns.tolist(), strict=True):

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from trace_doctor.arrays import I64, Bool
+from trace_doctor.arrays import I64, Bool, at_rows
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.intervals import covered, intervals, pairs
 from trace_doctor.evidence.names.kernel_names import KernelClass, architecture, kernel_class
@@ -77,9 +77,7 @@ class Kernels(Evidence, frozen=True):
 
     def launched_by(self, matches: Callable[[str], bool]) -> Bool:
         """Mask of the kernels whose innermost operator has a name that satisfies a predicate."""
-        known = self.operator >= 0
-        mask = self.run.is_named(matches)
-        return np.asarray(known & mask[np.maximum(self.operator, 0)])
+        return at_rows(self.run.is_named(matches), self.operator, False)
 
     def share(self, mask: Bool) -> float:
         """Of the time of all of them."""
@@ -149,9 +147,4 @@ class Kernels(Evidence, frozen=True):
 def launching_operators(run: Run, nesting: Nesting, launches: Launches, rows: I64) -> I64:
     """The innermost operator around the launch of each GPU row, -1 where none was captured."""
     at = np.searchsorted(run.gpu, rows)
-    operator = launches.launch[at].astype(np.int64)
-    while True:
-        rising = np.flatnonzero((operator >= 0) & (run.cat[np.maximum(operator, 0)] != Cat.CPU_OP))
-        if not len(rising):
-            return operator
-        operator[rising] = nesting.parent[operator[rising]]
+    return nesting.around(launches.launch[at], run.is_cat(Cat.CPU_OP))
