@@ -29,10 +29,10 @@ class _Node:
 def host_stacks_of(facts: Facts, most: int) -> HostStacks | None:
     """Of the main thread, at most `most` frames: the longest, the others of each caller added up. None without Python
     stacks."""
-    threads, nesting, steps = facts.get(Threads), facts.get(Nesting), facts.get(Steps)
-    if threads is None or nesting is None or steps is None:
+    threads, steps = facts.get(Threads), facts.get(Steps)
+    if threads is None or steps is None:
         return None
-    run, (first, last) = facts.run, steps.window
+    run, nesting, (first, last) = facts.run, facts[Nesting], steps.window
     rows = nesting.thread_rows(threads.main)
     rows = rows[run.cat[rows] == Cat.PYTHON]
     ns = np.minimum(run.end[rows], last) - np.maximum(run.ts[rows], first)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any, Self
 
@@ -16,7 +16,7 @@ from trace_doctor.evidence.trace.gpu_timeline import COMPUTE, GpuTimeline
 from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.evidence.trace.steps import Steps
-from trace_doctor.run import Cat, Run
+from trace_doctor.run import Cat, Run, is_count
 
 
 class Kernels(Evidence, frozen=True):
@@ -142,6 +142,12 @@ class Kernels(Evidence, frozen=True):
     def _properties(self) -> dict[str, Any] | None:
         known = enumerate(self.run.device_properties)
         return next((p for i, p in known if p.get("id", i) == self.device), None)
+
+
+def grid_of(args: Mapping[str, Any]) -> list[int]:
+    """How many blocks of threads a kernel has in each direction; empty where it does not say."""
+    grid = args.get("grid")
+    return grid if isinstance(grid, list) and all(map(is_count, grid)) else []
 
 
 def launching_operators(run: Run, nesting: Nesting, launches: Launches, rows: I64) -> I64:

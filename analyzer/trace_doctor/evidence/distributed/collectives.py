@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 from msgspec import Struct
 
-from trace_doctor.arrays import I64, Bool
+from trace_doctor.arrays import I64, Bool, at_rows
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.idle.time_ledger import exposed
@@ -28,6 +28,7 @@ from trace_doctor.evidence.intervals import (
 from trace_doctor.evidence.names.event_arguments import count
 from trace_doctor.evidence.names.event_names import is_collective_kernel, is_host_collective
 from trace_doctor.evidence.rank_summary import JobEvidence, RankSummary
+from trace_doctor.evidence.trace.pieces import EVER
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.run import Cat
 
@@ -285,7 +286,7 @@ class RankedCollectives(JobEvidence, frozen=True):
             for at, i in enumerate(match.members.tolist()):
                 exposed_ns[at] = covered(pairs(match.start[at], match.end[at]), alone[i])
                 before = np.searchsorted(ends[i], match.start[at], side="right") - 1
-                in_line[at] = (before >= 0) & (match.start[at] - ends[i][before] <= IN_LINE_NS)
+                in_line[at] = match.start[at] - at_rows(ends[i], before, EVER[0]) <= IN_LINE_NS
             columns = zip(match.wait.T, exposed_ns.T, in_line.T, strict=True)
             found += [
                 (end, (match.members, *column))

@@ -100,7 +100,7 @@ def _outermost_operators(run: Run, nesting: Nesting) -> Bool:
 
 
 def _outermost(nesting: Nesting, tops: Bool, call: int) -> int:
-    return next((a for a in nesting.ancestors(call) if tops[a]), call) if call >= 0 else -1
+    return next((a for a in nesting.ancestors(call) if tops[a]), call)
 
 
 def _makers(run: Run, launching: I64, tops: I64, op: I64) -> I64:

@@ -99,7 +99,7 @@ class CallSites(Evidence, frozen=True):
         return next(iter(self.stack(row)), None)
 
     def stack(self, row: int) -> tuple[Site, ...]:
-        """All user frames around an event, innermost first."""
+        """All user frames around an event, innermost first; none where there is no row (-1)."""
         host = self._host(row)
         if host < 0:
             return ()
@@ -114,7 +114,7 @@ class CallSites(Evidence, frozen=True):
         return self.nesting.around(rows, self._user)
 
     def _host(self, row: int) -> int:
-        if self.run.device[row] < 0 or self.launches is None:
+        if row < 0 or self.run.device[row] < 0 or self.launches is None:
             return row
         return int(self.launches.launch_of(row))
 

@@ -47,11 +47,11 @@ class Nesting(Evidence, frozen=True):
         return cls(parent, depth, by_thread.astype(np.int32), run)
 
     def ancestors(self, row: int) -> list[int]:
-        """The enclosing events, inner to outer."""
-        chain: list[int] = []
-        while (row := int(self.parent[row])) >= 0:
-            chain.append(row)
-        return chain
+        """The enclosing events, inner to outer; of no row (-1) none."""
+        chain = [row]
+        while chain[-1] >= 0:
+            chain.append(int(self.parent[chain[-1]]))
+        return chain[1:-1]
 
     def children(self, row: int) -> I64:
         """The rows directly inside, by start."""
