@@ -22,3 +22,11 @@ def order_of(numbers: I32, count: int) -> I64:
 def begins(numbers: I32, order: npt.NDArray[Any], count: int) -> I64:
     """Where each number from 0 to `count` begins in the order of them."""
     return np.searchsorted(numbers[order], np.arange(count + 1, dtype=numbers.dtype))
+
+
+def at_rows(column: npt.NDArray[Any], rows: npt.NDArray[Any], none: Any) -> npt.NDArray[Any]:
+    """The column's values at these rows; `none`, a value or one for each, where there is no row (-1)."""
+    found = np.full(len(rows), none, dtype=column.dtype)
+    there = rows >= 0
+    found[there] = column[rows[there]]
+    return found

@@ -57,6 +57,12 @@ def test_the_step_in_which_a_file_ends_is_none_nor_those_behind_it(facts: Make) 
     assert cut[Steps].outside == ((200_000, 300_000),)
 
 
+def test_a_file_that_ends_in_its_first_step_keeps_that_one(facts: Make) -> None:
+    cut = facts(profiled([50]))
+    cut.run.damage.truncated = True
+    assert [s.index for s in cut[Steps].steps] == [5]
+
+
 def test_a_mark_with_all_work_beside_it_is_no_step(facts: Make) -> None:
     steps = facts([*work(100, 1), (NOTE, "ProfilerStep#1", 200, 3, {})])[Steps]
     assert (steps.source, steps.window) == ("none", (100_000, 203_000))

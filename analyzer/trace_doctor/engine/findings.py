@@ -341,11 +341,9 @@ def _with_others(finding: Finding, others: Sequence[Filing]) -> Finding:
     ]
     table = _cut(Table(title="The same in other captures", columns=columns, rows=rows))
     ranks = sorted({o.rank for o in others} - {finding.rank})
-    where = (
-        f"rank{'s' if len(ranks) > 1 else ''} {_ranges(ranks)}" if ranks else f"{len(others)} more captures"
-    )
-    if not ranks and len(others) == 1:
-        where = "another capture"
+    where = "another capture" if len(others) == 1 else f"{len(others)} more captures"
+    if ranks:
+        where = f"rank{'s' if len(ranks) > 1 else ''} {_ranges(ranks)}"
     message = re.sub(r"\.?$", f" (also on {where}).", finding.message, count=1)
     return replace(finding, message=message, evidence=[*finding.evidence, table])
 

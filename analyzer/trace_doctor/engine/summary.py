@@ -39,8 +39,7 @@ def summary(
     ]
     slowest = max(with_steps, key=lambda pair: pair[0], default=None)
     plain = slowest[1].get(PlainPace) if slowest else None
-    ledgers = [row for e in examinations for row in e.display.time_ledger]
-    rows = [r for r in ledgers if r.phase == "steady"] or ledgers
+    rows = [row for e in examinations for row in e.display.time_ledger if row.phase == "steady"]
     window = sum(r.window_ns for r in rows)
     idle = sum(r.idle_ns.total() for r in rows)
     on_gpu = bool(rows) and all(r.device >= 0 for r in rows)

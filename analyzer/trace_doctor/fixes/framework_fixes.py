@@ -152,8 +152,8 @@ def _trainers(program: Project) -> dict[str, list[Call]]:
 def _kind(program: Project, script: Script, call: cst.Call) -> str | None:
     """The framework whose Trainer a call constructs, itself or by a class of the program that descends from it."""
     name = script.callee(call)
-    names = {name} if name is not None else set()
-    if name is None or name.startswith("."):
+    names = {name}
+    if not name or name.startswith("."):
         subclass = program.derived_class(script, call.func)
         names = program.bases(*subclass) if subclass is not None else set()
     if any(map(_TRAINER.fullmatch, names)):
@@ -164,7 +164,7 @@ def _kind(program: Project, script: Script, call: cst.Call) -> str | None:
         return "fabric"
     if name == "accelerate.Accelerator" and isinstance(script.parent(call), cst.Attribute):
         return None  # `Accelerator().device`: made to be asked, not to train with
-    return {"accelerate.Accelerator": "accelerate", "deepspeed.initialize": "deepspeed"}.get(name or "")
+    return {"accelerate.Accelerator": "accelerate", "deepspeed.initialize": "deepspeed"}.get(name)
 
 
 def _starts(place: Place) -> bool:

@@ -127,7 +127,7 @@ class Suppressions:
         """The function of a finding as far as the entry asks for it. A capture seldom names the class, the source does."""
         at = finding.location
         recorded = at.function or ""
-        if self.tree is None or not at.file or not recorded or len(dotted(recorded)) >= len(entry.function):
+        if self.tree is None or not at.file or len(dotted(recorded)) >= len(entry.function):
             return recorded
         files = self.tree.matches(at.file, recorded, at.line)
         script = self.tree.script(files[0]) if len(files) == 1 else None

@@ -350,7 +350,7 @@ class Origins:
         if not isinstance(node, cst.Call):
             return False
         name = self.script.callee(node)
-        if name is not None:
+        if name:
             return test(name)
         target = self.definition(node.func)
         return isinstance(target, cst.ClassDef) and any(test(b) for b in self.bases(target))

@@ -159,17 +159,17 @@ class Script(TextFile, SyntaxTree):
         names, other = self._names.meaning(node)
         return next(iter(names)) if len(names) == 1 and not other else None
 
-    def callee(self, call: cst.CSTNode) -> str | None:
-        """Qualified name of what a call calls; builtins by their bare name."""
+    def callee(self, call: cst.CSTNode) -> str:
+        """Qualified name of what a call calls, builtins by their bare name; empty where that is not known."""
         if not isinstance(call, cst.Call) or not isinstance(call.func, cst.Name | cst.Attribute):
-            return None
+            return ""
         names, other = self._names.meaning(call.func)
         if len(names) != 1:
-            return None
+            return ""
         name = next(iter(names))
         if other:  # methods of an expression are named `builtins.None`
             builtin = isinstance(call.func, cst.Name) and name.startswith("builtins.")
-            return name.removeprefix("builtins.") if builtin else None
+            return name.removeprefix("builtins.") if builtin else ""
         return name
 
     def calls(self, *names: str) -> list[cst.Call]:

@@ -163,14 +163,12 @@ def _asked_for(facts: Facts, own: Collectives) -> list[str]:
     """The kind of each: of its kernel, and where that is one for several (NCCL sends an all-to-all as sends and receives, and
     has kernels for everything) of the operator that asked for it."""
     kinds = [kind_of(name) for name, _ in own.keys]
-    launches, nesting = facts.get(Launches), facts.get(Nesting)
-    if launches is None or nesting is None:
-        return kinds
+    launches, nesting = facts[Launches], facts[Nesting]
     for at, (row, kind) in enumerate(zip(own.rows.tolist(), kinds, strict=True)):
         if kind not in ("collectives", "send and receive") or nesting.run.device[row] < 0:
             continue
         call = launches.launch_of(row)
-        above = map(nesting.run.text, nesting.ancestors(call)) if call >= 0 else ()
+        above = map(nesting.run.text, nesting.ancestors(call))
         asked = next((kind_of(name) for name in above if name.startswith(("nccl:", "c10d::"))), kind)
         kinds[at] = kind if asked == "collectives" else asked
     return kinds

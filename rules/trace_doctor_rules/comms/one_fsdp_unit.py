@@ -17,7 +17,7 @@ from trace_doctor_rules.memory._shared import size
 _ALL_GATHER = "ncclDevKernel_AllGather_RING_LL(ncclDevComm*, unsigned long, ncclWork*)"
 
 
-def _training(units: int, *, fsdp: bool = True, ahead: bool = False) -> RunBuilder:
+def _training(units: int, *, fsdp: bool = True, ahead: bool = False, dtype: str = "BFloat16") -> RunBuilder:
     """Each unit gathers its parameters for forward and again for backward. The host may run ahead of the GPU."""
     b = RunBuilder(rank=0, world_size=8)
     for _ in range(4):
@@ -25,7 +25,7 @@ def _training(units: int, *, fsdp: bool = True, ahead: bool = False) -> RunBuild
             b.loader(1 if ahead else 5)
             for _ in range(2 * units):
                 with b.annotation("FSDP::pre_forward" if fsdp else "gather"), b.op("record_param_comms"):
-                    sizes: dict[str, Any] = {"Out msg nelems": 800_000_000 // units, "dtype": "BFloat16"}
+                    sizes: dict[str, Any] = {"Out msg nelems": 800_000_000 // units, "dtype": dtype}
                     b.launch(2000 / units, _ALL_GATHER, stream=20, **sizes)
                 with b.op("aten::mm"):
                     b.launch(1000 / units)
@@ -85,6 +85,7 @@ class OneFsdpUnit(Rule):
     ]
     INVALID = [
         Invalid("one unit", lambda: _training(1), message="2 all-gathers of 1.49 GiB per step, 4.00 ms in total.", thresholds={"min_steps": 4}, saving_bytes=1_600_000_000),
+        Invalid("numbers of an unknown size", lambda: _training(1, dtype="Float4"), message="2 all-gathers per step, 4.00 ms in total."),
         Invalid("the host runs ahead", lambda: _training(1, ahead=True), message="per step, 4.00 ms in total"),
     ]  # fmt: skip
 

@@ -13,9 +13,9 @@ import numpy.typing as npt
 from trace_doctor.arrays import I64
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
-from trace_doctor.evidence.compute.kernels import Kernels
+from trace_doctor.evidence.compute.kernels import Kernels, grid_of
 from trace_doctor.evidence.trace.steps import Steps
-from trace_doctor.run import MOST_COUNTED, is_count
+from trace_doctor.run import MOST_COUNTED
 
 MOST = 5_000
 """Kernels that are decoded; each takes some 10 us."""
@@ -69,7 +69,6 @@ def _blocks_per_sm(args: Mapping[str, Any], multiprocessors: int | None) -> floa
     value = args.get("blocks per SM", args.get("blocks per sm"))
     if isinstance(value, int | float) and 0 < value < MOST_COUNTED:
         return float(value)
-    grid = args.get("grid")
-    if multiprocessors and isinstance(grid, list) and grid and all(map(is_count, grid)):
+    if multiprocessors and (grid := grid_of(args)):
         return prod(grid) / multiprocessors
     return float("nan")

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 import numpy as np
 
 from trace_doctor import NOTE_FROM, Claim, Confidence, Context, Fix, Location, Rule, Table, threshold
-from trace_doctor.arrays import I64
+from trace_doctor.arrays import I64, at_rows
 from trace_doctor.evidence.compute.kernels import Kernels
 from trace_doctor.evidence.distributed.ranks import listed
 from trace_doctor.evidence.idle.gaps import IdleCauses
@@ -310,16 +310,12 @@ def _casts(kernels: Kernels) -> tuple[Bool, list[str], I64]:
     call = kernels.operator[copies].astype(np.int64)
     caller = parent[call].astype(np.int64)
     converts = run.is_named(lambda name: name in ("aten::to", "aten::_to_copy"))
-    in_conversion = (caller >= 0) & converts[np.maximum(caller, 0)]
-    while (inner := (caller >= 0) & converts[np.maximum(caller, 0)]).any():
+    in_conversion = at_rows(converts, caller, False)
+    while (inner := at_rows(converts, caller, False)).any():
         call[inner] = caller[inner]
         caller[inner] = parent[caller[inner]]
-    forward = in_conversion & (caller >= 0) & run.is_named(_CASTED.__contains__)[np.maximum(caller, 0)]
-    backward = (
-        in_conversion
-        & (caller >= 0)
-        & run.is_named(lambda name: name == "ToCopyBackward0")[np.maximum(caller, 0)]
-    )
+    forward = in_conversion & at_rows(run.is_named(_CASTED.__contains__), caller, False)
+    backward = in_conversion & at_rows(run.is_named(lambda name: name == "ToCopyBackward0"), caller, False)
     chosen = forward | backward if forward.any() else forward
     mask = np.zeros(len(kernels.rows), dtype=bool)
     mask[copies[chosen]] = True

@@ -191,6 +191,7 @@ class UnalignedDims(Rule):
         Valid("the same with Tensile", lambda: _alone("Cijk_Alik_Bljk_BBS_BH_MT128x64x64_MI32x32x8x1", 1025, 8192)),
         Valid("batched, in loads of 8 bytes", lambda: _batched(4)),
         Valid("batched, in fp32", lambda: _batched(1, of="void cutlass::Kernel2<cutlass_80_simt_sgemm_128x64_8x5_nn_align8>")),
+        Valid("batched, a small part", lambda: _batched(1), thresholds={"min_share": 1.01}),
         Valid("no shapes", lambda: _training(shapes=False), skipped="shapes"),
         Valid("no GPU", without_gpu, skipped="no GPU work"),
     ]  # fmt: skip

@@ -53,8 +53,8 @@ class CacheEmptying(Evidence, frozen=True):
     @classmethod
     def build(cls, facts: Facts) -> Self:
         activity = facts[AllocatorActivity]
-        timeline, snapshot = facts.get(MemoryTimeline), facts.capture.snapshot
-        if timeline is not None and snapshot is not None:
+        if (timeline := facts.get(MemoryTimeline)) is not None:
+            snapshot = facts.snapshot
             by_device = {h.device: of_history(h, snapshot) for h in timeline.devices}
             unnamed = max((len(_without_frames(h, snapshot)) for h in timeline.devices), default=0)
             return cls("snapshot", by_device, True, unnamed)

@@ -86,7 +86,7 @@ class TraceGrowth(Evidence, frozen=True):
         depth: dict[Site, int] = {}
         rows = self.nesting.innermost(self.main, risen.ts)
         for row, step, size in zip(rows.tolist(), risen.step.tolist(), risen.size.tolist(), strict=True):
-            stack = self.sites.stack(row) if row >= 0 else ()
+            stack = self.sites.stack(row)
             for level, site in enumerate(reversed(stack)):
                 by_site.setdefault(site, Counter())[step] += size
                 depth[site] = max(depth.get(site, 0), level)

@@ -41,6 +41,7 @@ def starts(events: Events) -> list[tuple[int, int]]:
 def test_all_is_shown_where_there_is_room(facts: Facts) -> None:
     events = events_of(facts, [], 10_000_000)
     assert events.shown == events.of == sum(t.of for t in events.tracks) == len(starts(events))
+    assert [t.device for t in events.tracks] == [0, -1]
     gpu = next(t for t in events.tracks if t.device == 0)
     assert len(gpu.start) == 800
     names = [events.names[n] for n in gpu.name]

@@ -11,7 +11,7 @@ import numpy as np
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from trace_doctor.arrays import I64, Bool
+from trace_doctor.arrays import I64, Bool, at_rows
 from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.distributed.collectives import RankedCollectives
 from trace_doctor.evidence.names.event_names import is_module
@@ -210,22 +210,15 @@ class _Choice:
 
     def _operator(self, calls: I64) -> I64:
         """The innermost operator around each call, -1 where there is none."""
-        return self._climb(calls, self.run.is_cat(Cat.CPU_OP))
-
-    def _climb(self, rows: I64, wanted: Bool) -> I64:
-        """Each row, or the nearest event around it, that is wanted; -1 where none is."""
-        row = rows.copy()
-        while len(climbing := np.flatnonzero((row >= 0) & ~wanted[np.maximum(row, 0)])):
-            row[climbing] = self.nesting.parent[row[climbing]]
-        return row
+        return self.nesting.around(calls, self.run.is_cat(Cat.CPU_OP))
 
     def user_frames(self, rows: I64) -> I64:
         """Rows of the user's functions around each, innermost first: rows × _MOST_FRAMES, -1 where there is no more."""
         around = np.full((len(rows), _MOST_FRAMES), -1, dtype=np.int64)
         row = rows
         for n in range(_MOST_FRAMES):
-            around[:, n] = row = self._climb(row, self.user)
-            row = np.where(row >= 0, self.nesting.parent[np.maximum(row, 0)], -1).astype(np.int64)
+            around[:, n] = row = self.nesting.around(row, self.user)
+            row = at_rows(self.nesting.parent, row, -1)
         return around
 
 

@@ -29,10 +29,10 @@ class _Node:
 def host_stacks_of(facts: Facts, most: int) -> HostStacks | None:
     """Of the main thread, at most `most` frames: the longest, the others of each caller added up. None without Python
     stacks."""
-    threads, nesting, steps = facts.get(Threads), facts.get(Nesting), facts.get(Steps)
-    if threads is None or nesting is None or steps is None:
+    threads, steps = facts.get(Threads), facts.get(Steps)
+    if threads is None or steps is None:
         return None
-    run, (first, last) = facts.run, steps.window
+    run, nesting, (first, last) = facts.run, facts[Nesting], steps.window
     rows = nesting.thread_rows(threads.main)
     rows = rows[run.cat[rows] == Cat.PYTHON]
     ns = np.minimum(run.end[rows], last) - np.maximum(run.ts[rows], first)
@@ -41,9 +41,7 @@ def host_stacks_of(facts: Facts, most: int) -> HostStacks | None:
         return None
     python = np.zeros(len(run), dtype=bool)
     python[rows] = True
-    above = nesting.parent[rows].astype(np.int64)
-    while len(rising := np.flatnonzero((above >= 0) & ~python[np.maximum(above, 0)])):
-        above[rising] = nesting.parent[above[rising]]
+    above = nesting.around(nesting.parent[rows], python)
     root, count = _Node(), 0
     nodes: dict[int, tuple[_Node, int]] = {-1: (root, 0)}
     for row, caller, own in zip(rows.tolist(), above.tolist(), ns.tolist(), strict=True):

@@ -40,12 +40,9 @@ def work_detail_of(facts: Facts, most: int) -> WorkDetail:
 
 
 def _kernels(facts: Facts, overview: Overview, most: int) -> list[KernelDetail]:
-    run, launches, nesting = facts.run, facts.get(Launches), facts.get(Nesting)
-    gpu = run.gpu
-    unknown = np.full(len(gpu), -1, dtype=np.int64)
-    known = launches is not None and nesting is not None
-    operator = launching_operators(run, nesting, launches, gpu) if nesting and launches else unknown
-    launch = launches.launch.astype(np.int64) if launches is not None and known else unknown
+    run, launches, gpu = facts.run, facts[Launches], facts.run.gpu
+    operator = launching_operators(run, facts[Nesting], launches, gpu)
+    launch = launches.launch.astype(np.int64)
     sites, inputs = facts.get(CallSites), facts.get(OperatorInputs)
     rows = overview.kernels(most)
     ids = {name: n for n, name in enumerate(run.names)}
@@ -54,10 +51,10 @@ def _kernels(facts: Facts, overview: Overview, most: int) -> list[KernelDetail]:
     of_kernel: dict[tuple[int, int], I64] = _places(run, gpu, inside)
     details = []
     for row in rows:
-        at = of_kernel.get((row.device, ids[row.name]), unknown[:0])
+        at = of_kernel.get((row.device, ids[row.name]), gpu[:0])
         ns = run.dur[gpu[at]]
         launcher, with_operator = _most(run.name_ids_at(operator[at]), ns)
-        chosen = operator[at][run.name_ids_at(operator[at]) == launcher] if launcher >= 0 else unknown[:0]
+        chosen = operator[at][run.name_ids_at(operator[at]) == launcher] if launcher >= 0 else gpu[:0]
         details.append(
             KernelDetail(
                 device=row.device,
@@ -69,7 +66,7 @@ def _kernels(facts: Facts, overview: Overview, most: int) -> list[KernelDetail]:
                 tensor_cores=on_tensor_cores(row.name) if row.kind == "compute" else None,
                 dtype=_dtype(row.name, inputs, chosen) if row.kind == "compute" else "",
                 operator=Origin(name=run.names[launcher], share=with_operator) if launcher >= 0 else None,
-                site=_site(run, sites, nesting, launch[at], ns),
+                site=_site(run, sites, launch[at], ns),
             )
         )
     return details
@@ -107,9 +104,9 @@ def _dtype(name: str, inputs: OperatorInputs | None, operators: I64) -> str:
     return _DTYPES.get(types.pop(), "") if len(types) == 1 else ""
 
 
-def _site(run: Run, sites: CallSites | None, nesting: Nesting | None, host: I64, ns: I64) -> Origin | None:
+def _site(run: Run, sites: CallSites | None, host: I64, ns: I64) -> Origin | None:
     """The function of the script around most of these host events; None without stacks, or where no event lies in one."""
-    if sites is None or nesting is None or sites.old_stacks:
+    if sites is None or sites.old_stacks:
         return None
     row = sites.frames(host)
     most, part = _most(run.name_ids_at(row), ns)
@@ -118,7 +115,7 @@ def _site(run: Run, sites: CallSites | None, nesting: Nesting | None, host: I64,
 
 
 def _operators(facts: Facts, operators: Operators, most: int) -> list[OperatorDetail]:
-    run, sites, nesting = facts.run, facts.get(CallSites), facts.get(Nesting)
+    run, sites = facts.run, facts.get(CallSites)
     details = []
     for n, row in enumerate(operators.rows(most)):
         rows, own = operators.calls(n)
@@ -130,7 +127,7 @@ def _operators(facts: Facts, operators: Operators, most: int) -> list[OperatorDe
                 self_us=row.self_us,
                 share=row.share,
                 step_us=row.step_us,
-                site=_site(run, sites, nesting, rows, own),
+                site=_site(run, sites, rows, own),
             )
         )
     return details

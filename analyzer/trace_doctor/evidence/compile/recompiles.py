@@ -18,7 +18,7 @@ from trace_doctor.user_frames import Frame
 _TIMED = re.compile(r"(.+) \(dynamo_timed\)")
 # no compilation: recording a CUDA graph, and what Dynamo runs beside a compilation
 _NOT_COMPILING = re.compile(r"CUDAGraphNode\.record|gc|.*cudagraph.*", re.IGNORECASE)
-_COMPILE_ID = re.compile(r"\bcompile_id=(!?[\d/]+)")
+_COMPILE_ID = re.compile(r"\bcompile_id=(!?\d+/[\d/]+)")
 # as torch 2.0 to 2.4 call it, and since
 _OF_A_FRAME = re.compile(r"(?:_compile\.(?:<locals>\.)?)?compile_inner|_compile|entire_frame_compile|dynamo")
 
@@ -60,7 +60,7 @@ class Compilation(Struct, frozen=True):
     @property
     def frame_id(self) -> str | None:
         """The number of the function, the same for all its compilations; None where it is not known."""
-        return self.compile_id.rsplit("/", 1)[0] if self.compile_id and "/" in self.compile_id else None
+        return self.compile_id.rsplit("/", 1)[0] if self.compile_id else None
 
 
 def find_compilations(

@@ -15,11 +15,11 @@ from msgspec import Struct
 from trace_doctor.arrays import I64, Bool
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
+from trace_doctor.evidence.compute.kernels import grid_of
 from trace_doctor.evidence.compute.work import Work
 from trace_doctor.evidence.names.kernel_names import is_log_softmax
 from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.evidence.trace.operator_inputs import Inputs, OperatorInputs, tensor_bytes
-from trace_doctor.run import is_count
 
 MOST_BETWEEN = 12
 """Kernels at most between a product and the softmax: scale, mask, cast, dropout and the copies around them."""
@@ -107,7 +107,7 @@ def _of_other_blocks(facts: Facts, operators: I64) -> Bool:
     text = nesting.run.text
 
     def other(row: int) -> bool:
-        above = map(text, nesting.ancestors(row)) if row >= 0 else ()
+        above = map(text, nesting.ancestors(row))
         modules = (m.group(1) for m in map(_MODULE.fullmatch, above) if m)
         block = next((m for m in modules if not _LAYER.fullmatch(m)), "")
         return _OTHER_BLOCK.search(block) is not None and _CALLED_ATTENTION.search(block) is None
@@ -183,10 +183,7 @@ def _batched_by_grid(kernels: Work, rows: I64, unknown: Bool, behind: I64) -> Bo
 
 
 def _depth(args: dict[str, Any]) -> int:
-    grid = args.get("grid")
-    if not isinstance(grid, list) or len(grid) != 3:
-        return 0
-    return grid[2] if is_count(grid[2]) else 0
+    return next(iter(grid_of(args)[2:]), 0)
 
 
 def _products(kernels: Work, order: I64) -> tuple[I64, I64, Bool, Bool]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
 
-from trace_doctor.arrays import I64, Bool
+from trace_doctor.arrays import I64, Bool, at_rows
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.intervals import covered, intervals, pairs
 from trace_doctor.evidence.names.kernel_names import KernelClass, architecture, kernel_class
@@ -16,7 +16,7 @@ from trace_doctor.evidence.trace.gpu_timeline import COMPUTE, GpuTimeline
 from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.evidence.trace.steps import Steps
-from trace_doctor.run import Cat, Run
+from trace_doctor.run import Cat, Run, is_count
 
 
 class Kernels(Evidence, frozen=True):
@@ -77,9 +77,7 @@ class Kernels(Evidence, frozen=True):
 
     def launched_by(self, matches: Callable[[str], bool]) -> Bool:
         """Mask of the kernels whose innermost operator has a name that satisfies a predicate."""
-        known = self.operator >= 0
-        mask = self.run.is_named(matches)
-        return np.asarray(known & mask[np.maximum(self.operator, 0)])
+        return at_rows(self.run.is_named(matches), self.operator, False)
 
     def share(self, mask: Bool) -> float:
         """Of the time of all of them."""
@@ -146,12 +144,13 @@ class Kernels(Evidence, frozen=True):
         return next((p for i, p in known if p.get("id", i) == self.device), None)
 
 
+def grid_of(args: Mapping[str, Any]) -> list[int]:
+    """How many blocks of threads a kernel has in each direction; empty where it does not say."""
+    grid = args.get("grid")
+    return grid if isinstance(grid, list) and all(map(is_count, grid)) else []
+
+
 def launching_operators(run: Run, nesting: Nesting, launches: Launches, rows: I64) -> I64:
     """The innermost operator around the launch of each GPU row, -1 where none was captured."""
     at = np.searchsorted(run.gpu, rows)
-    operator = launches.launch[at].astype(np.int64)
-    while True:
-        rising = np.flatnonzero((operator >= 0) & (run.cat[np.maximum(operator, 0)] != Cat.CPU_OP))
-        if not len(rising):
-            return operator
-        operator[rising] = nesting.parent[operator[rising]]
+    return nesting.around(launches.launch[at], run.is_cat(Cat.CPU_OP))

@@ -10,7 +10,7 @@ from typing import Self
 import numpy as np
 from msgspec import Struct
 
-from trace_doctor.arrays import I64, Bool
+from trace_doctor.arrays import I64, Bool, at_rows
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.names.event_names import (
     is_backward,
@@ -93,16 +93,15 @@ class OperatorLoops(Evidence, frozen=True):
         ops, frame = ops[frame >= 0], frame[frame >= 0]
         order = np.lexsort((run.ts[ops], frame))
         ops, frame = ops[order], frame[order]
-        unbinding = run.is_named(lambda n: _UNBINDING.fullmatch(n) is not None)
+        unbinding = run.is_named(lambda n: _UNBINDING.fullmatch(n) is not None)[ops]
+        unbound = np.append(False, unbinding[:-1] & (frame[:-1] == frame[1:]))
         groups: dict[tuple[Site | None, tuple[str, ...]], list[I64]] = {}
         for edges, group in _executions(run.name[ops].astype(np.int64), frame, branches=sites is not None):
             names = tuple(run.names[n] for n in group)
             site = sites.site(int(ops[edges[0]])) if sites is not None else None
             if (site is None) != (sites is None) or (site is None and any(map(_LAYER.fullmatch, names))):
                 continue
-            before = int(edges[0]) - 1
-            parts = before >= 0 and bool(unbinding[ops[before]]) and frame[before] == frame[edges[0]]
-            if parts or any(map(_INDEXING.fullmatch, names)):
+            if unbound[edges[0]] or any(map(_INDEXING.fullmatch, names)):
                 groups.setdefault((site, _rotated(names)), []).append(edges)
         loops, nodes = [], _Nodes(facts)
         for (site, names), executions in groups.items():
@@ -187,18 +186,7 @@ def _frames(run: Run, nesting: Nesting, ops: I64) -> I64:
     user: Bool = np.zeros(len(run), dtype=bool)
     named = run.is_named(is_user_function)
     user[named & run.is_cat(Cat.PYTHON)] = True
-    at = _climbed(nesting, nesting.parent[ops].astype(np.int64), user)
-    return _callers(run, nesting, at, user)
-
-
-def _climbed(nesting: Nesting, at: I64, mask: Bool) -> I64:
-    """The innermost wanted event at or around each of these, -1 without one."""
-    climbing = np.flatnonzero((at >= 0) & ~mask[np.maximum(at, 0)])
-    while len(climbing):
-        at[climbing] = nesting.parent[at[climbing]]
-        above = at[climbing]
-        climbing = climbing[(above >= 0) & ~mask[np.maximum(above, 0)]]
-    return at
+    return _callers(run, nesting, nesting.around(nesting.parent[ops], user), user)
 
 
 def _callers(run: Run, nesting: Nesting, frame: I64, user: Bool) -> I64:
@@ -206,12 +194,12 @@ def _callers(run: Run, nesting: Nesting, frame: I64, user: Bool) -> I64:
     are called one after the other are layers."""
     own = np.unique(frame[frame >= 0])
     modules = run.is_named(lambda n: _MODULE.fullmatch(n) is not None) & run.is_cat(Cat.PYTHON)
-    above = _climbed(nesting, nesting.parent[own].astype(np.int64), user | modules)
+    above = nesting.around(nesting.parent[own], user | modules)
     kind, often = np.unique(
         np.stack([above, run.name[own]], axis=1), axis=0, return_inverse=True, return_counts=True
     )[1:]
-    one_by_one = (often[kind.ravel()] >= LEAST) & (above >= 0)
-    caller = np.where(one_by_one & user[np.maximum(above, 0)], above, own)
+    one_by_one = (often[kind.ravel()] >= LEAST) & at_rows(user, above, False)
+    caller = np.where(one_by_one, above, own)
     known = frame >= 0
     frame[known] = caller[np.searchsorted(own, frame[known])]
     return frame

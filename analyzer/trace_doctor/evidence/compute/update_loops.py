@@ -113,7 +113,7 @@ def plain_operators(facts: Facts) -> tuple[I64, I64, I64]:
     own = nesting.outermost(own[run.thread[own] == main])
     at = np.searchsorted(run.ts[own], run.ts[rows], side="right") - 1
     around = np.append(own, -1)[at]
-    mark = np.where((at >= 0) & (run.ts[rows] < run.end[np.maximum(around, 0)]), around, -1)
+    mark = np.where(run.ts[rows] < run.end[around], around, -1)
     return rows, step, mark
 
 

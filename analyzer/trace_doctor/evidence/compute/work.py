@@ -97,11 +97,7 @@ def _computing(run: Run, nesting: Nesting, threads: Threads) -> I64:
     rows = rows[np.isin(run.thread[rows], [threads.main, *threads.autograd])]
     is_chosen = np.zeros(len(run), dtype=bool)
     is_chosen[rows] = True
-    above = nesting.parent[rows].astype(np.int64)
-    rising = np.flatnonzero(above >= 0)
-    while len(rising := rising[~is_chosen[above[rising]]]):
-        above[rising] = further = nesting.parent[above[rising]]
-        rising = rising[further >= 0]
+    above = nesting.around(nesting.parent[rows], is_chosen)
     inner = above >= 0
     inner_ns = np.bincount(
         np.searchsorted(rows, above[inner]), weights=run.dur[rows[inner]], minlength=len(rows)

@@ -83,7 +83,7 @@ class DeviceCopies(Copies, frozen=True, kw_only=True):
             bare[on_device] = covered(pairs(run.ts[rows], run.end[rows])[on_device], some)
         op, maker, waiting = copying(run, nesting, call, launches.calls)
         size, unsized = _sizes(run, rows)
-        filling_ns = np.where(maker >= 0, np.maximum(run.dur[np.maximum(maker, 0)], _SHORTEST_NS), 0)
+        filling_ns = np.maximum(run.dur[maker], _SHORTEST_NS)
         return cls(
             row=rows,
             call=call,

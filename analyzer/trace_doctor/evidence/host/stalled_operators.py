@@ -99,12 +99,11 @@ def _kinds(facts: Facts, rows: I64) -> list[Hashable]:
 
 
 def _places(run: Run, steps: Steps, rows: I64) -> list[Hashable]:
-    """The name, and its number among those of that name in its step. Without steps none is like another."""
+    """The name, and its number among those of that name in its step. In one step none is like another."""
     at = steps.steady_at(run.ts[rows])
     counts: dict[tuple[int, int], int] = {}
     kinds: list[Hashable] = []
-    for row, step in zip(rows.tolist(), at.tolist(), strict=True):
-        name = int(run.name[row])
+    for name, step in zip(run.name[rows].tolist(), at.tolist(), strict=True):
         counts[name, step] = nth = counts.get((name, step), -1) + 1
-        kinds.append((name, nth) if steps.count > 1 else row)
+        kinds.append((name, nth))
     return kinds

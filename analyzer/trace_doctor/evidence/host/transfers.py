@@ -100,7 +100,7 @@ def _outermost_operators(run: Run, nesting: Nesting) -> Bool:
 
 
 def _outermost(nesting: Nesting, tops: Bool, call: int) -> int:
-    return next((a for a in nesting.ancestors(call) if tops[a]), call) if call >= 0 else -1
+    return next((a for a in nesting.ancestors(call) if tops[a]), call)
 
 
 def _makers(run: Run, launching: I64, tops: I64, op: I64) -> I64:
@@ -174,10 +174,6 @@ def waits(run: Run, nesting: Nesting, call: int) -> tuple[int, ...]:
     """The copy call and the synchronises behind it in the operator that copies; empty where no call is known."""
     if call < 0:
         return ()
-    parent = int(nesting.parent[call])
-    if parent < 0 or run.cat[parent] != Cat.CPU_OP:
-        return (call,)
-    return (
-        call,
-        *(int(r) for r in nesting.children(parent) if r > call and is_synchronize(run.text(int(r)))),
-    )
+    operator = [a for a in nesting.ancestors(call)[:1] if run.cat[a] == Cat.CPU_OP]
+    behind = [r for a in operator for r in nesting.children(a).tolist() if r > call]
+    return (call, *(r for r in behind if is_synchronize(run.text(r))))

@@ -113,7 +113,7 @@ def _place(facts: Facts, rows: I64, tiles: I64, around: str) -> Place | None:
     run, sites = facts.run, facts.get(CallSites)
     kinds, which = np.unique(rows, return_inverse=True)
     most = int(kinds[np.bincount(which, weights=tiles[:, 1] - tiles[:, 0]).argmax()])
-    site = sites.site(most) if sites is not None and most >= 0 else None
+    site = sites.site(most) if sites is not None else None
     if most >= 0 and run.cat[most] != Cat.PYTHON:
         return readable_name(run.text(most)), site, False
     return (around, site, True) if around else None
@@ -164,10 +164,7 @@ def _functions(facts: Facts, host: HostGaps, stretches: I64) -> list[Site | None
     own = run.is_named(is_user_function)
     edge = (stretches[:, 1] - stretches[:, 0]) // EDGES
     most = pairs(stretches[:, 0] + edge, stretches[:, 1] - edge)
-    return [
-        sites.site(row) if row >= 0 and own[row] else None
-        for row in nesting.enclosing(host.thread, most).tolist()
-    ]
+    return [sites.site(row) if own[row] else None for row in nesting.enclosing(host.thread, most).tolist()]
 
 
 def _places(facts: Facts, stretches: I64) -> list[str]:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from trace_doctor.arrays import I64, Bool
+from trace_doctor.arrays import I64, Bool, at_rows
 from trace_doctor.evidence.memory.blocks import DeviceBlocks
 from trace_doctor.evidence.memory.classes import ACTIVATIONS, GRAPH_BLOCKS, GRAPH_STACKS, TEMPORARIES, Reason
 from trace_doctor.evidence.memory.stages import Stage
@@ -67,9 +67,9 @@ def stale_graphs(device: DeviceBlocks) -> StaleGraphs:
     next_ = _later(of_stack, of_forward, 1)[call]
     second = _later(of_stack, of_forward, 2)[call]
 
-    freed, begins = history.freed[made], first[np.maximum(next_, 0)]
-    dies = np.where(second >= 0, last[np.maximum(second, 0)], history.n - 1)
-    stale = (next_ >= 0) & (freed > last[np.maximum(next_, 0)]) & (freed <= dies)
+    freed, begins = history.freed[made], at_rows(first, next_, -1)
+    dies = at_rows(last, second, history.n - 1)
+    stale = (freed > at_rows(last, next_, history.n)) & (freed <= dies)
     stale &= np.isin(device.classes.category[made], (ACTIVATIONS, TEMPORARIES))
     freed_in = np.append(phases.stage, np.uint8(Stage.UNKNOWN))[phases.of(freed)]
     stale &= freed_in != Stage.BACKWARD

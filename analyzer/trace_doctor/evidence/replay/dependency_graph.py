@@ -13,7 +13,7 @@ from typing import Self
 import numpy as np
 from msgspec import Struct
 
-from trace_doctor.arrays import I64, Bool
+from trace_doctor.arrays import I64, Bool, at_rows
 from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.names.event_names import is_device_synchronize, is_step, is_synchronize
 from trace_doctor.evidence.trace.launches import Launches
@@ -98,7 +98,7 @@ class ReplayGraph(Struct, frozen=True, dict=True):
     def order(self) -> I64:
         """Calls (i >= 0) and operations (as ~j) in the order in which their starts can be computed."""
         calls, ops = self.calls, self.ops
-        launched = np.where(ops.call >= 0, calls.start[np.maximum(ops.call, 0)], NONE) if len(calls) else NONE
+        launched = at_rows(calls.start, ops.call, NONE)
         when = np.concatenate([calls.start, np.maximum(ops.start, launched)])
         is_op = np.arange(len(when)) >= len(calls)
         order = np.lexsort((is_op, when))
@@ -123,13 +123,7 @@ def _host_calls(facts: Facts, window: tuple[int, int]) -> tuple[I64, HostCalls]:
     after, in_thread = _predecessors(facts, thread, start, end)
     call_of_row = np.full(len(run), -1, dtype=np.int64)
     call_of_row[outer] = np.arange(len(outer))
-    inner = rows[call_of_row[rows] < 0]
-    above = nesting.parent[inner].astype(np.int64)
-    while (above >= 0).any():
-        inside_call = (above >= 0) & (call_of_row[np.maximum(above, 0)] >= 0)
-        call_of_row[inner[inside_call]] = call_of_row[above[inside_call]]
-        inner, above = inner[~inside_call & (above >= 0)], above[~inside_call & (above >= 0)]
-        above = nesting.parent[above].astype(np.int64)
+    call_of_row[rows] = at_rows(call_of_row, nesting.around(rows, call_of_row != -1), -1)
     return call_of_row, HostCalls(row, thread, start, end, after, in_thread, np.full(len(row), -1))
 
 
@@ -147,12 +141,12 @@ def _predecessors(facts: Facts, thread: I64, start: I64, end: I64) -> tuple[I64,
     that drives the GPU."""
     driving = np.flatnonzero(_drives(facts, thread))
     by_end = driving[np.argsort(end[driving], kind="stable")]
-    after = np.where((at := _last_before(end[by_end], by_end, start)) >= 0, by_end[at], -1)
+    after = at_rows(by_end, _last_before(end[by_end], by_end, start), -1)
     in_thread = np.zeros(len(start), dtype=bool)
     for these, open_from, open_to in _operators_by_thread(facts, thread):
         before, now = these[:-1], these[1:]
         op = np.searchsorted(open_from, end[before], side="right") - 1
-        stays_open = (op >= 0) & (open_to[np.maximum(op, 0)] >= start[now]) & (start[now] >= end[before])
+        stays_open = (at_rows(open_to, op, NONE) >= start[now]) & (start[now] >= end[before])
         after[now[stays_open]], in_thread[now[stays_open]] = before[stays_open], True
     return after, in_thread
 
@@ -181,10 +175,9 @@ def _operators_by_thread(facts: Facts, thread: I64) -> Iterator[tuple[I64, I64, 
     run = facts.run
     ops = np.flatnonzero(run.is_cat(Cat.CPU_OP) & ~run.is_named(is_step))
     ops = facts[Nesting].outermost(ops)
-    for t in np.unique(thread[thread >= 0]).tolist():
+    for t in np.unique(thread).tolist():
         own = ops[run.thread[ops] == t]
-        if len(own):
-            yield np.flatnonzero(thread == t), run.ts[own], run.end[own]
+        yield np.flatnonzero(thread == t), run.ts[own], run.end[own]
 
 
 def _with_waits(run: Run, calls: HostCalls, ops: GpuOps) -> HostCalls:
@@ -199,12 +192,11 @@ def _with_waits(run: Run, calls: HostCalls, ops: GpuOps) -> HostCalls:
         own = by_end[holding[by_end]]
         own = own[ops.end[own] <= calls.end[ops.call[own]]]
         waits_for[ops.call[own]] = own  # of several the last one stays
-        names = run.name[np.maximum(calls.row, 0)]
-        syncs = np.isin(names, run.name_ids(is_synchronize)) & (calls.row >= 0) & (waits_for < 0)
-        device = syncs & np.isin(names, run.name_ids(is_device_synchronize))
+        syncs = at_rows(run.is_named(is_synchronize), calls.row, False) & (waits_for < 0)
+        device = syncs & at_rows(run.is_named(is_device_synchronize), calls.row, False)
         last = np.searchsorted(ops.end[by_end], calls.end, side="right") - 1
-        ended = by_end[np.maximum(last, 0)]
-        waits = syncs & (last >= 0) & (device | (ops.end[ended] > calls.start))
+        ended = at_rows(by_end, last, -1)
+        waits = syncs & (device | (at_rows(ops.end, ended, NONE) > calls.start))
         waits_for[waits] = ended[waits]
         rest = np.flatnonzero(syncs & ~waits & ~device)
         waits_for[rest] = _last_of_stream(calls, ops, _streams(run, ops.row), rest)
@@ -221,13 +213,13 @@ def _last_of_stream(calls: HostCalls, ops: GpuOps, streams: I64, rest: I64) -> I
         launching = np.flatnonzero((calls.thread == t) & (launched_to >= 0))
         on_thread = np.flatnonzero(calls.thread[rest] == t)
         at = np.searchsorted(launching, rest[on_thread]) - 1
-        stream = np.where(at >= 0, launched_to[launching[np.maximum(at, 0)]], -1) if len(launching) else at
+        stream = at_rows(launched_to[launching], at, -1)
         for s in np.unique(stream[stream >= 0]).tolist():
             which = on_thread[stream == s]
             on = np.flatnonzero(streams == s)
             on = on[np.argsort(ops.end[on], kind="stable")]
             last = np.searchsorted(ops.end[on], calls.start[rest[which]], side="right") - 1
-            ended[which] = np.where(last >= 0, on[np.maximum(last, 0)], -1)
+            ended[which] = at_rows(on, last, -1)
     return ended
 
 
@@ -241,7 +233,7 @@ def _gpu_ops(
     row = run.gpu[inside]
     start, end = run.ts[row], np.minimum(run.end[row], window[1])
     launch_row = launches.launch[inside].astype(np.int64)
-    call = np.where(launch_row >= 0, call_of_row[np.maximum(launch_row, 0)], -1)
+    call = at_rows(call_of_row, launch_row, -1)
     streams = _streams(run, row)
     previous = _previous(streams, start, end)
     other = _other_stream(streams, start, end)
@@ -256,10 +248,7 @@ def _gpu_ops(
     pause_seen = start - end[before] if len(row) else start
     queued = launched & (previous >= 0) & (handed + latency_ns <= end[before]) if len(row) else launched
     pause = np.where(previous >= 0, np.minimum(_turnaround(pause_seen[queued]), pause_seen), 0)
-    device_free = np.maximum(
-        np.where(previous >= 0, end[before] + pause, NONE),
-        np.where(other >= 0, end[np.maximum(other, 0)], NONE),
-    )
+    device_free = np.maximum(at_rows(end, previous, NONE) + pause, at_rows(end, other, NONE))
     # Work that began while its launch call was still open, with the device free: the call itself held it
     # (a module being loaded, a pageable copy being staged).
     delayed = launched & (start <= calls.end[at]) & (device_free < start)
@@ -293,11 +282,11 @@ def _other_stream(streams: I64, start: I64, end: I64) -> I64:
     on = streams[by_end]
     begins = np.flatnonzero(np.concatenate([[True], on[1:] != on[:-1]]))[: len(on)]
     at = np.searchsorted(end[by_end], start, side="right") - 1
-    own = (at >= 0) & (on[at] == streams)
+    own = at_rows(on, at, NONE) == streams
     # The last that ended is of the same stream: go back behind all of that stream that ended in a row.
     at[own] = begins[np.searchsorted(begins, at[own], side="right") - 1] - 1
-    last = by_end[at]
-    return np.where((at >= 0) & (start - end[last] <= EVENT_NS), last, -1)
+    last = at_rows(by_end, at, -1)
+    return np.where(start - at_rows(end, last, NONE) <= EVENT_NS, last, -1)
 
 
 def _slow(calls: HostCalls, call: I64) -> Bool:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 from msgspec import Struct, field
 
-from trace_doctor.arrays import I64, Bool
+from trace_doctor.arrays import I64, Bool, at_rows
 from trace_doctor.evidence.idle.host_causes import PAUSE_NS
 from trace_doctor.evidence.intervals import NOTHING, covered, intersect, intervals, pairs, subtract
 from trace_doctor.evidence.replay.dependency_graph import NONE, ReplayGraph
@@ -72,10 +72,8 @@ def retime(graph: ReplayGraph, left_out: LeftOut | None = None, *, keep_unexplai
 def _host_times(graph: ReplayGraph, left_out: LeftOut) -> tuple[I64, I64, I64]:
     """For each call: its distance from the one it follows, its length without waiting, and what it waits for."""
     calls, ops = graph.calls, graph.ops
-    begins = np.where(calls.after >= 0, calls.end[np.maximum(calls.after, 0)], graph.window[0])
-    waits = calls.waits_for >= 0
-    end = ops.end[np.maximum(calls.waits_for, 0)] if len(ops) else calls.start
-    works_from = np.where(waits, np.maximum(calls.start, end), calls.start)
+    begins = at_rows(calls.end, calls.after, graph.window[0])
+    works_from = np.maximum(calls.start, at_rows(ops.end, calls.waits_for, NONE))
     gap, length = calls.start - begins, calls.end - works_from
     removed = np.zeros(len(calls), dtype=bool)
     everyone = intervals((int(a), int(b)) for some in left_out.host.values() for a, b in some)
@@ -127,13 +125,14 @@ def _run(
     calls, ops, begin = graph.calls, graph.ops, graph.window[0]
     _, length, waits_for, _ = host_times
     started, returned = array("q", [begin]) * len(calls), array("q", [NONE]) * len(calls)
-    ends = array("q", [NONE]) * len(ops)  # an operation not yet computed binds nobody
+    ends = array("q", [NONE]) * (
+        len(ops) + 1
+    )  # an operation not yet computed binds nobody, nor does the one at -1
 
     def end_of(i: int) -> int:
         """When call i returns; computed when first asked for, because it may wait for operations launched in it."""
         if (known := returned[i]) == NONE:
-            awaited = int(waits_for[i])
-            known = max(started[i], ends[awaited] if awaited >= 0 else NONE) + int(length[i])
+            known = max(started[i], ends[waits_for[i]]) + int(length[i])
             returned[i] = known
         return known
 
@@ -161,19 +160,19 @@ def _run(
                 returned[i] = start + length_ns
             continue
         j, ready, previous, pause, stays_, call, at_end, latency, other, busy = next(of_ops)
-        if previous >= 0 and ends[previous] + pause > ready:
+        if ends[previous] + pause > ready:
             ready = ends[previous] + pause
         if not stays_:
             ends[j] = max(ready, begin) if previous < 0 else ends[previous] + min(pause, 0)
             continue
         if call >= 0 and (handed := (end_of(call) if at_end else started[call]) + latency) > ready:
             ready = handed
-        if other >= 0 and ends[other] > ready:
+        if ends[other] > ready:
             ready = ends[other]
         ends[j] = ready + busy
     for i in np.flatnonzero(waits_for >= 0).tolist():
         end_of(i)
-    return max(returned, default=begin), max(ends, default=begin)
+    return max(returned), max(ends)
 
 
 def _rows(order: I64, *columns: I64 | Bool) -> Iterator[tuple[Any, ...]]:

@@ -99,7 +99,7 @@ class CallSites(Evidence, frozen=True):
         return next(iter(self.stack(row)), None)
 
     def stack(self, row: int) -> tuple[Site, ...]:
-        """All user frames around an event, innermost first."""
+        """All user frames around an event, innermost first; none where there is no row (-1)."""
         host = self._host(row)
         if host < 0:
             return ()
@@ -111,15 +111,10 @@ class CallSites(Evidence, frozen=True):
     def frames(self, rows: I64) -> I64:
         """The innermost Python event of the user's around each of these host events, -1 where none is (or the row is).
         Without the old stacks, which are no events."""
-        frames = rows.astype(np.int64)
-        while True:
-            rising = np.flatnonzero((frames >= 0) & ~self._user[np.maximum(frames, 0)])
-            if not len(rising):
-                return frames
-            frames[rising] = self.nesting.parent[frames[rising]]
+        return self.nesting.around(rows, self._user)
 
     def _host(self, row: int) -> int:
-        if self.run.device[row] < 0 or self.launches is None:
+        if row < 0 or self.run.device[row] < 0 or self.launches is None:
             return row
         return int(self.launches.launch_of(row))
 

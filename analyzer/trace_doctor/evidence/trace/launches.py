@@ -7,7 +7,7 @@ from typing import Self
 
 import numpy as np
 
-from trace_doctor.arrays import I32, I64
+from trace_doctor.arrays import I32, I64, at_rows
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.run import Cat, Run
 
@@ -59,7 +59,7 @@ class Launches(Evidence, frozen=True):
     def launched_at(self, gpu_rows: I64) -> I64:
         """When the host launched each of these GPU rows, ns; where no call is known, when it began."""
         call = self.launch[np.searchsorted(self.run.gpu, gpu_rows)]
-        return np.where(call >= 0, self.run.ts[np.maximum(call, 0)], self.run.ts[gpu_rows])
+        return at_rows(self.run.ts, call, self.run.ts[gpu_rows])
 
     @cached_property
     def calls(self) -> I64:

@@ -7,7 +7,7 @@ from typing import Self, TypeVar
 
 import numpy as np
 
-from trace_doctor.arrays import I32, I64, Bool, begins, order_of
+from trace_doctor.arrays import I32, I64, Bool, at_rows, begins, order_of
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.loaders import _accelerator
 from trace_doctor.run import HOST_CATS, Run
@@ -43,15 +43,15 @@ class Nesting(Evidence, frozen=True):
         for rows in np.split(by_thread, borders):
             if not _accelerator.nest(run.ts, run.dur, rows, parent, depth):
                 above, depth[rows] = nest(run.ts[rows], run.end[rows])
-                parent[rows] = np.where(above >= 0, rows[above], -1)
+                parent[rows] = at_rows(rows, above, -1)
         return cls(parent, depth, by_thread.astype(np.int32), run)
 
     def ancestors(self, row: int) -> list[int]:
-        """The enclosing events, inner to outer."""
-        chain: list[int] = []
-        while (row := int(self.parent[row])) >= 0:
-            chain.append(row)
-        return chain
+        """The enclosing events, inner to outer; of no row (-1) none."""
+        chain = [row]
+        while chain[-1] >= 0:
+            chain.append(int(self.parent[chain[-1]]))
+        return chain[1:-1]
 
     def children(self, row: int) -> I64:
         """The rows directly inside, by start."""
@@ -74,17 +74,24 @@ class Nesting(Evidence, frozen=True):
     def _climbed(self, thread: int, starts: I64, ends: I64) -> I64:
         """From the last event begun by each start outwards to the first that lasts until the end."""
         rows = self.thread_rows(thread)
-        if not len(rows):
-            return np.full(len(starts), -1, dtype=np.int64)
         # Rows are by start, so that places in all rows do: no copy of the thread's times.
         begun = np.searchsorted(self.run.ts, starts, side="right")
         at = np.searchsorted(rows, begun.astype(np.int32)) - 1
-        row = np.where(at >= 0, rows[np.maximum(at, 0)], -1).astype(np.int64)
-        climbing = np.flatnonzero(row >= 0)
-        while len(climbing := climbing[self.run.end[row[climbing]] < ends[climbing]]):
-            row[climbing] = above = self.parent[row[climbing]]
-            climbing = climbing[above >= 0]
+        row = at_rows(rows, at, -1).astype(np.int64)
+        climbing = np.arange(len(row))
+        while len(
+            climbing := climbing[at_rows(self.run.end, row[climbing], ends[climbing]) < ends[climbing]]
+        ):
+            row[climbing] = self.parent[row[climbing]]
         return row
+
+    def around(self, rows: I32 | I64, wanted: Bool) -> I64:
+        """Each row, or the nearest event around it, that is wanted; -1 where none is, or there is no row (-1)."""
+        found: I64 = rows.astype(np.int64)
+        climbing = np.arange(len(found))
+        while len(climbing := climbing[~at_rows(wanted, found[climbing], True)]):
+            found[climbing] = self.parent[found[climbing]]
+        return found
 
     def thread_rows(self, thread: int) -> I32:
         """The host events of a thread, by start."""

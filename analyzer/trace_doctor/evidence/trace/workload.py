@@ -52,10 +52,7 @@ class Workload(Evidence, frozen=True):
 def _launched(facts: Facts) -> I64:
     """When each kernel was launched, else when it ran: a device that lags runs it in a later step of the host."""
     run = facts.run
-    launch = facts[Launches].launch
-    at: I64 = np.where(launch >= 0, run.ts[launch], run.ts[run.gpu])
-    kernels: I64 = at[run.cat[run.gpu] == Cat.KERNEL]
-    return kernels
+    return facts[Launches].launched_at(run.gpu[run.cat[run.gpu] == Cat.KERNEL])
 
 
 def _per_step(starts: I64, spans: I64) -> float | None:

@@ -33,8 +33,8 @@ def callee_of(script: Script, call: cst.Call) -> tuple[str, str, cst.BaseExpress
     """(qualified name, "", None) of a function of a module, ("", name, receiver) of a method of a value."""
     value = receiver(call)
     if value is None:
-        return script.callee(call) or "", "", None
-    name = (script.callee(call) or "") if dotted(call.func) is not None else ""
+        return script.callee(call), "", None
+    name = script.callee(call) if dotted(call.func) is not None else ""
     return (name, "", None) if name else ("", method_name(call) or "", value)
 
 

@@ -188,12 +188,12 @@ def _loss_call(step: Step) -> tuple[Script, cst.Call]:
 
 def _is_loss(step: Step, value: cst.Call) -> bool:
     script = step.script
-    name = script.callee(value) or ""
+    name = script.callee(value)
     dataflow = dataflow_of(script)
     origins = dataflow.of(value.func)
     definition = dataflow.definition(value.func)
     local = isinstance(definition, cst.FunctionDef) and not _runs_a_model(script, definition)
-    constructors = [script.callee(o) or "" for o in origins if isinstance(o, cst.Call)]
+    constructors = [script.callee(o) for o in origins if isinstance(o, cst.Call)]
     functional = re.fullmatch(r"torch\.nn\.functional\.\w*(loss|entropy|div)\w*", name) is not None
     classes = bool(constructors) and all(re.fullmatch(r"torch\.nn\.\w+Loss", n) for n in constructors)
     return local or functional or classes
@@ -263,7 +263,9 @@ def mark_dynamic(place: Place, params: MarkDynamic) -> Change:
 
 def _is_compiled(script: Script, call: cst.Call) -> bool:
     """Whether a call calls what torch.compile returned, or a function under its decorator."""
-    callees = [script.callee(binding.value) for binding in dataflow_of(script).bindings_of(call.func)]
+    callees: list[str | None] = [
+        script.callee(binding.value) for binding in dataflow_of(script).bindings_of(call.func)
+    ]
     target = dataflow_of(script).definition(call.func)
     decorators = [d.decorator for d in target.decorators] if isinstance(target, cst.FunctionDef) else []
     callees += [script.qualified(d.func if isinstance(d, cst.Call) else d) for d in decorators]

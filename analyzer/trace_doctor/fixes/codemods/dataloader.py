@@ -192,7 +192,7 @@ def _style(project: Project, script: Script, origin: cst.BaseExpression) -> str:
     if not isinstance(origin, cst.Call):
         return "unknown"
     name = script.callee(origin)
-    if name is None or project.definition(script, origin.func) is not None:
+    if not name or project.definition(script, origin.func) is not None:
         return _local_style(project, script, origin)
     if name == "datasets.load_dataset":
         streaming = argument(origin, "streaming")

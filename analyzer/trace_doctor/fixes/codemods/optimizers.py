@@ -57,7 +57,7 @@ def optimizer_args(place: Place, params: OptimizerArgs) -> Change:
     option = "foreach" if params.foreach is not None else "fused"
     value = params.foreach if params.foreach is not None else params.fused is not False
     script, call = _optimizer(place, params.optimizer, _INSTEAD["fused"])
-    name = script.callee(call) or ""
+    name = script.callee(call)
     if option == "fused" and value and not has_fused(name, place.torch):
         raise refusal(script, call, f"{name} has no fused form in every torch version this can be")
     if any(a.star for a in call.args):
@@ -114,12 +114,10 @@ def _optimizer(place: Place, class_name: str, instead: Mapping[str, str]) -> tup
         (script, call)
         for script in place.scripts
         for call in script.all(cst.Call)
-        if (script.callee(call) or "").startswith("torch.optim.") and dataflow_of(script).is_optimizer(call)
+        if script.callee(call).startswith("torch.optim.") and dataflow_of(script).is_optimizer(call)
     ]
     if class_name:
-        optimizers = [
-            (s, c) for s, c in optimizers if (s.callee(c) or "").split(".")[-1] == class_name
-        ] or optimizers
+        optimizers = [(s, c) for s, c in optimizers if s.callee(c).split(".")[-1] == class_name] or optimizers
     optimizers = [(s, c) for s, c in optimizers if _is_stepped(s, c)] or optimizers
     if not optimizers and any("bitsandbytes" in s.text or "Adafactor" in s.text for s in place.scripts):
         raise NoEdit("already", "the optimizer is none of torch's")
@@ -151,7 +149,7 @@ def replace_optimizer(place: Place, params: ReplaceOptimizer) -> Change:
     """
     goal = params.to
     script, call = _optimizer(place, params.optimizer, _INSTEAD[goal])
-    name = script.callee(call) or ""
+    name = script.callee(call)
     new = _EIGHT_BIT.get(name, "") if goal == "adamw-8bit" else "torch.optim.Adafactor"
     if name == new:
         raise already(script, call, "uses Adafactor already")

@@ -137,7 +137,7 @@ def _settings(script: Script) -> list[tuple[cst.BaseExpression, cst.CSTNode]]:
         sets = method.endswith(("setdefault", "putenv")) and len(arguments) == 2
         if sets and literal(arguments[0]) in ALLOCATOR_VARIABLES:
             settings.append((arguments[1], call))
-        elif (script.callee(call) or "").endswith("_set_allocator_settings") and arguments:
+        elif script.callee(call).endswith("_set_allocator_settings") and arguments:
             settings.append((arguments[0], call))
     elements = script.all(cst.DictElement)
     return settings + [(e.value, e) for e in elements if literal(e.key) in ALLOCATOR_VARIABLES]

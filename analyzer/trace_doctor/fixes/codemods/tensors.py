@@ -214,7 +214,7 @@ def _effect(place: Place, script: Script, statement: cst.Expr) -> cst.CSTNode | 
 def _logs_a_value(script: Script, statement: cst.Expr) -> bool:
     if not isinstance(statement.value, cst.Call) or enclosing_loop(script, statement) is None:
         return False
-    names = (script.callee(statement.value) or "", dotted(statement.value.func) or "")
+    names = (script.callee(statement.value), dotted(statement.value.func) or "")
     reads = any(method_name(c) in ("item", "cpu", "tolist") for c in script.all(cst.Call, within=statement))
     return any(map(_LOG_CALLS.fullmatch, names)) and reads and not conditional(script, statement)
 
@@ -250,7 +250,7 @@ def tensor_device(place: Place, params: Parameters) -> Change:
     create, device = creation
     if any(a.star for a in create.args):
         raise refusal(script, copy, "the tensor's arguments are not visible")
-    random = (script.callee(create) or "").split(".")[-1] in _RANDOM
+    random = script.callee(create).split(".")[-1] in _RANDOM
     notes = ("the random numbers of the device differ from those of the CPU",) if random else ()
     removal = Edit(script.span(create)[1], script.span(copy)[1], "")
     edits = (*add_arguments(script, create, {"device": device}), removal)

@@ -144,7 +144,7 @@ def _in_code(place: Place) -> Iterator[Config]:
 
 def _names(script: Script, call: cst.Call) -> tuple[str, ...]:
     """Arguments of a call that take DeepSpeed's configuration."""
-    name = script.callee(call) or ""
+    name = script.callee(call)
     if name.split(".")[0] in ("transformers", "trl"):
         return ("deepspeed",)
     return _ARGUMENTS.get(name) or _ARGUMENTS.get(name.split(".")[-1], ())

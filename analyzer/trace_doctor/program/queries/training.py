@@ -66,7 +66,7 @@ class Model:
     def callee(self) -> str:
         """Qualified name of what constructs it."""
         script, call = self.construction
-        return script.callee(call) or ""
+        return script.callee(call)
 
 
 def home_of(script: Script, node: cst.CSTNode) -> Home:

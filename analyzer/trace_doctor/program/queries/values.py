@@ -176,7 +176,7 @@ def _parsed_field(project: Project, script: Script, node: cst.Attribute) -> Wher
     if not isinstance(parser, cst.Call):
         return None
     classes = argument(parser, "dataclass_types", 0)
-    if not (where.callee(parser) or "").endswith((".HfArgumentParser", ".TrlParser")) or classes is None:
+    if not where.callee(parser).endswith((".HfArgumentParser", ".TrlParser")) or classes is None:
         return None
     value = classes.value
     several = [e.value for e in value.elements] if isinstance(value, cst.Tuple | cst.List) else [value]
