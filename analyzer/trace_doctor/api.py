@@ -25,7 +25,7 @@ from trace_doctor.engine import (
 )
 from trace_doctor.engine.coverage import RecordedRanks, Scope
 from trace_doctor.engine.detail.events import with_events
-from trace_doctor.errors import NoCaptures, NotACapture, TraceDoctorError, UnusableResult, UsageError
+from trace_doctor.errors import NoCaptures, TraceDoctorError, UsageError
 from trace_doctor.evidence.base import Facts, Options
 from trace_doctor.gate.suppressions import Suppressions
 from trace_doctor.loaders.discover import CaptureFile, discover
@@ -354,9 +354,11 @@ def _results(
 ) -> tuple[Result, Result | None]:
     """A result as it is, a saved one, or what `analyze` makes of the captures. With `whole` also what it makes of captures
     without the settings that hide findings; None where none of these is set, or it cannot be known."""
+    from trace_doctor.reporters.saved import saved_result
+
     if isinstance(target, Result):
         return target, None
-    if (saved := _saved(Path(target))) is not None:
+    if (saved := saved_result(Path(target))) is not None:
         return saved, None
     config = config or defaults()
     loaded = _load(
@@ -371,20 +373,6 @@ def _results(
     open_config = config.hiding_nothing() if whole else None
     result, _ = _diagnosis(loaded, config)
     return result, None if open_config is None else _diagnosis(loaded, open_config)[0]
-
-
-def _saved(path: Path) -> Result | None:
-    """The result in a file that `--output json` or `html` wrote; None for anything else that ends like one."""
-    from trace_doctor.reporters.saved import read_saved
-
-    if path.suffix not in (".json", ".html") or not path.is_file():
-        return None
-    try:
-        return read_saved(path)
-    except NotACapture as error:
-        if path.suffix == ".html" or isinstance(error, UnusableResult):
-            raise
-        return None
 
 
 def read_captures(paths: Sequence[str | Path]) -> tuple[list[Capture], list[Ignored]]:

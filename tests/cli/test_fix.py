@@ -11,7 +11,7 @@ from repositories import committed
 from warm_commands import warm
 
 from trace_doctor.fixes.journal import Edit, open_journal
-from trace_doctor.model import Finding, Fix, Result
+from trace_doctor.model import Finding, Fix, Result, Target
 
 SCRIPT = """\
 import torch
@@ -252,6 +252,41 @@ def test_every_fix_says_in_full_how_to_verify_it_and_what_could_go_wrong(job: Pa
     assert "`trace-doctor verify BEFORE AFTER`" in done.stderr
 
 
+@pytest.mark.parametrize("name", ["R", "saved.txt"])
+def test_a_saved_result_is_known_by_its_content(job: Path, name: str) -> None:
+    (job / "result.json").rename(job / name)
+    done = run("fix", name, "--source", "job", cwd=job)
+    assert (done.returncode, "num_workers" in done.stdout) == (0, True), done.stderr
+
+
+def test_a_script_that_is_a_link_is_named(job: Path) -> None:
+    (job / "job" / "train.py").rename(job / "job" / "real.py")
+    (job / "job" / "train.py").symlink_to("real.py")
+    found = finding(
+        "TD101", Fix(title="Load", kind="patch", codemod="dataloader-args", params={"num_workers": 4},
+                     target=Target(file="train.py", line=5)),
+    )  # fmt: skip
+    (job / "result.json").write_bytes(Result(findings=[found]).to_json())
+    done = run("fix", "result.json", "--source", "job", "--apply", "--unsafe-fixes", "--allow-dirty", cwd=job)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "train.py is a link: it is left alone" in done.stderr
+
+
+def test_the_place_in_a_launch_script_is_found_again(job: Path) -> None:
+    """A result made with the source names the launch script that its edit is for."""
+    launch = "export PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:128\npython train.py\n"
+    (job / "job" / "run.sh").write_text(launch)
+    setting = Fix(
+        title="Expandable segments", kind="patch", safety="unsafe", codemod="allocator-setting",
+        params={"key": "expandable_segments", "value": "True"}, target=Target(file="run.sh", line=1),
+    )  # fmt: skip
+    (job / "result.json").write_bytes(Result(findings=[finding("TD401", setting)]).to_json())
+    done = run("fix", "result.json", "--source", "job", cwd=job)
+    assert "+export PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:128,expandable_segments:True" in done.stdout, (
+        done.stderr
+    )
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -261,6 +296,9 @@ def test_every_fix_says_in_full_how_to_verify_it_and_what_could_go_wrong(job: Pa
         ["--source", "job", "--script", "job/train.py"],
         ["--source", "job", "--apply", "--patch", "p"],
         ["--source", "job", "--diff", "--apply"],
+        ["--source", "job", "--select", "TD999"],
+        ["--source", "job", "--select", "TD101-9"],
+        ["--source", "job", "--select", "*"],
     ],
 )
 def test_usage_errors_exit_2_in_one_line(job: Path, arguments: list[str]) -> None:

@@ -152,7 +152,9 @@ def test_a_codemod_of_a_newer_version_is_named_and_its_fix_shown(job: Path, appl
     )
     done = run("fix", "r.json", "--source", "source", "--verbose", *apply, cwd=job)
     assert done.returncode == 0, done.stderr
-    assert "[no match]: this version has no codemod named not-yet\n    paste\n" in done.stderr
+    assert "[manual]: this version has no codemod named not-yet\n    paste\n" in done.stderr
+    brief = run("fix", "r.json", "--source", "source", cwd=job)
+    assert "[manual]: this version has no codemod named not-yet" in brief.stderr
     assert unchanged(job) is not bool(apply)
     assert ("zero_grad(" in done.stdout) is not bool(apply)
 

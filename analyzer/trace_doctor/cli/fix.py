@@ -13,7 +13,7 @@ from trace_doctor.cli.console import Console
 from trace_doctor.cli.outputs import Sink
 from trace_doctor.cli.paths import spare
 from trace_doctor.cli.progress import progress_on
-from trace_doctor.errors import UsageError
+from trace_doctor.errors import UsageError, one_line
 from trace_doctor.reporters.units import plural
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ def fix(
     """Turn findings into a patch of the script. It is printed, written to a file, or applied."""
     from trace_doctor.fixes.apply import apply as write_scripts
     from trace_doctor.fixes.plan import plan
+    from trace_doctor.reporters.saved import saved_result
 
     root = _source(source, script)
     if apply and patch is not None:
@@ -63,7 +64,7 @@ def fix(
         raise UsageError("--diff shows the patch and changes nothing; leave it out with --apply or --patch")
     if patch is not None and str(patch) == "-":
         raise UsageError("--patch - is what happens without it: the patch is printed")
-    result = _saved(paths)
+    result = saved_result(Path(paths[0])) if len(paths) == 1 else None
     config = setup.load(source=root, **loading.limits) if result is None else None
     if patch is not None:
         spare([Sink("patch", patch, option="patch")], [*paths, root, setup.config], config)
@@ -74,8 +75,11 @@ def fix(
     if config is not None:
         result = _analyzed(paths, root, config, loading, console)
     assert result is not None
+    selected = o.in_parts(select, "select")
+    for selector in selected:
+        _refuse_unknown(selector, result)
     plan_ = plan(
-        result, root, unsafe=unsafe_fixes or not apply or interactive, select=o.in_parts(select, "select"),
+        result, root, unsafe=unsafe_fixes or not apply or interactive, select=selected,
         torch_version=setup.torch_version,
     )  # fmt: skip
     _explain(plan_, console)
@@ -89,6 +93,21 @@ def fix(
         _report_edits(plan_, write_scripts(plan_, allow_dirty=allow_dirty), console)
     else:
         _print_patch(plan_, console)
+
+
+def _refuse_unknown(selector: str, result: Result) -> None:
+    """Raises UsageError for a selector that means no finding of the result, and no rule either."""
+    from trace_doctor.fixes.plan import is_selected
+    from trace_doctor.registry import resolve
+
+    if any(is_selected(f, [selector]) for f in result.findings):
+        return
+    code, _, number = selector.rpartition("-")
+    if not (code and number.isdigit()):
+        resolve(selector)
+        return
+    there = ", ".join(f.id for f in result.findings) or "none"
+    raise UsageError(f"no finding is {one_line(selector)}; there is {there}")
 
 
 def finish_or_name_edits(console: Console, source: Path, finishes: bool) -> None:
@@ -132,20 +151,6 @@ def _refuse_without_a_way_back(plan: Plan) -> None:
     root = plan.tree.root.resolve()
     if (why := no_way_back(root, [root / name for name in plan.outputs])) is not None:
         raise UsageError(why)
-
-
-def _saved(paths: list[str]) -> Result | None:
-    """The saved result that is given; None where captures are."""
-    from trace_doctor.errors import NotACapture, UnusableResult
-    from trace_doctor.reporters.saved import read_saved
-
-    if len(paths) == 1 and paths[0].endswith((".json", ".html")) and Path(paths[0]).is_file():
-        try:
-            return read_saved(Path(paths[0]))
-        except NotACapture as error:
-            if paths[0].endswith(".html") or isinstance(error, UnusableResult):
-                raise
-    return None
 
 
 def _analyzed(paths: list[str], source: Path, config: Config, loading: o.Loading, console: Console) -> Result:

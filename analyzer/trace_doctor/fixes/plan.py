@@ -155,7 +155,7 @@ def _resolve(finding: Finding, index: int, fix: Fix, source: _Source) -> Planned
         return bare
     if fix.codemod not in codemods():
         why = f"this version has no codemod named {one_line(fix.codemod)[:60]}"
-        return replace(bare, status="unresolved", why=why)
+        return replace(bare, status="display", why=why)
     mod = codemods()[fix.codemod]
     try:
         change = _run(mod, finding, fix, _parameters(mod, fix), source)
@@ -217,7 +217,7 @@ def _run(mod: Codemod, finding: Finding, fix: Fix, params: Parameters, source: _
     """
     tree = source.tree
     if tree.single is None:
-        _refuse_no_script(fix.target, params.target, finding.location)
+        _refuse_no_script(tree, fix.target, params.target, finding.location)
     own = _script_names(finding, fix, tree) or source.script_names
     names = tree.imports.program(own) if own else training_files(tree)
     project = Project.of_tree(tree, names)
@@ -246,10 +246,13 @@ def _run(mod: Codemod, finding: Finding, fix: Fix, params: Parameters, source: _
     raise missing
 
 
-def _refuse_no_script(*places: Target | Location | None) -> None:
-    """Raises NoEdit where one of them names what is no script, as `<stdin>`: no script of the folder is meant by it."""
+def _refuse_no_script(tree: SourceTree, *places: Target | Location | None) -> None:
+    """Raises NoEdit where one of them names what is no script, as `<stdin>`: no script of the folder is meant by it. A file of
+    the folder that is no Python, as a launch script, is where an earlier plan found the place."""
     for place in places:
-        if place is not None and place.file and not is_python_file(place.file):
+        if place is None or not place.file or is_python_file(place.file):
+            continue
+        if not (tree.root / place.file).is_file():
             raise NoEdit(
                 "unresolved", f"the capture names {one_line(_short(place.file))}, which is no script"
             )
@@ -285,6 +288,8 @@ def _place(target: Target | None, source: _Source, anywhere: Place) -> Place | N
     names = tree.matches(target.file, target.function, target.line)
     if not names and tree.single is not None:
         return None
+    if not names and (tree.root / target.file).is_symlink():
+        raise NoEdit("display", f"{_short(target.file)} is a link: it is left alone")
     if not names:
         where = "not among the scripts that are read" if tree.left_out else "not below the source folder"
         why = f"the capture names {_short(target.file)}, which is {where}"

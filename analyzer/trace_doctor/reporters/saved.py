@@ -58,6 +58,28 @@ def read_saved(path: Path) -> Result:
         raise UnusableResult(f"{name} is no trace-doctor result: {error}") from error
 
 
+def saved_result(path: Path) -> Result | None:
+    """The result that a file holds, whatever its name; None for captures, folders and what is not there.
+
+    Raises as `read_saved` for a page without a result, and for a result that is damaged."""
+    if not path.is_file():
+        return None
+    try:
+        with path.open("rb") as file:
+            begin = file.read(64).lstrip()[:1]
+    except OSError:
+        return None  # who reads captures says why
+    page = begin == b"<" or path.suffix == ".html"
+    if begin != b"{" and not page:
+        return None
+    try:
+        return read_saved(path)
+    except NotACapture as error:
+        if page or isinstance(error, UnusableResult):
+            raise
+        return None
+
+
 def with_detail(result: Result, detail: bytes) -> Result:
     """The result with the `detail` of its page. Raises msgspec.ValidationError for one that is of no such result."""
     read = msgspec.json.decode(detail, type=list[Detail])
