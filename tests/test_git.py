@@ -141,7 +141,7 @@ def test_a_work_tree_elsewhere_is_not_asked_for_this_one(job: Path, tmp_path: Pa
     git(job, "config", "core.worktree", str(tmp_path / "other"))
     (job / "train.py").write_text("a = 2\n")
     assert git(job, "status", "--porcelain") == ""
-    assert "cannot be read" in (uncommitted(job, []) or "")
+    assert f"cannot be read: the work tree of the repository around {job} is" in (uncommitted(job, []) or "")
     assert worktree.top(job) is None
 
 

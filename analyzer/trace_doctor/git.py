@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from trace_doctor.errors import one_line
+
 _SETTINGS = (
     "core.fsmonitor=false", f"core.hooksPath={os.devnull}", "core.pager=cat", "core.untrackedCache=false",
     "submodule.recurse=false", "protocol.allow=never", "credential.helper=", "core.quotePath=false",
@@ -53,6 +55,10 @@ _MAX_COMPARED = 8 << 30
 """Bytes of all files whose content is compared"""
 
 
+_LONGEST_COMPLAINT = 1 << 10
+"""Bytes of what git says when it fails: its first line is passed on"""
+
+
 class GitFailed(Exception):
     """git is not there, or does not answer."""
 
@@ -81,7 +87,7 @@ def git(folder: Path, *arguments: str, input_bytes: bytes = b"", timeout: float 
     command = [program, "--no-optional-locks", *(part for s in _SETTINGS for part in ("-c", s)), *arguments]
     # a hook or a rebase that runs this has variables that point to its own repository
     environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")} | _ENVIRONMENT
-    with tempfile.TemporaryFile() as questions:
+    with tempfile.TemporaryFile() as questions, tempfile.TemporaryFile() as complaints:
         questions.write(input_bytes)
         questions.seek(0)
         try:
@@ -92,7 +98,7 @@ def git(folder: Path, *arguments: str, input_bytes: bytes = b"", timeout: float 
                 env=environment,
                 stdin=questions,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
+                stderr=complaints,
                 start_new_session=True,
             ) as process:
                 try:
@@ -102,8 +108,10 @@ def git(folder: Path, *arguments: str, input_bytes: bytes = b"", timeout: float 
                     raise
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             raise GitFailed(str(error)) from None
-    if process.returncode != 0:
-        raise GitFailed(f"git ended with {process.returncode}")
+        if process.returncode != 0:
+            complaints.seek(0)
+            why = complaints.read(_LONGEST_COMPLAINT).decode("utf-8", "replace").strip().partition("\n")[0]
+            raise GitFailed(one_line(why) or f"git ended with {process.returncode}")
     return output
 
 
@@ -164,15 +172,13 @@ def uncommitted(folder: Path, files: Sequence[Path]) -> str | None:
     try:
         root = top(folder).resolve()
         reasons, untracked = _survey(root, [f.resolve() for f in files])
-    except GitUnanswered as why:
-        return f"the state of the git work tree cannot be read: {why}"
     except _TooMuch:
         return (
             "whether the git work tree has uncommitted changes cannot be told: more than "
             f"{_MAX_COMPARED >> 30} GB would have to be read (`git status` may spare that)"
         )
-    except (GitFailed, OSError, ValueError):
-        return "the state of the git work tree cannot be read"
+    except (GitFailed, OSError, ValueError) as why:
+        return f"the state of the git work tree cannot be read: {one_line(str(why))}"
     if untracked:
         return f"{min(untracked).name} is not committed to git"
     count = len(reasons)

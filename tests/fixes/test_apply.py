@@ -377,7 +377,7 @@ def test_outside_of_git_there_is_no_way_back(script: Path) -> None:
 
 def test_a_broken_repository_is_not_taken_for_a_clean_one(script: Path) -> None:
     (script.parent / ".git").write_text("gitdir: nowhere\n")
-    with pytest.raises(UsageError, match="cannot be read"):
+    with pytest.raises(UsageError, match="cannot be read: fatal: not a git repository"):
         apply(plan(result("zero"), script.parent))
 
 
