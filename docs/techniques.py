@@ -77,7 +77,7 @@ TOPICS: Mapping[str, tuple[str, ...]] = {
         "off_the_step",
         "detach-accumulation",
     ),
-    "Work made where it is used": ("create_on_device", "make_once", "vectorise"),
+    "Work made where it is used": ("create_on_device", "keep_on_device", "make_once", "vectorise"),
     "Layouts and algorithms of convolutions": ("channels_last", "cudnn_benchmark"),
     "Memory freed": ("release_output",),
     "Memory of other GPUs": ("other_devices",),

@@ -14,7 +14,7 @@ from typing import Any
 from trace_doctor.config.budget_table import shown
 from trace_doctor.errors import UsageError, one_line
 
-_MENTION = re.compile(rb"trace[^\n]{0,10}doctor", re.IGNORECASE)
+_MENTION = re.compile(rb"trace(?:[^\sA-Za-z0-9]{0,10}|[ \t]*\.[ \t]*)doctor", re.IGNORECASE)
 _OURS = ("tool", "trace-doctor")
 _Path = tuple[Any, str] | None
 """of keys, the last one first: (path of the table above, key)"""

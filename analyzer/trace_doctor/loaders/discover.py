@@ -357,8 +357,7 @@ def _held(path: Path) -> str:
     try:
         if not path.stat().st_size:
             return ""
-        with open_regular(path) as file:
-            start = file.read(identify.WITHIN)
+        start = ByteStream(path).head(identify.WITHIN)  # of what a packed file is, no piece in it
     except OSError:
         return ""
     if identify.trace_within(start):

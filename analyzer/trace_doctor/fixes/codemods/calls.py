@@ -117,8 +117,6 @@ def _edits(script: Script, call: cst.Call, values: dict[str, str], removals: Seq
         if there is None:
             additions[name] = value
         elif script.code(there.value) != value:
-            if literal(there.value) is False:
-                raise refusal(script, call, f"{name}=False is set on purpose")
             edits.append(set_argument(script, call, there, value))
     edits += [remove_argument(script, call, arg) for name in removals if (arg := argument(call, name))]
     edits += add_arguments(script, call, additions)
