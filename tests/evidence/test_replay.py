@@ -292,6 +292,26 @@ def test_a_pageable_copy_that_is_staged_explains_its_delay() -> None:
     assert facts_of(b)[Replay].usable
 
 
+def test_a_copy_to_the_host_that_is_queued_behind_kernels_comes_sooner_with_them() -> None:
+    """It begins a little later than the device's own pauses are, inside a call that waited for all before it."""
+    b = RunBuilder()
+    for _ in range(20):
+        with b.step():
+            with b.op("aten::mm", us=2):
+                for _ in range(3):
+                    b.launch(400)
+            b.copy(1.5, "DtoH (Device -> Pageable)", bytes=4)
+            copy = next(e for e in reversed(b.events) if e["cat"] == "gpu_memcpy")
+            call = next(e for e in reversed(b.events) if e["name"] == "cudaMemcpyAsync")
+            copy["ts"] += 5
+            call["dur"] += 5
+            b.wait(20)
+    facts = facts_of(b)
+    kernels = facts.run.gpu[facts.run.is_cat(Cat.KERNEL)[facts.run.gpu]]
+    outcome = facts[Replay].without(Removal(gpu_shorter=tuple((int(r), 100 * US) for r in kernels)))
+    assert outcome.saved_ns / 20 / US == pytest.approx(300, abs=8)
+
+
 def test_the_profilers_last_synchronise_does_not_stretch_the_window() -> None:
     b = steps(loader_us=50, host_us=10, gpu_us=500)
     b.runtime("cudaDeviceSynchronize", 60_000)

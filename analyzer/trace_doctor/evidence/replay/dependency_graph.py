@@ -249,9 +249,10 @@ def _gpu_ops(
     queued = launched & (previous >= 0) & (handed + latency_ns <= end[before]) if len(row) else launched
     pause = np.where(previous >= 0, np.minimum(_turnaround(pause_seen[queued]), pause_seen), 0)
     device_free = np.maximum(at_rows(end, previous, NONE) + pause, at_rows(end, other, NONE))
-    # Work that began while its launch call was still open, with the device free: the call itself held it
-    # (a module being loaded, a pageable copy being staged).
-    delayed = launched & (start <= calls.end[at]) & (device_free < start)
+    # Work that began while its launch call was still open, with the device free for longer than it takes to go on: the
+    # call itself held it (a module being loaded, a pageable copy being staged). Work that began at once when the device
+    # was free was queued, however long the call.
+    delayed = launched & (start <= calls.end[at]) & (device_free + TURNAROUND_NS < start)
     latency = np.where(delayed, observed, latency)
     early = (launch_row >= 0) & ~launched
     fixed = np.where(early, np.minimum(start, run.ts[np.maximum(launch_row, 0)] + latency_ns), NONE)
