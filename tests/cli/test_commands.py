@@ -161,6 +161,7 @@ def test_mistakes_end_with_2_and_one_line(logs: Path, args: tuple[str, ...], say
     ("args", "says"),
     [
         (("explain", "TD101"), "that is `trace-doctor rule CODE`"),
+        (("./",), "`trace-doctor analyze ./` diagnoses it"),
         (("analyze", "logs", "--json"), "-o json=PATH"),
     ],
 )

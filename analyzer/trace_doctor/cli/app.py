@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from functools import partial
 from importlib import import_module
 from typing import Annotated, Any
@@ -12,7 +14,7 @@ from typer.core import TyperGroup
 from trace_doctor.cli.completion import install
 from trace_doctor.cli.options import SUFFIXES, expanded
 from trace_doctor.cli.process import interrupted, leave_stdout
-from trace_doctor.errors import printable
+from trace_doctor.errors import one_line, printable
 from trace_doctor.version import VERSION
 
 HOMES = {
@@ -47,6 +49,10 @@ class Commands(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if (here := ELSEWHERE.get(args[0])) and self.get_command(ctx, args[0]) is None:
             ctx.fail(f"No such command '{args[0]}': that is `{here}`.")
+        if self.get_command(ctx, args[0]) is None and os.path.exists(args[0]):
+            ctx.fail(
+                f"a path is no command: `trace-doctor analyze {one_line(shlex.quote(args[0]))}` diagnoses it."
+            )
         return super().resolve_command(ctx, args)
 
     def make_context(self, *args: Any, **extra: Any) -> Any:

@@ -655,8 +655,8 @@ def _table(gaps: Sequence[HostGap], count: int) -> Table:
             "called from": "location",
             "gaps": "count",
             "in steps": "count",
-            "host time": "us",
             "GPU idle": "us",
+            "host time": "us",
         },
         [
             [
@@ -664,8 +664,8 @@ def _table(gaps: Sequence[HostGap], count: int) -> Table:
                 str(gap.inside) if gap.inside else None,
                 len(gap.spans),
                 gap.steps,
-                gap.host_ns / count / 1e3,
                 gap.idle_ns / count / 1e3,
+                gap.host_ns / count / 1e3,
             ]
             for gap in gaps
             if gap.idle_ns
