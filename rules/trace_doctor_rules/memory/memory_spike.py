@@ -122,6 +122,26 @@ def _attention_in_functions() -> SnapshotBuilder:
     return b
 
 
+def _one_function_of_a_library() -> SnapshotBuilder:
+    """Attention and the layer behind it call the same function of a library, which allocates."""
+    b = SnapshotBuilder()
+    b.held(100 * MIB)
+    einsum = ("/venv/lib/python3.12/site-packages/einops/_backends.py", 291, "einsum")
+    for _ in range(3):
+        for line, mib in ((41, 300), (60, 200)):
+            of_line = b.alloc(
+                mib * MIB, frames=[einsum, (b.script, line, "forward"), (b.script, 99, "<module>")]
+            )
+            with b.forward():
+                b.temporary(MIB)
+            b.free(of_line)
+        with b.backward():
+            b.temporary(MIB)
+        with b.optimizer_step():
+            b.temporary(2 * MIB)
+    return b
+
+
 def _graphs_beside_a_spike() -> SnapshotBuilder:
     """Forwards with gradients and without a backward: each keeps its graph until its result goes, and ends with large logits."""
     b = SnapshotBuilder(annotate=False)
@@ -360,6 +380,7 @@ class MemorySpike(Rule):
             file="/home/me/train.py",
             line=43,
         ),
+        Invalid("lines that call one function of a library", _one_function_of_a_library, saving_bytes=100 * MIB, line=41),
         Invalid("the loss of a language model", _loss, saving_bytes=900 * MIB, codemod="chunked-loss"),
         Invalid("a list of temporaries for all parameters of an optimizer", _foreach, saving_bytes=560 * MIB, codemod="optimizer-args"),
         Invalid("workspace of fused attention", lambda: _in_backward("ScaledDotProductEfficientAttentionBackward0"), codemod="sdpa-backend"),
@@ -387,9 +408,7 @@ class MemorySpike(Rule):
         at_peak = short & history.alive(history.peak)
         if not at_peak.any():
             return None
-        places = np.array(
-            [*(device.stacks.op_site(s) for s in range(len(device.stacks.stage))), ""], dtype=object
-        )
+        places = np.array([*_call_sites(device), ""], dtype=object)
         group = _group(device, short, at_peak, places[history.stack], self.max_presence)
         without = history.peak_without(group)
         fall = history.peak_bytes - without
@@ -457,6 +476,23 @@ class MemorySpike(Rule):
         of_optimizer = device.phases.entry_stage[history.born] == Stage.OPTIMIZER
         short: Mask = recorded & one_phase & (few | of_a_step | of_optimizer)
         return short
+
+
+def _call_sites(device: DeviceBlocks) -> list[str]:
+    """For each stack what made its blocks. A library's function that several lines of the script call (einsum of einops) is
+    a place of each of them, for what one line does away with the others still make."""
+    stacks = range(len(device.stacks.stage))
+    made_in, called_from = (
+        [device.stacks.op_site(s) for s in stacks],
+        [device.stacks.user_site(s) for s in stacks],
+    )
+    callers: dict[str, set[str]] = {}
+    for made, caller in zip(made_in, called_from, strict=True):
+        callers.setdefault(made, set()).add(str(caller))
+    return [
+        f"{made}, called from {caller}" if caller is not None and len(callers[made]) > 1 else made
+        for made, caller in zip(made_in, called_from, strict=True)
+    ]
 
 
 def _group(
