@@ -55,7 +55,7 @@ def _unfit(
 ) -> Iterator[tuple[cst.CSTNode, str]]:
     calls = [c for c in (node, *script.all(cst.Call, within=node)) if isinstance(c, cst.Call)]
     for call in calls:
-        if _PROBABILITIES.fullmatch(script.callee(call) or ""):
+        if _PROBABILITIES.fullmatch(script.callee(call)):
             yield call, "autocast refuses binary_cross_entropy: it needs probabilities in fp32, or logits"
         name = method_name(call) or dotted(call.func) or ""
         if name.startswith("clamp") or name.startswith("clip"):
@@ -66,7 +66,7 @@ def _unfit(
                         call,
                         f"{script.code(arg.value)} rounds to 1 in {dtype}, and its logarithm to infinity or NaN",
                     )
-        of_numbers = (script.callee(call) or "").startswith(("math.", "numpy."))
+        of_numbers = script.callee(call).startswith(("math.", "numpy."))
         if name in _LOGS and not of_numbers and (sums := _guarded(program, script, call)) is not None:
             yield sums, f"a logarithm depends on a small distance that {dtype} rounds away"
     if dtype != "float16":
@@ -177,7 +177,7 @@ def _in_fp32(program: Project, script: Script, value: cst.BaseExpression) -> boo
     if not isinstance(value, cst.Call):
         return False
     makers = [(script, value), *program.of(script, value.func)]
-    return any(isinstance(c, cst.Call) and _LOSSES.fullmatch(s.callee(c) or "") for s, c in makers)
+    return any(isinstance(c, cst.Call) and _LOSSES.fullmatch(s.callee(c)) for s, c in makers)
 
 
 def _targets(assign: cst.Assign) -> set[str]:
@@ -197,7 +197,7 @@ def _values(call: cst.Call) -> list[cst.BaseExpression]:
 
 
 def _to_numpy(script: Script, call: cst.Call) -> bool:
-    return method_name(call) == "numpy" or (script.callee(call) or "").startswith(("numpy.", "sklearn."))
+    return method_name(call) == "numpy" or script.callee(call).startswith(("numpy.", "sklearn."))
 
 
 def _reads(script: Script, value: cst.BaseExpression, names: set[str]) -> bool:

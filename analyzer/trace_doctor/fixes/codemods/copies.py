@@ -184,7 +184,7 @@ def _goes_to_conv2d(program: Project, script: Script, construction: cst.BaseExpr
     """Whether what is constructed hands its input on to a Conv2d unchanged."""
     if not isinstance(construction, cst.Call) or depth > 6:
         return False
-    callee = script.callee(construction) or ""
+    callee = script.callee(construction)
     if callee in ("torch.nn.Conv2d", "torch.nn.BatchNorm2d", "torch.nn.MaxPool2d", "torch.nn.AvgPool2d"):
         return True
     if callee == "torch.nn.Sequential" and construction.args:
