@@ -179,7 +179,7 @@ def test_a_submodule_is_a_work_tree_of_its_own(job: Path, name: str) -> None:
     assert "uncommitted changes (1 file)" in (state(job, name) or "")
     assert "uncommitted changes (1 file)" in (state(job) or "")
     (job / name).with_name("new.py").write_text("n = 1\n")
-    assert state(job, str(Path(name).with_name("new.py"))) == "new.py is not committed to git"
+    assert state(job, str(Path(name).with_name("new.py"))) == "new.py is not committed to git: commit it first"
 
 
 def test_a_submodule_at_another_commit_is_a_change(job: Path) -> None:
@@ -283,7 +283,7 @@ def test_a_copy_of_a_repository_is_clean(job: Path) -> None:
 def test_a_folder_that_became_a_link_to_the_same_files_is_a_change(job: Path, tmp_path: Path) -> None:
     (job / "pkg").rename(tmp_path / "elsewhere")
     (job / "pkg").symlink_to(tmp_path / "elsewhere")
-    assert state(job) == "the git work tree has uncommitted changes (1 file)"
+    assert state(job) == "the git work tree has uncommitted changes (1 file): commit or stash first"
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs here")
@@ -461,7 +461,9 @@ def test_a_repository_of_somebody_else_is_not_believed(job: Path) -> None:
         pytest.skip("only root can give a repository away")
     for path in [job, *job.rglob("*")]:
         os.chown(path, 1234, 1234, follow_symlinks=False)
-    assert "cannot be read" in (state(job) or "")
+    why = state(job) or ""
+    assert "cannot be read" in why
+    assert "commit" not in why, "which would not help"
 
 
 def test_files_that_are_no_files_are_not_waited_for(job: Path) -> None:

@@ -168,7 +168,8 @@ def top(folder: Path) -> Path:
 
 def uncommitted(folder: Path, files: Sequence[Path]) -> str | None:
     """What speaks against editing `files` of a work tree, because the edit could not be told from earlier changes: a tracked
-    file of the work tree that differs from HEAD, or one of `files` that is not tracked. None where nothing does."""
+    file of the work tree that differs from HEAD, or one of `files` that is not tracked; and what to do first, where that helps.
+    None where nothing does."""
     try:
         root = top(folder).resolve()
         reasons, untracked = _survey(root, [f.resolve() for f in files])
@@ -180,14 +181,14 @@ def uncommitted(folder: Path, files: Sequence[Path]) -> str | None:
     except (GitFailed, OSError, ValueError) as why:
         return f"the state of the git work tree cannot be read: {one_line(str(why))}"
     if untracked:
-        return f"{min(untracked).name} is not committed to git"
+        return f"{min(untracked).name} is not committed to git: commit it first"
     count = len(reasons)
     if count == 0:
         return None
     untold = [r for r in reasons if r]
     if len(untold) == count:
         return f"whether the git work tree has uncommitted changes cannot be told ({untold[0]})"
-    return f"the git work tree has uncommitted changes ({count} {'file' if count == 1 else 'files'})"
+    return f"the git work tree has uncommitted changes ({count} {'file' if count == 1 else 'files'}): commit or stash first"
 
 
 def _survey(root: Path, files: Sequence[Path]) -> tuple[list[str], list[Path]]:

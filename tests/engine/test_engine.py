@@ -284,6 +284,7 @@ def test_a_fix_that_its_codemod_does_not_take_is_shown_and_the_result_read_back(
     result = diagnosed(rule("TD901", claim(fixes=(wrong, right))))
     shown, kept = result.findings[0].fixes
     assert (shown.codemod, shown.params, shown.safety, shown.text) == (None, {}, "display", "shown")
+    assert "No edit, as optimizer-args does not take its parameters: " in shown.risk
     assert (kept.codemod, kept.params) == ("optimizer-args", {"class": "AdamW"})
     assert Result.from_json(result.to_json()) == result
 

@@ -135,6 +135,16 @@ def test_of_many_reasons_the_first_are_said(rules: int, more: int) -> None:
     assert verdict.endswith(f"{more} more reasons") == bool(more)
 
 
+def test_an_entry_that_names_another_place_does_not_know_the_finding() -> None:
+    """As one that was written by hand: what a reviewer reads in it is what it accepts."""
+    now = result("warning")
+    baseline = Baseline.of(now)
+    assert decide(now, Terms(baseline=baseline)).code == 0
+    entry = msgspec.structs.replace(baseline.findings[0], place="train.py val")
+    elsewhere = msgspec.structs.replace(baseline, findings=[entry])
+    assert decide(now, Terms(baseline=elsewhere)).code == 1
+
+
 def test_what_the_baseline_has_and_this_result_has_not() -> None:
     """Gone where its rule looked, else not checked; silenced is neither."""
     had = result("warning", "warning")

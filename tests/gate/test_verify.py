@@ -209,8 +209,11 @@ def test_a_rule_that_yields_to_another_has_not_found_it_gone() -> None:
 
 
 def test_left_out_by_the_settings_is_not_gone() -> None:
-    made = verify(result(fault()), result(outcomes=[outcome(kind="fired")]))
+    hiding = {"min-saving": {"value": 0.5, "origin": "trace-doctor.toml"}}
+    made = verify(result(fault()), result(outcomes=[outcome(kind="fired")], config=hiding))
     assert (fates(made), made.code) == (["smaller"], 1)
+    edited = verify(result(fault()), result(outcomes=[outcome(kind="fired")]))
+    assert (fates(edited), edited.code) == (["not_captured"], 3)
 
 
 def test_what_settings_hide_in_after_alone_is_not_gone() -> None:

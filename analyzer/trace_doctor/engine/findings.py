@@ -89,10 +89,13 @@ def on_a_busy_machine(rule: Rule, claim: Claim, wait_share: float | None) -> Cla
 
 
 def _safe_fix(fix: Fix) -> Fix:
-    """A fix with parameters that its codemod does not take, as damaged captures give, is only shown."""
-    if fix.codemod is None or not misfit(fix.codemod, fix.params):
+    """A fix with parameters that its codemod does not take, as damaged captures and plug-ins give, is only shown."""
+    if fix.codemod is None or not (why := misfit(fix.codemod, fix.params)):
         return fix
-    return replace(fix, kind="advice", safety="display", codemod=None, params={})
+    risk = " ".join(
+        filter(None, [fix.risk, f"No edit, as {fix.codemod} does not take its parameters: {why}."])
+    )
+    return replace(fix, kind="advice", safety="display", codemod=None, params={}, risk=risk)
 
 
 def _verifiable(fix: Fix, code: str) -> Fix:

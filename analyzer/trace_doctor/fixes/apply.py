@@ -73,7 +73,7 @@ def no_way_back(root: Path, files: Sequence[Path]) -> str | None:
     if not in_git(root):
         return "not under git, so there is no undo: pass --allow-dirty to edit anyway"
     changes = uncommitted(root, files)
-    return None if changes is None else f"{changes}: commit or stash first, or pass --allow-dirty"
+    return None if changes is None else f"{changes} (--allow-dirty edits anyway)"
 
 
 # ---------------------------------------------------------------------- an edit that was interrupted

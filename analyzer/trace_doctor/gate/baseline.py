@@ -132,7 +132,10 @@ def path_of(finding: Finding, result: Result) -> tuple[str, bool]:
 
 
 def alike(known: Known, finding: Finding, result: Result) -> int:
-    """How many last parts of their paths a finding and one of the same fingerprint share; 0 where it is another file."""
+    """How many last parts of their paths a finding and one of the same fingerprint share; 0 where it is another file, or where
+    the entry names another place than its fingerprint stands for, as one written by hand may."""
+    if known.place != place(finding):
+        return 0
     return same_file(path_of(finding, result), (known.path, known.in_project))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from trace_doctor.gate.baseline import path_of, same_file
 from trace_doctor.gate.decision import LEVELS
+from trace_doctor.gate.evidence import hiding
 from trace_doctor.model import LOOKED, Finding, Input, Outcome, Result, Saving, unowned
 from trace_doctor.model.captures import LEAST_LAUNCHES
 from trace_doctor.model.comparison import Appeared, Fate, Followed
@@ -182,7 +183,11 @@ def _lost(
     if not _decided(outcome):
         return _followed(finding, "not_captured", reason=outcome.reason, capture=outcome.capture)
     if outcome.outcome == "fired" and not any(f.code == finding.code for f in after.findings):
-        return _followed(finding, "smaller", reason="AFTER's settings leave out findings this small")
+        if hiding(after):
+            return _followed(finding, "smaller", reason="AFTER's settings leave out findings this small")
+        return _followed(
+            finding, "not_captured", reason="AFTER says that its rule found something, and lists nothing"
+        )
     if owner := next((f for f in after.findings if f.id in outcome.refers_to), None):
         return _followed(finding, "still_there", other=owner, reason=f"AFTER counts it to {owner.id}")
     ranks = _ranks_decided(outcome, after)
