@@ -179,7 +179,9 @@ def test_a_submodule_is_a_work_tree_of_its_own(job: Path, name: str) -> None:
     assert "uncommitted changes (1 file)" in (state(job, name) or "")
     assert "uncommitted changes (1 file)" in (state(job) or "")
     (job / name).with_name("new.py").write_text("n = 1\n")
-    assert state(job, str(Path(name).with_name("new.py"))) == "new.py is not committed to git: commit it first"
+    assert (
+        state(job, str(Path(name).with_name("new.py"))) == "new.py is not committed to git: commit it first"
+    )
 
 
 def test_a_submodule_at_another_commit_is_a_change(job: Path) -> None:
