@@ -254,8 +254,19 @@ def test_of_what_a_failed_script_said_the_failure_is_told(tmp_path: Path, said: 
     assert _last_words(tmp_path / "log", ["train.py"], {}) == f": {shown}"
 
 
-def test_secrets_of_a_dotenv_are_hidden_in_the_last_line(tmp_path: Path) -> None:
-    (tmp_path / ".env").write_text("# mine\nexport API_KEY='Kf83hVzQp2'\nBATCH=32\n")
+@pytest.mark.parametrize(
+    "dotenv",
+    [
+        b"# mine\nexport API_KEY='Kf83hVzQp2'\nBATCH=32\n",
+        b"\xef\xbb\xbfAPI_KEY=Kf83hVzQp2\n",
+        b"NAME=Ren\xe9\nAPI_KEY=Kf83hVzQp2\n",
+        "API_KEY=Kf83hVzQp2\n".encode("utf-16"),
+        b"# " + b"x" * 100_000 + b"\nAPI_KEY=Kf83hVzQp2\n",
+    ],
+    ids=["plain", "BOM", "latin-1", "UTF-16", "long"],
+)
+def test_secrets_of_a_dotenv_are_hidden_in_the_last_line(tmp_path: Path, dotenv: bytes) -> None:
+    (tmp_path / ".env").write_bytes(dotenv)
     (tmp_path / ".env.local").write_bytes(b"\xff")
     (tmp_path / "log").write_text("ValueError: refused Kf83hVzQp2 at batch 32\n")
     said = _last_words(tmp_path / "log", ["train.py"], _of_dotenv(tmp_path))

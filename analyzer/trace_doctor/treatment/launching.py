@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import math
 import os
 import re
@@ -33,6 +34,7 @@ _FEWEST_STEPS, _MOST_STEPS = 40, 400
 _TO_LEAVE = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """signals to us that mean to end, as Ctrl-C does"""
 _TAIL = 1 << 16
+_LONGEST_DOTENV = 1 << 20
 """bytes of a log in which the failure is looked for"""
 _RAISED = re.compile(r"(?:\[rank\d+\]: *)?((?:\w+\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)(?::.*)?)")
 """the line of a traceback that names the exception"""
@@ -199,11 +201,16 @@ def _enough(milliseconds: Iterable[float]) -> int:
 
 
 def _of_dotenv(folder: Path) -> dict[str, str]:
-    """The variables that a `.env` beside the command gives it, as far as it can be read."""
+    """The variables that a `.env` beside the command gives it, as far as it can be read: whatever its encoding is, no other
+    line of it is a reason to show a secret."""
     variables = {}
     for path in folder.glob(".env*"):
-        with suppress(OSError, UnicodeDecodeError):
-            for name, value in _ASSIGNMENT.findall(read_regular(path, _TAIL).decode()):
+        with suppress(OSError):
+            data = read_regular(path, _LONGEST_DOTENV)
+            encoding = (
+                "utf-16" if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
+            )
+            for name, value in _ASSIGNMENT.findall(data.decode(encoding, "replace")):
                 variables[name] = value.strip("\"'")
     return variables
 
