@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -185,3 +186,11 @@ def test_no_bar_where_nobody_looks(logs: Path, args: tuple[str, ...], env: dict[
 def test_a_log_shows_phases_only_when_asked(logs: Path) -> None:
     assert "reading" not in run(logs, "check", "logs", script=BAR_AT_ONCE).stderr
     assert "reading rank0.json" in run(logs, "check", "logs", "-v").stderr.splitlines()
+
+
+def test_the_bar_has_colour_only_where_it_is_wanted(logs: Path) -> None:
+    colour = re.compile(r"\x1b\[[0-9;]*(3[0-7]|38;5;\d+|9[0-7])m")
+    assert colour.search(on_a_terminal(logs, script=BAR_AT_ONCE))
+    plain = on_a_terminal(logs, "--color", "never", script=BAR_AT_ONCE)
+    assert "reading  rank1.json" in plain
+    assert not colour.search(plain)

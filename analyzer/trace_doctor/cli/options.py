@@ -75,7 +75,7 @@ NoSource = Annotated[bool, typer.Option("--no-source", help="Do not embed source
 ShowSkipped = Annotated[
     bool, typer.Option("--show-skipped", help="List skipped rules and what to record for them.")
 ]
-NoZoom = Annotated[bool, typer.Option("--no-zoom", help="HTML without the zoomable panels: 2 MB less.")]
+NoZoom = Annotated[bool, typer.Option("--no-zoom", help="HTML without the zoomable panels: a smaller page.")]
 AllowDirty = Annotated[
     bool,
     typer.Option("--allow-dirty", help="Edit even if the git work tree is dirty or missing."),

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from trace_doctor.cli.console import ColorConsole
 from trace_doctor.loaders.progress import Progress
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def progress_on(console: Console, loading: Loading) -> Iterator[Progress]:
     if console.quiet or loading.no_progress or not _watched():
         yield _Logged()
         return
-    bar = Bar()
+    bar = Bar(no_color=isinstance(console, ColorConsole) and console.color == "never")
     try:
         yield bar
     finally:
@@ -50,7 +51,8 @@ class _Logged(Progress):
 class Bar(Progress):
     """Drawn from where the work is told of, without a thread of its own: a process with threads is hard to fork."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, no_color: bool = False) -> None:
+        self._no_color = no_color
         self._started = self._drawn = time.monotonic()
         self._phase = self._what = ""
         self._total = self._done = 0
@@ -80,7 +82,7 @@ class Bar(Progress):
             return
         self._drawn = now
         if self._bar is None:
-            self._bar = _RichBar()
+            self._bar = _RichBar(no_color=self._no_color)
         reading = self._phase == "reading" and self._total > 0
         seconds = max(now - self._reading_since, 1e-3) if reading else 0.0
         self._bar.update(
@@ -95,7 +97,7 @@ class Bar(Progress):
 class _RichBar:
     """rich, imported when it is needed."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, no_color: bool) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, TextColumn
         from rich.progress import Progress as RichProgress
@@ -113,7 +115,7 @@ class _RichBar:
             ),
             Bytes(bar_width=20),
             TextColumn("{task.fields[rate]}", markup=False, table_column=Column(no_wrap=True)),
-            console=Console(stderr=True),
+            console=Console(stderr=True, no_color=no_color or None),
             auto_refresh=False,
             transient=True,
             expand=True,

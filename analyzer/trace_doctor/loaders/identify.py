@@ -246,7 +246,7 @@ def refusal(display: str, head: bytes, top_level: Collection[str] = ()) -> str:
         elif head.lstrip()[:1] in (b"{", b"["):
             name = "JSON without trace events"
         else:
-            name = "neither JSON nor a pickle"
+            name = "neither JSON nor a pickle of protocol 2 or newer"
     script = (
         f" (trace-doctor record -- python {display} records the script)" if display.endswith(".py") else ""
     )
