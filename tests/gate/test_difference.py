@@ -165,6 +165,8 @@ def test_a_kernel_that_a_cut_list_leaves_out_is_never_said_to_be_gone() -> None:
     assert (gone.after, gone.at_most, gone.change) == (0.0, False, pytest.approx(-9_000))
     assert (hidden.after, hidden.at_most, hidden.change) == (4_000.0, True, pytest.approx(-5_000))
     assert change(cut, "copy").change == pytest.approx(4_000)  # BEFORE lists all: it was not there
+    few = difference(capture(kernels={"gemm": 50.0, "copy": 4.0}, names=90), capture(kernels={"norm": 1.0}))
+    assert change(few.kernels, "norm").change == 0.0, "it may have been shorter in BEFORE too"
 
 
 @given(st.floats(1, 100), st.floats(0, 100), st.floats(0, 5))

@@ -14,7 +14,7 @@ from trace_doctor.program.queries.gradients import blocks_around, gradient_uses,
 from trace_doctor.program.queries.imports import name_for
 from trace_doctor.program.queries.loops import method_calls, optimizer_steps
 from trace_doctor.program.queries.training import Step, whole_line
-from trace_doctor.program.script import Script, argument, assigned_names, dotted, literal, receiver
+from trace_doctor.program.script import Script, argument, assigned_names, dotted, key_of, receiver
 from trace_doctor.program.versions import TorchBounds
 
 _NAME = "scaler"
@@ -211,14 +211,13 @@ def _in_checkpoints(
             continue
         statement, value = script.statement_of(call), call.args[0].value if call.args else None
         same = script is made_in and dataflow_of(script).bindings_of(owner) == scope
-        plain = (
-            isinstance(value, cst.Subscript) and isinstance(literal(value.slice[0].slice.value), str)
-            if (isinstance(value, cst.Subscript) and isinstance(value.slice[0].slice, cst.Index))
-            else False
-        )
-        if not same or not plain or not isinstance(statement, cst.Expr):
+        if (
+            not same
+            or not isinstance(value, cst.Subscript)
+            or key_of(value) is None
+            or not isinstance(statement, cst.Expr)
+        ):
             raise refusal(script, call, _KEPT)
-        assert isinstance(value, cst.Subscript)
         text, unit = script.code(value.value), script.module.default_indent
         line, indent = whole_line(script, call), script.indent(statement)
         load = f'if "{_NAME}" in {text}:\n{indent}{unit}{scaler}.load_state_dict({text}["{_NAME}"])'
