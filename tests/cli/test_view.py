@@ -5,6 +5,8 @@ from __future__ import annotations
 import http.client
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -151,3 +153,14 @@ def test_ctrl_c_before_the_address_ends_it_with_0(folder: Path) -> None:
         [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=60
     )
     assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_a_connection_that_a_browser_breaks_off_is_no_error(served: Served) -> None:
+    for _ in range(5):
+        broken = socket.create_connection(("127.0.0.1", served.url.port or 0))
+        broken.sendall(b"GET / HT")
+        broken.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # reset, not closed
+        broken.close()
+    assert served.ask(served.url.path)[0] == 200
+    served.process.send_signal(signal.SIGINT)
+    assert "Traceback" not in served.process.communicate(timeout=60)[1]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from importlib.resources import files
 from typing import Annotated
 
 import typer
+
+from trace_doctor.errors import one_line
 
 
 def capture(
@@ -14,4 +18,10 @@ def capture(
 ) -> None:
     """Print the profiler snippet that records what the rules need."""
     text = files("trace_doctor").joinpath("capture_snippet.py.txt").read_text(encoding="utf-8")
-    typer.echo(text.replace("@STEPS@", str(steps)).replace("@FOLDER@", folder), nl=False)
+    for mark, value in (
+        ("@STEPS@", str(steps)),
+        ('"@FOLDER@"', json.dumps(folder, ensure_ascii=False)),
+        ("@FOLDER@", shlex.quote(one_line(folder))),
+    ):
+        text = text.replace(mark, value)
+    typer.echo(text, nl=False)

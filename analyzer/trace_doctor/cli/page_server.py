@@ -7,6 +7,7 @@ a name of theirs that leads here is refused by its `Host`.
 from __future__ import annotations
 
 import secrets
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -34,6 +35,11 @@ class PageServer(ThreadingHTTPServer):
         self.page, self.trace, self._turn = page, trace, threading.Lock()
         self.host = f"127.0.0.1:{self.server_address[1]}"
         self.root = f"/{secrets.token_urlsafe(24)}/"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that breaks a connection off, as when a page is loaded again, is none."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
 
     @property
     def url(self) -> str:
