@@ -65,6 +65,20 @@ def test_copy_data_links_nothing_of_the_project(project: Path) -> None:
         assert list((scratch.cwd / "outputs").iterdir()) == []
 
 
+def test_a_large_checkpoint_in_a_folder_of_checkpoints_is_not_linked(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Too small a folder to be data, one file in it large enough: a link would let a run overwrite it."""
+    monkeypatch.setattr(copying, "LARGE_FILE", 3)
+    (project / "checkpoints").mkdir()
+    (project / "checkpoints" / "last.pt").write_bytes(b"12345678")
+    with Scratch(project, project) as scratch:
+        assert not os.path.lexists(scratch.cwd / "checkpoints" / "last.pt")
+        assert "checkpoints/last.pt" in said(scratch)
+        (scratch.cwd / "checkpoints" / "last.pt").write_bytes(b"of a run")
+    assert (project / "checkpoints" / "last.pt").read_bytes() == b"12345678"
+
+
 @pytest.mark.usefixtures("small")
 def test_copy_data_without_room_is_refused_before_it_is_begun(
     project: Path, monkeypatch: pytest.MonkeyPatch

@@ -111,7 +111,7 @@ class Pretender:
         return Measured(steps, losses, peak_bytes, waited_for_cpu=self.waited_for_cpu)
 
 
-RULES = Rules(repeats=4, least_gain=0.01, loss_tolerance=0.02, without_losses=False)
+RULES = Rules(repeats=6, least_gain=0.01, loss_tolerance=0.02, without_losses=False)
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ METHOD = Method(
     warmup_steps=1,
     timed_steps=9,
     figure="median",
-    repeats=4,
+    repeats=6,
     alpha=0.05,
     least_gain=0.01,
     loss_tolerance=0.02,
@@ -259,11 +259,12 @@ def test_of_what_a_failed_script_said_the_failure_is_told(tmp_path: Path, said: 
     [
         b"# mine\nexport API_KEY='Kf83hVzQp2'\nBATCH=32\n",
         b"\xef\xbb\xbfAPI_KEY=Kf83hVzQp2\n",
+        b"# mine\rAPI_KEY=Kf83hVzQp2\rBATCH=32\r",
         b"NAME=Ren\xe9\nAPI_KEY=Kf83hVzQp2\n",
         "API_KEY=Kf83hVzQp2\n".encode("utf-16"),
         b"# " + b"x" * 100_000 + b"\nAPI_KEY=Kf83hVzQp2\n",
     ],
-    ids=["plain", "BOM", "latin-1", "UTF-16", "long"],
+    ids=["plain", "BOM", "CR", "latin-1", "UTF-16", "long"],
 )
 def test_secrets_of_a_dotenv_are_hidden_in_the_last_line(tmp_path: Path, dotenv: bytes) -> None:
     (tmp_path / ".env").write_bytes(dotenv)
@@ -271,6 +272,15 @@ def test_secrets_of_a_dotenv_are_hidden_in_the_last_line(tmp_path: Path, dotenv:
     (tmp_path / "log").write_text("ValueError: refused Kf83hVzQp2 at batch 32\n")
     said = _last_words(tmp_path / "log", ["train.py"], _of_dotenv(tmp_path))
     assert said == ": ValueError: refused *** at batch 32"
+
+
+def test_a_dotenv_that_is_not_read_whole_hides_nothing_and_is_none_at_all(tmp_path: Path) -> None:
+    (tmp_path / ".env").mkdir()  # as some call a virtual environment
+    assert _of_dotenv(tmp_path) == {}
+    with (tmp_path / ".env.prod").open("wb") as file:
+        file.truncate(1 << 30)
+    with pytest.raises(OSError, match="larger than"):
+        _of_dotenv(tmp_path)
 
 
 def test_secrets_are_hidden_before_the_last_line_is_cut(tmp_path: Path) -> None:
@@ -298,7 +308,7 @@ def test_less_memory_at_the_same_pace_is_kept_and_a_trade_is_not(treated: Run) -
 
 def test_an_interruption_keeps_what_was_known(treated: Run) -> None:
     def interrupt(number: int) -> None:
-        if number == 10:  # in the second trial
+        if number == 14:  # in the second trial
             raise KeyboardInterrupt
 
     loop, _ = treated(Pretender({"TD101-1": 0.5}, before_run=interrupt), *THREE)
@@ -312,7 +322,7 @@ def test_budgets_end_it_with_what_is_known(treated: Run) -> None:
     loop, _ = treated(Pretender(runner), *THREE, max_trials=1)
     assert fates(loop) == {"TD101-1": "kept", "TD304-1": "not_tried", "TD102-1": "not_tried"}
     ticks = iter(range(10_000))
-    loop, _ = treated(Pretender(runner), *THREE, clock=Clock(30.0, now=lambda: float(next(ticks))))
+    loop, _ = treated(Pretender(runner), *THREE, clock=Clock(45.0, now=lambda: float(next(ticks))))
     assert fates(loop)["TD101-1"] == "kept" and "--max-seconds" in loop.attempts[-1].reason
 
 
@@ -321,7 +331,7 @@ def test_a_run_that_the_time_limit_cuts_short_has_not_failed(treated: Run) -> No
 
     def cut_short(number: int) -> None:
         nonlocal seconds
-        if number == 10:  # in the second trial
+        if number == 14:  # in the second trial
             seconds = 40.0
             raise RunFailed("no step in 30 s, then it was stopped")
 

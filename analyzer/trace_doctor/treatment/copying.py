@@ -60,6 +60,11 @@ def looks_written(name: str) -> bool:
     return _OUTPUT_NAMES.match(name) is not None
 
 
+def _in_what_is_written(name: str) -> bool:
+    """Whether an entry of the project, or a folder of the project around it, is named so."""
+    return any(map(looks_written, name.split("/")))
+
+
 @dataclass
 class CopyRecord:
     """What was done with the entries of a folder; names are relative to it, with forward slashes."""
@@ -182,7 +187,7 @@ class _Copy:
 
     def _large(self, name: str) -> _Kind | None:
         path = self.source / name
-        if looks_written(path.name):
+        if _in_what_is_written(name):
             self.record.left_out.append(name)
             if path.is_dir():
                 self._make(name)
@@ -224,7 +229,7 @@ class _Copy:
             self._link_to(name, where)
         elif target is not None:
             self._link_to(name, target)
-        elif not looks_written(path.name):
+        elif not _in_what_is_written(name):
             self._link_to(name, where if os.path.isabs(where) else final)
         else:
             self.record.left_out.append(name)

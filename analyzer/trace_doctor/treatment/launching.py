@@ -8,7 +8,6 @@ import os
 import re
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -182,9 +181,11 @@ class CommandRunner:
             code and not outcome.empty and not outcome.stopped_by_us
         ):  # what comes behind the training may miss its end
             how = f"exit code {code}" if code > 0 else f"signal {-code}"
-            log = Path(options.folder) / OUTPUT_FILE
-            known = {**_of_dotenv(self._scratch.cwd), **self._environment}
-            raise RunFailed(how + _last_words(log, self._command, known))
+            try:
+                known = {**_of_dotenv(self._scratch.cwd), **self._environment}
+            except OSError:
+                raise RunFailed(f"{how} (its message is hidden: a .env file cannot be read)") from None
+            raise RunFailed(how + _last_words(Path(options.folder) / OUTPUT_FILE, self._command, known))
         return outcome
 
 
@@ -201,17 +202,15 @@ def _enough(milliseconds: Iterable[float]) -> int:
 
 
 def _of_dotenv(folder: Path) -> dict[str, str]:
-    """The variables that a `.env` beside the command gives it, as far as it can be read: whatever its encoding is, no other
-    line of it is a reason to show a secret."""
+    """The variables that a `.env` beside the command gives it: whatever its encoding is, no other line of it is a reason to
+    show a secret. Raises OSError where one cannot be read, or is larger than any."""
     variables = {}
-    for path in folder.glob(".env*"):
-        with suppress(OSError):
-            data = read_regular(path, _LONGEST_DOTENV)
-            encoding = (
-                "utf-16" if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
-            )
-            for name, value in _ASSIGNMENT.findall(data.decode(encoding, "replace")):
-                variables[name] = value.strip("\"'")
+    for path in filter(Path.is_file, folder.glob(".env*")):
+        data = read_regular(path, _LONGEST_DOTENV)
+        utf16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        text = data.decode("utf-16" if utf16 else "utf-8-sig", "replace")
+        for name, value in _ASSIGNMENT.findall("\n".join(text.splitlines())):
+            variables[name] = value.strip("\"'")
     return variables
 
 
