@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import libcst as cst
 
+from trace_doctor.fixes.attention.matmuls import binds
 from trace_doctor.fixes.codemods import codemod
 from trace_doctor.model.parameters import Parameters
 from trace_doctor.program.dataflow import dataflow_of
 from trace_doctor.program.edits import Change, NoEdit, replace_lines, wrap
 from trace_doctor.program.place import Place, already, candidate, only, refusal
+from trace_doctor.program.queries.gradients import way_out
 from trace_doctor.program.queries.imports import bindings, name_for
-from trace_doctor.program.queries.loops import is_optimizer, optimizer_steps
+from trace_doctor.program.queries.loops import is_optimizer, names_in, optimizer_steps
 from trace_doctor.program.queries.repeated_blocks import repeated_blocks
 from trace_doctor.program.queries.training import Step, find_step, lines_from, refuse_done, whole_line
 from trace_doctor.program.script import Script, argument, assigned_names, dotted, literal, method_name
@@ -60,10 +62,12 @@ def no_sync(place: Place, params: Parameters) -> Change:
     calls = [c for c in calls if script.span(c)[0] < script.span(step.backward)[0]]
     if not calls:
         raise refusal(script, step.backward, "the step calls no DistributedDataParallel", kind="unresolved")
-    test = _step_condition(step)
+    condition = _step_condition(step)
     run = lines_from(script, calls[0], whole_line(script, step.backward))
     if not run:
         raise refusal(script, calls[0], "forward and backward are in different blocks")
+    _refuse_decided_later(step, run[0], condition)
+    test = " ".join(script.code(condition.test).split())
     null, imports = name_for(script, "contextlib.nullcontext", step.backward)
     name = script.code(calls[0].func)
     if (wrapper := _perhaps_unwrapped(script, calls[0].func)) is not None:
@@ -126,8 +130,8 @@ def _perhaps_unwrapped(script: Script, node: cst.BaseExpression) -> str | None:
     return next((w for w in found if w is not None), None)
 
 
-def _step_condition(step: Step) -> str:
-    """The test under which the optimizer steps, in the block of backward."""
+def _step_condition(step: Step) -> cst.If:
+    """The `if` under which the optimizer steps, in the block of backward."""
     script = step.script
     steps = optimizer_steps(script, step.home)
     if len(steps) != 1:
@@ -141,7 +145,20 @@ def _step_condition(step: Step) -> str:
     apart = script.parent(condition) is not script.parent(backward)
     if apart or script.span(condition)[0] < script.span(backward)[0]:
         raise refusal(script, condition, "backward and step are in different blocks")
-    return " ".join(script.code(condition.test).split())
+    return condition
+
+
+def _refuse_decided_later(step: Step, forward: cst.CSTNode, condition: cst.If) -> None:
+    """The test says before forward what it says at the step, and alone decides: ranks that differ in it would wait for ever."""
+    script, end = step.script, step.script.span(condition)[0]
+    if (way := way_out(script, step.home, (script.span(step.backward)[1], end))) is not None:
+        raise refusal(script, way, "this, too, decides whether the optimizer steps")
+    begin, names = script.span(forward)[0], names_in(script, condition.test)
+    for line in script.all(cst.SimpleStatementLine, step.home):
+        if begin <= script.span(line)[0] < end and any(binds(script, line, name) for name in names):
+            raise refusal(
+                script, line, "changes what decides whether the optimizer steps, after forward has begun"
+            )
 
 
 # ---------------------------------------------------------------------- FSDP2

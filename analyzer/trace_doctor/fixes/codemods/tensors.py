@@ -109,11 +109,15 @@ def _keeps_graph(
     sums = _names_from(script, home, text)
     if sums & losses:
         return False
+    bindings = dataflow_of(script).bindings_of(value)
+    at = script.span(value)[0]
+    before = [b for b in bindings if b.value is not None and script.span(b.value)[1] <= at]
+    if before and _takes_out(script, max(before, key=lambda b: script.span(b.value)).value):
+        return False
     if root in losses:
         return True
     if not losses and _is_returned(script, home, sums):
         return False  # `total += loss; return total`: the caller may differentiate it
-    bindings = dataflow_of(script).bindings_of(value)
     if any(_takes_out(script, b.value) for b in bindings):
         return False
     is_computed = any(isinstance(b.value, cst.Call) and not b.loop for b in bindings)
