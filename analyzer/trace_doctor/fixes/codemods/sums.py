@@ -5,6 +5,7 @@ from __future__ import annotations
 import libcst as cst
 
 from trace_doctor.fixes.codemods import codemod
+from trace_doctor.fixes.codemods.tensors import read_beside
 from trace_doctor.model.parameters import Parameters
 from trace_doctor.program.edits import Change, Edit
 from trace_doctor.program.place import Place, in_function, on_line, only, refusal
@@ -41,7 +42,8 @@ def sum_on_device(place: Place, params: Parameters) -> Change:
         if enclosing_loop(script, name) is loop and not conditional(script, name):
             raise refusal(script, name, f"{total} is read in every step, which waits as well")
     edits = [Edit(*script.span(n), f"float({total})") for n in reads]
-    return Change(script, (Edit(*script.span(method.attr), "detach"), *edits), script.line(addition))
+    change = (Edit(*script.span(method.attr), "detach"), *edits)
+    return Change(script, change, script.line(addition), notes=read_beside(script, addition))
 
 
 def _items(script: Script, addition: cst.AugAssign) -> list[cst.Call]:

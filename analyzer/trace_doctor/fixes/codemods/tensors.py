@@ -174,7 +174,36 @@ def every_n_guard(place: Place, params: EveryN) -> Change:
     if (effect := _effect(place, script, statement)) is not None:
         raise refusal(script, effect, "the log line does more than read a value, which every iteration needs")
     edits = wrap(script, statement, statement, f"if {counter} % {every} == 0:")
-    return Change(script, tuple(edits), script.line(statement))
+    return Change(script, tuple(edits), script.line(statement), notes=read_beside(script, statement))
+
+
+def read_beside(script: Script, statement: cst.CSTNode) -> tuple[str, ...]:
+    """A note where each iteration reads a value that the statement reads in another place too: without the first, the second
+    waits."""
+    loop = enclosing_loop(script, statement)
+    read = {name for call in script.all(cst.Call, within=statement) if (name := _read_value(script, call))}
+    others = [
+        call
+        for call in script.all(cst.Call, within=loop)
+        if _read_value(script, call) in read
+        and not script.within(call, statement)
+        and enclosing_loop(script, call) is loop
+        and not conditional(script, call)
+    ]
+    if not others:
+        return ()
+    where = f"{script.name}:{script.line(others[0])}"
+    return (f"{where} reads the same value in each iteration: the wait goes there, unless that goes as well",)
+
+
+def _read_value(script: Script, call: cst.Call) -> str | None:
+    """`loss` of `loss.item()`, `loss.detach().cpu()`, `float(loss)`."""
+    value = receiver(call) if method_name(call) in ("item", "cpu", "tolist") else None
+    if script.callee(call) == "float" and len(call.args) == 1:
+        value = call.args[0].value
+    while isinstance(value, cst.Call) and method_name(value) in ("detach", "mean", "sum"):
+        value = receiver(value)
+    return dotted(value) if value is not None else None
 
 
 _EFFECTS = (
