@@ -138,7 +138,7 @@ def _configuration() -> str:
     lines = [
         "# Configuration",
         "",
-        "Settings are in `[tool.trace-doctor]` of `pyproject.toml` or at the top of `trace-doctor.toml`, the nearest one from the "
+        "Settings are in `[tool.trace-doctor]` of `pyproject.toml` or at the top of `trace-doctor.toml` (there a header `[tool.trace-doctor]` is allowed, and in both `_` in a key counts as `-`), the nearest one from the "
         "working directory upwards. Both in one folder are an error, and so is a file of another user (except root, and the owner of "
         "the working directory). The command line overrides the environment (`TRACE_DOCTOR_SELECT`, ...), which overrides the file. "
         "`trace-doctor config` shows each value with its origin. An unknown key is an error.",

@@ -163,6 +163,26 @@ def test_what_helps_is_kept_on_top_of_what_helped_before(treated: Run) -> None:
     assert loop.together.time.ratio == pytest.approx(0.4, rel=0.02)
 
 
+def test_what_gives_nothing_beside_later_fixes_is_not_in_the_patch(
+    treated: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two ways to take the same waiting time out: the second takes out more, and the first adds nothing to it."""
+    time = Pretender.time
+
+    def second_makes_the_first_needless(self: Pretender, setup: Setup) -> Measured:
+        labels = {c.label for c in setup.fixes}
+        self.factors = {"TD101-1": 1.0, "TD304-1": 0.5} if "TD304-1" in labels else {"TD101-1": 0.8}
+        return time(self, setup)
+
+    monkeypatch.setattr(Pretender, "time", second_makes_the_first_needless)
+    loop, runner = treated(Pretender({}), *THREE)
+    assert fates(loop) == {"TD101-1": "rejected", "TD304-1": "kept", "TD102-1": "rejected"}
+    assert "not beside the others: no gain" in loop.attempts[0].reason
+    assert [c.label for c in loop.setup.fixes] == ["TD304-1"]
+    assert loop.together.time is not None and loop.together.time.ratio == pytest.approx(0.5, rel=0.02)
+    assert ("TD304-1",) in runner.runs
+
+
 def test_the_patch_holds_what_helped_alone_and_applies(treated: Run, source: Path) -> None:
     subprocess.run(["git", "init", "-q"], cwd=source, check=True)
     loop, _ = treated(Pretender({"TD101-1": 0.5, "TD102-1": 0.8}), *THREE)
@@ -398,7 +418,7 @@ def test_the_verdict_says_what_helped_and_what_the_exit_code_is(treated: Run) ->
     helped, _ = treated(Pretender({"TD101-1": 0.5, "TD102-1": 0.8}), *THREE)
     made = Treatment(code=0, verdict="", method=METHOD, attempts=helped.attempts, together=helped.together)
     assert verdict(made).code == 0
-    assert "TD101-1, TD102-1" in verdict(made).verdict and "60" in verdict(made).verdict
+    assert "TD101-1, TD102-1" in verdict(made).verdict and "59.8" in verdict(made).verdict
     assert verdict(replace_struct(made, confirmed=False)).code == 1
     assert verdict(made, 143).code == 143 and "interrupted" in verdict(made, 143).verdict
     useless, _ = treated(Pretender({}), *THREE)

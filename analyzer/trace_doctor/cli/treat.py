@@ -53,8 +53,8 @@ def treat(
         o.output_option(f"text, json or html; repeatable (default: text, and html={DEFAULT_PAGE})."),
     ] = None,
     repeats: Annotated[
-        int, typer.Option(help="Runs with each fix, and as many without it, 4 or more; twice as many if not clear.")
-    ] = 4,
+        int, typer.Option(help="Runs with each fix, and as many without it, 6 or more; twice as many if not clear.")
+    ] = 6,
     max_steps: Annotated[
         int | None,
         typer.Option(help="Steps per run, warm-up included (default: what takes 5 seconds, 40 to 400)."),

@@ -27,6 +27,8 @@ class Effect(Struct, frozen=True, kw_only=True):
     ratio: float
     bound: float | None = None
     """the true ratio is below it with 1 - alpha; None with too few runs"""
+    interval: tuple[float, float] | None = None
+    """the true ratio lies in it with 95%; None with too few runs"""
     p: float
     verdict: Literal["less", "more", "no_difference"]
     detectable: float

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+from msgspec.structs import replace as replace_struct
 
 from trace_doctor.model.treatment import Attempt, Effects, Fate
 from trace_doctor.treatment.acceptance import judge
@@ -31,7 +33,8 @@ class Loop:
     _rejects: list[Candidate] = field(default_factory=list)
 
     def run(self, queue: Sequence[Candidate], max_trials: int | None = None) -> None:
-        """Tries all; then, where several were kept, the script as it was against the script with all of them.
+        """Tries all; then, where several were kept, whether each still helps beside those that were kept after it; then the
+        script as it was against the script with all of them.
 
         What interrupts it passes through, after the fix on trial was written down as not decided.
         """
@@ -53,7 +56,9 @@ class Loop:
                         rest, "not_tried", self._refusal(rest) or "not tried: --max-seconds is used up"
                     )
                 break
-        self._confirm(start)
+        kept = self.setup.fixes
+        self._leave_out_each(start)
+        self._confirm(start, kept)
 
     def _refusal(self, candidate: Candidate) -> str:
         twin = next((c for c in self._rejects if _same_edit(c, candidate)), None)
@@ -83,15 +88,40 @@ class Loop:
         else:
             self._rejects.append(candidate)
 
-    def _confirm(self, start: Setup) -> None:
+    def _leave_out_each(self, start: Setup) -> None:
+        """Drops what gives nothing beside fixes that were kept after it. The last one was tried on top of all others."""
+        for candidate in self.setup.fixes[:-1]:
+            rest = replace(start, fixes=tuple(c for c in self.setup.fixes if c is not candidate))
+            self.say(f"without {candidate.label}, against all that helped")
+            trial = Trial(self.rules)
+            try:
+                trial.run(self.runner, rest, self.setup, self.clock)
+            except RunFailed:
+                continue  # the others need it
+            except OutOfTime:
+                return
+            is_better, reason = judge(trial)
+            self.say(f"    {'needed' if is_better else 'left out'}: {reason}")
+            if not is_better:
+                self.setup = rest
+                self.attempts = [
+                    replace_struct(
+                        a, fate="rejected", reason=f"it helps alone, not beside the others: {reason}"
+                    )
+                    if a.label == candidate.label and a.fate == "kept"
+                    else a
+                    for a in self.attempts
+                ]
+
+    def _confirm(self, start: Setup, kept_before: Sequence[Candidate]) -> None:
         """Fixes that were picked by their runs look better in those than they are; fresh runs do not."""
         fixes = self.setup.fixes
-        if len(fixes) == 1:
+        if len(fixes) == 1 and len(kept_before) == 1:
             [self.together] = [a.effects for a in self.attempts if a.fate == "kept"]
             return
         if not fixes:
             return
-        self.say(f"all {len(fixes)} that helped, together, against the script as it was")
+        self.say(f"what helped ({len(fixes)}) against the script as it was")
         trial = Trial(self.rules)
         try:
             trial.run(self.runner, start, self.setup, self.clock)

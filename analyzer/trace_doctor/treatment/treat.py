@@ -43,7 +43,7 @@ class TreatOptions:
     """also fixes that may change numerics, randomness or memory"""
     select: tuple[str, ...] = ()
     """only these findings: ids, prefixes of codes, names"""
-    repeats: int = 4
+    repeats: int = statistics.LEAST_REPEATS
     """runs with each fix, and as many without it; twice as many where these are not clear"""
     max_steps: int | None = None
     """of a plain run, warm-up included; None: what takes some seconds"""
@@ -66,7 +66,7 @@ class TreatOptions:
     def __post_init__(self) -> None:
         if self.repeats < statistics.LEAST_REPEATS:
             raise UsageError(
-                f"--repeats: fewer than {statistics.LEAST_REPEATS} runs a side cannot show anything"
+                f"--repeats: fewer than {statistics.LEAST_REPEATS} pairs of runs cannot show anything"
             )
         if self.max_steps is not None and self.max_steps < 4:
             raise UsageError("--max-steps: a run has at least 4 steps, half of them to warm up")
@@ -325,7 +325,7 @@ class _Outcome:
                 timed_steps=self.steps.timing,
                 figure=self.steps.by,
                 repeats=options.repeats,
-                alpha=statistics.ALPHA,
+                alpha=sum(statistics.LOOKS),
                 least_gain=options.least_gain,
                 loss_tolerance=options.loss_tolerance,
             ),

@@ -14,7 +14,7 @@ from trace_doctor.model.treatment import Effect, Effects, LossCheck
 from trace_doctor.treatment.candidates import Setup
 from trace_doctor.treatment.losses import agreement
 from trace_doctor.treatment.measurement import Measured, RunFailed
-from trace_doctor.treatment.statistics import LOOKS, against, compare, critical
+from trace_doctor.treatment.statistics import LOOKS, compare, contradictions, critical
 
 
 class Runner(Protocol):
@@ -96,7 +96,7 @@ class Trial:
         """Pairs of runs; the one that comes first changes from pair to pair, so that a drift of the machine meets both.
 
         Ends at the first look if that is clear, else at the second. Ends early where a run with the change fails, where the
-        losses differ, and where the runs show no gain and the next look could not any more. Raises RunFailed where a run without the change fails, OutOfTime, and what interrupts it.
+        losses differ, and where the runs show no gain and no further pair could change that. Raises RunFailed where a run without the change fails, OutOfTime, and what interrupts it.
         """
         for pair in range(2 * self.rules.repeats):
             for with_change in (True, False) if pair % 2 == 0 else (False, True):
@@ -118,11 +118,10 @@ class Trial:
         both = [e for e in (effects.time, effects.memory) if e is not None]
         if rules.alpha(pairs) and any(e.verdict == "less" for e in both):
             return True
-        look = rules.repeats if pairs < rules.repeats else 2 * rules.repeats
+        most = critical(2 * rules.repeats, LOOKS[-1])
         return all(
             e.ratio >= 1 - rules.least_gain
-            and against(e.runs_before, e.runs_after, rules.least_gain)
-            > critical(look, look, rules.alpha(look))
+            and contradictions(e.runs_before, e.runs_after, rules.least_gain) > most
             for e in both
         )
 
@@ -171,6 +170,7 @@ def _effect(unit: str, before: Sequence[float], after: Sequence[float], least: f
         after=median(after),
         ratio=comparison.ratio,
         bound=comparison.bound if isfinite(comparison.bound) else None,
+        interval=comparison.interval,
         p=comparison.p,
         verdict=comparison.verdict,
         detectable=comparison.detectable,
