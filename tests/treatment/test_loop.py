@@ -177,7 +177,7 @@ def test_what_gives_nothing_beside_later_fixes_is_not_in_the_patch(
     monkeypatch.setattr(Pretender, "time", second_makes_the_first_needless)
     loop, runner = treated(Pretender({}), *THREE)
     assert fates(loop) == {"TD101-1": "rejected", "TD304-1": "kept", "TD102-1": "rejected"}
-    assert "not beside the others: no gain" in loop.attempts[0].reason
+    assert "not next to the others: no gain" in loop.attempts[0].reason
     assert [c.label for c in loop.setup.fixes] == ["TD304-1"]
     assert loop.together.time is not None and loop.together.time.ratio == pytest.approx(0.5, rel=0.02)
     assert ("TD304-1",) in runner.runs

@@ -106,7 +106,7 @@ class Loop:
                 self.setup = rest
                 self.attempts = [
                     replace_struct(
-                        a, fate="rejected", reason=f"it helps alone, not beside the others: {reason}"
+                        a, fate="rejected", reason=f"it helps alone, not next to the others: {reason}"
                     )
                     if a.label == candidate.label and a.fate == "kept"
                     else a
