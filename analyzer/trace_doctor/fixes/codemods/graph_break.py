@@ -48,7 +48,7 @@ def graph_break_line(place: Place, params: GraphBreakLine) -> Change:
     if branch is not None:
         raise refusal(script, branch, _BRANCH)
     if _reads_scalar(script, statement):
-        change = configure(script, "torch._dynamo.config.capture_scalar_outputs", True)
+        change = configure(script, place.program, "torch._dynamo.config.capture_scalar_outputs", True)
         return replace(change, line=line)
     raise refusal(script, statement, _why(script, statement))
 

@@ -180,21 +180,23 @@ def matmul_precision(place: Place, params: Parameters) -> Change:
     """
     script, new = started_script(place), False
     already_on, on_purpose = "allows TF32 already", "the precision of fp32 matmuls is set on purpose"
-    for call in script.calls("torch.set_float32_matmul_precision"):
-        if call.args and literal(call.args[0].value) in ("high", "medium"):
-            raise already(script, call, already_on)
-        raise refusal(script, call, on_purpose)
-    for assign in script.all(cst.Assign):
-        names = [script.qualified(t.target) or "" for t in assign.targets]
-        if f"{_MATMUL}.allow_tf32" in names:
-            if literal(assign.value) is True:
-                raise already(script, assign, already_on)
-            raise refusal(script, assign, "TF32 is switched off on purpose")
-        if any(n in (f"{_MATMUL}.{_NEW}", f"torch.backends.{_NEW}") for n in names):
-            if literal(assign.value) == "tf32":
-                raise already(script, assign, already_on)
-            raise refusal(script, assign, on_purpose)
-        new |= any(n.startswith("torch.backends.") and n.endswith(f".{_NEW}") for n in names)
+    words = ("set_float32_matmul_precision", "allow_tf32", _NEW)
+    for other in (script, *(s for s in place.program.scripts_with(*words) if s is not script)):
+        for call in other.calls("torch.set_float32_matmul_precision"):
+            if call.args and literal(call.args[0].value) in ("high", "medium"):
+                raise already(other, call, already_on)
+            raise refusal(other, call, on_purpose)
+        for assign in other.all(cst.Assign):
+            names = [other.qualified(t.target) or "" for t in assign.targets]
+            if f"{_MATMUL}.allow_tf32" in names:
+                if literal(assign.value) is True:
+                    raise already(other, assign, already_on)
+                raise refusal(other, assign, "TF32 is switched off on purpose")
+            if any(n in (f"{_MATMUL}.{_NEW}", f"torch.backends.{_NEW}") for n in names):
+                if literal(assign.value) == "tf32":
+                    raise already(other, assign, already_on)
+                raise refusal(other, assign, on_purpose)
+            new |= any(n.startswith("torch.backends.") and n.endswith(f".{_NEW}") for n in names)
     anchor = end_of_imports(script)
     if anchor is None or (not script.frameworks and "torch" not in script.text):
         raise NoEdit("unresolved", f"{script.name} imports no torch")

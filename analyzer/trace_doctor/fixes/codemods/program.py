@@ -14,6 +14,7 @@ from trace_doctor.fixes.literals import source_text
 from trace_doctor.model.parameters import AllocatorSetting, SetConfig, is_true
 from trace_doctor.program.edits import Candidate, Change, Edit, NoEdit, insert_after, insert_before
 from trace_doctor.program.place import Place, already, candidate, refusal, started_script
+from trace_doctor.program.project import Project
 from trace_doctor.program.queries.imports import below_imports, bindings, end_of_imports
 from trace_doctor.program.script import Script, dotted, imported_modules, key_of, literal
 from trace_doctor.program.versions import allocator_variable
@@ -195,25 +196,30 @@ def _imports_os(script: Script, before: cst.CSTNode) -> bool:
 )
 def set_config(place: Place, params: SetConfig) -> Change:
     """Sets a configuration variable of torch after the imports."""
-    return configure(started_script(place), params.name, is_true(params.value))
+    return configure(started_script(place), place.program, params.name, is_true(params.value))
 
 
-def configure(script: Script, name: str, state: bool) -> Change:
-    """Assigns `name = value` at module level, or changes the assignment that is there."""
+def configure(script: Script, program: Project, name: str, state: bool) -> Change:
+    """Assigns `name = value` at module level, or changes the assignment that is there. Raises NoEdit where another script of
+    the program sets it, or what is at odds with it."""
     against, value = _DETERMINISM.get(name, ()), source_text(state)
-    set_here = [
-        a
-        for a in script.all(cst.Assign)
-        if any(script.qualified(t.target) in against for t in a.targets) and literal(a.value) is not False
-    ]
-    for node in (*script.calls(*against), *set_here):
-        raise refusal(script, node, "the script asks for the same results in every run")
-    for assign in script.all(cst.Assign):
-        if any(script.qualified(t.target) == name or dotted(t.target) == name for t in assign.targets):
-            if script.code(assign.value) == value:
-                raise already(script, assign, f"sets {name} already")
-            if literal(assign.value) is ...:
-                raise refusal(script, assign, f"{name} is set from something else")
+    words = [n.rpartition(".")[2] for n in (name, *against)]
+    for other in (script, *(s for s in program.scripts_with(*words) if s is not script)):
+        assignments = other.all(cst.Assign)
+        set_there = [
+            a
+            for a in assignments
+            if any(other.qualified(t.target) in against for t in a.targets) and literal(a.value) is not False
+        ]
+        for node in (*other.calls(*against), *set_there):
+            raise refusal(other, node, "the script asks for the same results in every run")
+        for assign in assignments:
+            if not any(other.qualified(t.target) == name or dotted(t.target) == name for t in assign.targets):
+                continue
+            if other.code(assign.value) == value:
+                raise already(other, assign, f"sets {name} already")
+            if literal(assign.value) is ... or other is not script:
+                raise refusal(other, assign, f"{name} is set from something else")
             start, end = script.span(assign.value)
             return Change(script, (Edit(start, end, value, f"config:{name}", value),), script.line(assign))
     last = end_of_imports(script)
