@@ -27,6 +27,7 @@ from trace_doctor.fixes.frameworks.settings import Call, set_arguments, together
 from trace_doctor.fixes.frameworks.trainers import ACCELERATE, DYNAMO, Setting
 from trace_doctor.program.edits import Candidate, Change, NoEdit, change_of
 from trace_doctor.program.place import Place, only, refusal
+from trace_doctor.program.project import Project
 from trace_doctor.program.queries.arguments import Arguments
 from trace_doctor.program.queries.loops import method_calls
 from trace_doctor.program.script import Script, literal
@@ -73,6 +74,8 @@ def in_accelerator(place: Place, calls: list[Call], wishes: Mapping[str, str]) -
         calls = [only(calls, "construct the Accelerator", "")]
     if "accumulate" in wishes:
         _refuse_without_accumulate(place, calls[0], wishes["accumulate"])
+    if not {"bf16", "fp16"}.isdisjoint(wishes):
+        _refuse_other_precision(place, calls, scaled="fp16" in wishes)
     in_file = _in_file(place, calls[0], wishes) if len(calls) == 1 else None
     if in_file is not None:
         return in_file
@@ -130,6 +133,33 @@ def _refuse_without_accumulate(place: Place, call: Call, steps: str) -> None:
         return
     why = "the loop has to be written for it: `with accelerator.accumulate(model):`"
     raise refusal(*call, why, command=_ACCUMULATE.format(steps=steps), framework="accelerate")
+
+
+def _refuse_other_precision(place: Place, calls: list[Call], *, scaled: bool) -> None:
+    """DeepSpeed's configuration has a precision of its own; and losses that are scaled need an optimizer that prepare() knows."""
+    program = place.program
+    for script, call in calls:
+        if Arguments(program, script, call, {}).find("deepspeed_plugin") is not None:
+            raise refusal(script, call, "the configuration of the DeepSpeed plugin sets the precision")
+    for script in program.scripts_with(".prepare(") if scaled else ():
+        for call, _ in method_calls(script, "prepare"):
+            made = (
+                (home, origin)
+                for arg in call.args
+                for home, origin in program.of(script, arg.value)
+                if isinstance(origin, cst.Call)
+            )
+            if any(_is_own_optimizer(program, home, origin) for home, origin in made):
+                why = "prepare() does not wrap an optimizer of a class that is not torch's: gradients would stay scaled"
+                raise refusal(script, call, why)
+
+
+def _is_own_optimizer(program: Project, script: Script, made: cst.Call) -> bool:
+    """Whether a class of the program that steps, and is no torch.optim.Optimizer, is constructed."""
+    owner = program.class_by_name(script, made.func)
+    if owner is None or any(base.startswith("torch.") for base in program.bases(*owner)):
+        return False
+    return any(f.name.value == "step" for s, c in program.lineage(*owner) for f in s.all(cst.FunctionDef, c))
 
 
 # ---------------------------------------------------------------------- the file of `accelerate launch`
