@@ -13,7 +13,7 @@ from repositories import committed, git
 from trace_doctor.errors import UsageError
 from trace_doctor.fixes import plan, with_diffs
 from trace_doctor.fixes.apply import apply
-from trace_doctor.model import Finding, Fix, Location, Result, Safety, Target
+from trace_doctor.model import Finding, Fix, Input, Location, Result, Safety, Target, TorchVersion
 from trace_doctor.program.script import Script
 
 LOOP = """\
@@ -55,7 +55,10 @@ def finding(number: int, *fixes: Fix, code: str = "TD101", name: str = "a-rule",
 
 
 def result(*findings: Finding) -> Result:
-    return Result(findings=list(findings))
+    of_capture = TorchVersion(min="2.1", max="2.1")
+    return Result(
+        findings=list(findings), inputs=[Input(path="t", kind="snapshot", torch_version=of_capture)]
+    )
 
 
 WORKERS = fix("dataloader-args", num_workers=4, persistent_workers=True)
@@ -348,7 +351,7 @@ def test_allocator_setting_goes_into_the_script_that_is_started(tmp_path: Path) 
     (tmp_path / "model.py").write_text("import torch\n")
     (tmp_path / "train.py").write_text(LOOP + '\n\nif __name__ == "__main__":\n    train()\n')
     (tmp_path / "requirements.txt").write_text("numpy\ntorch==2.13.0\n")
-    made = plan(result(finding(1, ALLOCATOR, file="model.py", line=1)), tmp_path)
+    made = plan(Result(findings=[finding(1, ALLOCATOR, file="model.py", line=1)]), tmp_path)
     assert list(made.outputs) == ["train.py"]
     assert b'"PYTORCH_ALLOC_CONF"' in made.patch()
 

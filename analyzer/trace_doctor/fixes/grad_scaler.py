@@ -15,7 +15,7 @@ from trace_doctor.program.queries.imports import name_for
 from trace_doctor.program.queries.loops import method_calls, optimizer_steps
 from trace_doctor.program.queries.training import Step, whole_line
 from trace_doctor.program.script import Script, argument, assigned_names, dotted, literal, receiver
-from trace_doctor.program.versions import TorchBounds
+from trace_doctor.program.versions import TorchBounds, accepts
 
 _NAME = "scaler"
 _KEPT = "the optimizer's state is saved or loaded here, and that of the GradScaler has to go with it"
@@ -157,7 +157,7 @@ def _construct(
     root, imports = name_for(script, "torch", optimizer)
     text = (
         f"{root}.amp.GradScaler({source_text(device)})"
-        if torch.at_least(2, 3)
+        if accepts(torch, "torch.amp.GradScaler")
         else f"{root}.cuda.amp.GradScaler()"
     )
     scaler = _beside(name or "")

@@ -189,8 +189,7 @@ def _check_versions(change: Change, torch: TorchBounds) -> None:
     for file, changes in change.files:
         form = versions.refused_form(torch, file.text, editing.apply(file, changes))
         if form is not None:
-            since = ".".join(map(str, form.since))
-            raise NoEdit("display", f"{form.name} needs torch {since} or newer: say --torch-version")
+            raise NoEdit("display", versions.needs(form.name))
 
 
 def _instead(fix: Fix, refusal: NoEdit) -> Fix:

@@ -28,6 +28,7 @@ from trace_doctor.program.queries.training import (
     whole_line,
 )
 from trace_doctor.program.script import Script, argument, dotted, literal, positional
+from trace_doctor.program.versions import accepts
 
 _INSTEAD = {
     "accelerate": 'Accelerator(dynamo_plugin=TorchDynamoPlugin(backend="inductor"))',
@@ -75,7 +76,7 @@ def compile_model(place: Place, params: Compile) -> Change:
     model = _model(place, _INSTEAD)
     script, options = model.script, _arguments(params)
     name, whole = ready(model, place.program, "torch.compile")
-    if place.torch.at_least(2, 2):
+    if accepts(place.torch, "torch.nn.Module.compile"):
         edit = insert_after(script, whole, f"{name}.compile({options})", "compile-model")
         return Change(script, (edit,), script.line(whole))
     if any(word in script.text for word in _STATE):
@@ -121,7 +122,7 @@ def compile_blocks(place: Place, params: Compile) -> Change:
     _, construction = only([(home, call) for call in lists], "make a list of blocks", missing)
     blocks = lists[construction]
     options = _arguments(params)
-    if place.torch.at_least(2, 2):
+    if accepts(place.torch, "torch.nn.Module.compile"):
         unit = script.module.default_indent
         whole_line(script, model.setup)
         name, whole = ready(model, place.program, "torch.compile")

@@ -149,7 +149,8 @@ def _policy(place: Place, calls: Sequence[tuple[Script, cst.Call]], dtype: str) 
             )
         if dtype == "float16":
             raise refusal(script, call, "float16 needs a ShardedGradScaler with fully_shard")
-        policy, imports = name_for(script, "torch.distributed.fsdp.MixedPrecisionPolicy", call)
+        home = script.callee(call).partition(".fully_shard")[0]
+        policy, imports = name_for(script, f"{home}.MixedPrecisionPolicy", call)
         torch, more = name_for(script, "torch", call)
         types = f"param_dtype={torch}.{dtype}, reduce_dtype={torch}.float32"
         edits.keep(
