@@ -9,7 +9,14 @@ import libcst as cst
 from trace_doctor.fixes.codemods import codemod
 from trace_doctor.model.parameters import Parameters
 from trace_doctor.program.dataflow import dataflow_of, method_of
-from trace_doctor.program.edits import Change, add_arguments, insert_after, insert_before, set_argument
+from trace_doctor.program.edits import (
+    Change,
+    Gathered,
+    add_arguments,
+    insert_after,
+    insert_before,
+    set_argument,
+)
 from trace_doctor.program.place import Place, already, on_line, only, refusal
 from trace_doctor.program.project import Project
 from trace_doctor.program.queries.dataloaders import refuse_batches_on_gpu
@@ -138,14 +145,15 @@ def channels_last(place: Place, params: Parameters) -> Change:
     refuse_done(place.scripts, {}, "channels_last")
     step = find_step(place)
     model = find_model(step)
-    script, call = model.script, model.calls[0]
-    images = model.callee.startswith(("torchvision.models.", "timm."))
-    homes = {id(s): s for s in (script, model.construction[0], *(model.definition or ())[:1])}
+    script, call = step.script, model.calls[0]
+    callees = [where.callee(made) for where, made in model.constructions]
+    images = all(name.startswith(("torchvision.models.", "timm.")) for name in callees)
+    homes = {id(s): s for s in (script, model.script, model.construction[0], *(model.definition or ())[:1])}
     if not images and not any(s.calls("torch.nn.Conv2d") for s in homes.values()):
         raise refusal(*model.construction, "the model has no Conv2d in these scripts")
     if not images:
         _refuse_other_inputs(place, model)
-    elif model.callee.startswith(_NO_IMAGES):
+    elif any(name.startswith(_NO_IMAGES) for name in callees):
         raise refusal(*model.construction, "the model takes no batch of images of four dimensions")
     arg = call.args[0].value if call.args and call.args[0].keyword is None else None
     if arg is None or not isinstance(arg, cst.Name) or len(model.calls) > 1:
@@ -153,8 +161,11 @@ def channels_last(place: Place, params: Parameters) -> Change:
     torch, imports = name_for(script, "torch", call)
     layout = f"{torch}.channels_last"
     name, whole = ready(model, place.program, "the layout")
-    to_layout = insert_after(script, whole, f"{name}.to(memory_format={layout})", "channels-last")
-    edits = [*imports, to_layout]
+    root, more = name_for(model.script, "torch", whole)
+    code = f"{name}.to(memory_format={root}.channels_last)"
+    gathered = Gathered()
+    gathered.keep(model.script, [*more, insert_after(model.script, whole, code, "channels-last")])
+    edits = [*imports]
     bindings = dataflow_of(script).bindings_of(arg)
     moves = [b.value for b in bindings if isinstance(b.value, cst.Call | cst.Tuple)]
     copies = [c for m in moves for c, r in method_calls(script, "to", m) if dotted(r) == arg.value]
@@ -163,7 +174,8 @@ def channels_last(place: Place, params: Parameters) -> Change:
     else:
         code = f"{arg.value} = {arg.value}.to(memory_format={layout})"
         edits.append(insert_before(script, whole_line(script, call), code, "channels-last-input"))
-    return Change(script, tuple(edits), script.line(whole))
+    gathered.keep(script, edits)
+    return gathered.change(model.script, model.script.line(whole), None)
 
 
 _NO_IMAGES = (
@@ -175,9 +187,10 @@ _NO_IMAGES = (
 
 def _refuse_other_inputs(place: Place, model: Model) -> None:
     """Raises NoEdit unless the first thing that a model does with its input is a Conv2d: only four dimensions have the layout."""
-    if not _goes_to_conv2d(place.program, *model.construction, depth=0):
-        why = "the model's input is not seen to go into a Conv2d as it is: only tensors of four dimensions have this layout"
-        raise refusal(*model.construction, why)
+    for construction in model.constructions:
+        if not _goes_to_conv2d(place.program, *construction, depth=0):
+            why = "the model's input is not seen to go into a Conv2d as it is: only tensors of four dimensions have this layout"
+            raise refusal(*construction, why)
 
 
 def _goes_to_conv2d(program: Project, script: Script, construction: cst.BaseExpression, depth: int) -> bool:
