@@ -178,12 +178,12 @@ class Script(TextFile, SyntaxTree):
 
     def _searched(self, func: cst.Subscript | cst.Call) -> str | None:
         """The module among whose attributes `vars(module)[name]` and `getattr(module, name)` look for a name."""
-        table = func.value if isinstance(func, cst.Subscript) else func
-        if isinstance(table, cst.Attribute) and table.attr.value == "__dict__" and table is not func:
+        table = func.value if isinstance(func, cst.Subscript) else None
+        if isinstance(table, cst.Attribute) and table.attr.value == "__dict__":
             return self.qualified(table.value)
-        search = "vars" if table is not func else "getattr"
-        if isinstance(table, cst.Call) and table.args and self.callee(table) == search:
-            return self.qualified(table.args[0].value)
+        search, call = ("getattr", func) if table is None else ("vars", table)
+        if isinstance(call, cst.Call) and call.args and self.callee(call) == search:
+            return self.qualified(call.args[0].value)
         return None
 
     def calls(self, *names: str) -> list[cst.Call]:

@@ -19,7 +19,7 @@ from trace_doctor.program.edits import (
 )
 from trace_doctor.program.place import Place, already, on_line, only, refusal
 from trace_doctor.program.project import Project
-from trace_doctor.program.queries.dataloaders import refuse_batches_on_gpu
+from trace_doctor.program.queries.dataloaders import loader_of, refuse_batches_on_gpu
 from trace_doctor.program.queries.imports import name_for
 from trace_doctor.program.queries.loops import changes_in_place, method_calls, names_in, trains
 from trace_doctor.program.queries.training import Model, find_model, find_step, ready, refuse_done, whole_line
@@ -43,31 +43,35 @@ def pinned_copies(place: Place, params: Parameters) -> Change:
     must not change it, and a script does not show that.
     """
     refuse_done(place.scripts, _INSTEAD)
-    loops = [(s, loop) for s in place.scripts for loop in s.all(cst.For) if _copies(s, loop)]
+    program = place.program
+    loops = [(s, loop) for s in place.scripts for loop in s.all(cst.For) if loader_of(program, s, loop.iter)]
+    loops = [(s, loop) for s, loop in loops if _copies(program, s, loop)]
     loops = on_line(place, loops) or loops
     loops = [(s, f) for s, f in loops if trains(s, f)] or (loops if place.line is not None else [])
     script, loop = only(
         loops, "copy a loader's batches", "no loop copies the batches of a DataLoader to a device"
     )
-    copies = _copies(script, loop)
+    copies = _copies(program, script, loop)
     blocking = [c for c in copies if _non_blocking(c) is None]
-    edits = [e for c in blocking for e in add_arguments(script, c, {"non_blocking": "True"})]
-    loader = _loader(script, loop)
-    assert loader is not None
+    edits = Gathered()
+    edits.keep(script, [e for c in blocking for e in add_arguments(script, c, {"non_blocking": "True"})])
+    made = loader_of(program, script, loop.iter)
+    assert made is not None
+    home, loader = made
     if any(a.star for a in loader.args):
-        raise refusal(script, loader, "the loader takes *args or **kwargs that may pin")
-    refuse_batches_on_gpu(place.program, script, loader)
+        raise refusal(home, loader, "the loader takes *args or **kwargs that may pin")
+    refuse_batches_on_gpu(program, home, loader)
     pin_memory = argument(loader, "pin_memory", 7)
     if pin_memory is None:
-        edits += add_arguments(script, loader, {"pin_memory": "True"})
+        edits.keep(home, add_arguments(home, loader, {"pin_memory": "True"}))
     elif literal(pin_memory.value) is False:
-        edits.append(set_argument(script, loader, pin_memory, "True"))
-    if not edits:
+        edits.keep(home, [set_argument(home, loader, pin_memory, "True")])
+    if not edits.files:
         raise already(script, copies[0], "copies from pinned memory already")
     for copy in copies:
         if _written_later(script, loop, copy):
             raise refusal(script, copy, "what is copied is changed in place afterwards")
-    return Change(script, tuple(edits), script.line(copies[0]))
+    return edits.change(script, script.line(copies[0]), None)
 
 
 def _non_blocking(copy: cst.Call) -> cst.Arg | None:
@@ -78,16 +82,8 @@ def _non_blocking(copy: cst.Call) -> cst.Arg | None:
     return argument(copy, "non_blocking", 2)
 
 
-def _loader(script: Script, loop: cst.For) -> cst.Call | None:
-    dataflow = dataflow_of(script)
-    loaders = [o for o in dataflow.of(loop.iter) if isinstance(o, cst.Call) and dataflow.is_dataloader(o)]
-    return loaders[0] if len(loaders) == 1 and len(dataflow.of(loop.iter)) == 1 else None
-
-
-def _copies(script: Script, loop: cst.For) -> list[cst.Call]:
+def _copies(program: Project, script: Script, loop: cst.For) -> list[cst.Call]:
     """`x.to(device)`, `x.cuda()` of what the loader delivers, in the order they stand."""
-    if _loader(script, loop) is None:
-        return []
     batch = _batch_names(script, loop)
     calls = []
     for call in script.all(cst.Call, within=loop.body):
@@ -99,7 +95,7 @@ def _copies(script: Script, loop: cst.For) -> list[cst.Call]:
             continue
         inner = (up for up in script.between(call, loop) if isinstance(up, cst.For))
         between_steps = any(
-            _loader(script, f) is not None for f in inner
+            loader_of(program, script, f.iter) is not None for f in inner
         )  # a loop over another loader: validation
         if names_in(script, source) & batch and not between_steps:
             calls.append(call)

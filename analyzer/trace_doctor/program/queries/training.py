@@ -342,7 +342,9 @@ def joined(script: Script, statements: Sequence[Statement]) -> Statement | None:
             if isinstance(up, cst.BaseCompoundStatement) and not isinstance(up, cst.If | cst.Match):
                 return None
     last = max((line for s in statements for line in block.body if script.within(s, line)), key=script.span)
-    return last.body[-1] if isinstance(last, cst.SimpleStatementLine) else last
+    if isinstance(last, cst.SimpleStatementLine):
+        return last.body[-1]
+    return last if isinstance(last, cst.BaseCompoundStatement) else None
 
 
 _REPLICATES = ("torch.nn.DataParallel", "torch.nn.parallel.DataParallel")
