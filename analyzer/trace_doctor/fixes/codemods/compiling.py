@@ -81,7 +81,7 @@ def compile_model(place: Place, params: Compile) -> Change:
     if accepts(place.torch, "torch.nn.Module.compile"):
         edit = insert_after(script, whole, f"{name}.compile({options})", "compile-model")
         return Change(script, (edit,), script.line(whole), notes=notes)
-    if any(word in script.text for word in _STATE):
+    if place.program.scripts_with(*_STATE):
         raise refusal(script, model.setup, _RENAMED)
     torch, imports = name_for(script, "torch", model.setup)
     code = f"{name} = {_compile_call(torch, name, options)}"
