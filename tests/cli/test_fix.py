@@ -11,7 +11,7 @@ from repositories import committed
 from warm_commands import warm
 
 from trace_doctor.fixes.journal import Edit, open_journal
-from trace_doctor.model import Finding, Fix, Result, Target
+from trace_doctor.model import Finding, Fix, Input, Result, Target, TorchVersion
 
 SCRIPT = """\
 import torch
@@ -39,6 +39,9 @@ def run(*args: str, cwd: Path, answers: str = "", **more: str) -> subprocess.Com
     )
 
 
+OF_CAPTURE = Input(path="s.pickle", kind="snapshot", torch_version=TorchVersion(min="2.1", max="2.1"))
+
+
 def finding(code: str, fix: Fix) -> Finding:
     return Finding(
         id=f"{code}-1", code=code, name=f"rule-{code}", title="t", severity="info", confidence="high",
@@ -61,7 +64,7 @@ def job(tmp_path: Path) -> Path:
         "TD405": Fix(title="Keep no graph", kind="advice", safety="display", text="total += loss.item()"),
         "TD501": Fix(title="For Lightning", kind="advice", framework="lightning", text="L.Trainer(benchmark=True)"),
     }  # fmt: skip
-    result = Result(findings=[finding(code, fix) for code, fix in fixes.items()])
+    result = Result(findings=[finding(code, fix) for code, fix in fixes.items()], inputs=[OF_CAPTURE])
     (tmp_path / "result.json").write_bytes(result.to_json())
     return tmp_path
 
@@ -280,7 +283,9 @@ def test_the_place_in_a_launch_script_is_found_again(job: Path) -> None:
         title="Expandable segments", kind="patch", safety="unsafe", codemod="allocator-setting",
         params={"key": "expandable_segments", "value": "True"}, target=Target(file="run.sh", line=1),
     )  # fmt: skip
-    (job / "result.json").write_bytes(Result(findings=[finding("TD401", setting)]).to_json())
+    (job / "result.json").write_bytes(
+        Result(findings=[finding("TD401", setting)], inputs=[OF_CAPTURE]).to_json()
+    )
     done = run("fix", "result.json", "--source", "job", cwd=job)
     assert "+export PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:128,expandable_segments:True" in done.stdout, (
         done.stderr

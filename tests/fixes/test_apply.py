@@ -27,7 +27,7 @@ from trace_doctor.fixes.codemods import codemods
 from trace_doctor.fixes.diffs import unified_diff
 from trace_doctor.fixes.exchange import exchange
 from trace_doctor.git import uncommitted
-from trace_doctor.model import Finding, Fix, Location, Result
+from trace_doctor.model import Finding, Fix, Input, Location, Result, TorchVersion
 
 SCRIPT = """\
 import torch
@@ -76,7 +76,8 @@ def result(*names: str, title: str = "Do it") -> Result:
                 fixes=[Fix(title=title, kind="patch", safety="unsafe", codemod=FIXES[name][0], params=FIXES[name][1])],
             )
             for n, name in enumerate(names)
-        ]
+        ],
+        inputs=[Input(path="t", kind="snapshot", torch_version=TorchVersion(min="2.1", max="2.1"))],
     )  # fmt: skip
 
 
@@ -97,7 +98,7 @@ def two_files(script: Path) -> Plan:
         replace(finding, location=place)
         for finding, place in zip(result("zero", "zero").findings, places, strict=True)
     ]
-    made = plan(Result(findings=found), script.parent)
+    made = plan(Result(findings=found), script.parent, torch_version="2.1")
     assert len(made.outputs) == 2
     return made
 

@@ -21,18 +21,19 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import libcst as cst
 import pytest
 
 from trace_doctor.fixes.codemods import codemods
 from trace_doctor.fixes.resolved import new_bytes
 from trace_doctor.program.edits import Change, Edit, NoEdit
 from trace_doctor.program.place import Place
-from trace_doctor.program.script import Script
-from trace_doctor.program.versions import TorchBounds, parse
+from trace_doctor.program.script import Script, dotted, method_name
+from trace_doctor.program.versions import FORMS, TorchBounds, parse, refused_form
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,17 @@ def read_cases(path: Path) -> list[Case]:
 
 CASES = [case for path in sorted((Path(__file__).parent / "cases").glob("*.md")) for case in read_cases(path)]
 EDITS = [case for case in CASES if case.after is not None]
+RELEASES = ("1.13", "2.0", "2.1", "2.6", "2.15")
+OF_OLD = re.compile(
+    r"torch\.(?:b?float16|float32|channels_last|backends\.cudnn\.benchmark|backends\.cuda\.matmul\.allow_tf32|utils\.checkpoint\.\w+"
+    r"|(?:arange|ones|randn|zeros)(?:\(device\))?|nn\.functional\.cross_entropy|cuda\.amp\.GradScaler"
+    r"|utils\.data\.(?:DataLoader(?:\(\w+\))?|get_worker_info)|nn\.parallel\.DistributedDataParallel"
+    r"|nn\.Module\.(?:|__init__|to|cuda|zero_grad)(?:\(\w+\))?"
+    r"|nn\.attention\.SDPBackend(?:\.(?!CUDNN)\w+)?"  # beside sdpa_kernel, which is in the table
+    r"|backends\.cuda\.matmul\.fp32_precision"  # in scripts that use this interface already
+    r"|distributed(?:\._composable)?\.fsdp\.(?:MixedPrecisionPolicy|fully_shard\(mp_policy\)))"  # where the script has fully_shard from  # from where the script has fully_shard
+)
+"""what every torch has of which captures can be read, and what is written only beside something else that the version has"""
 
 
 def ident(case: Case) -> str:
@@ -182,6 +194,52 @@ def test_every_codemod_has_cases() -> None:
     programs = (p.read_text(encoding="utf-8") for p in (Path(__file__).parent / "programs").glob("*.md"))
     in_programs = {name for text in programs for name in re.findall(r"(?m)^fix: (\S+)", text)}
     assert {case.codemod for case in EDITS} | in_programs == set(codemods())
+
+
+@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("case", EDITS, ids=ident)
+def test_no_codemod_writes_what_a_release_does_not_know(case: Case, release: str) -> None:
+    """What is written is told by its names, not by the patterns of the table, which has to hold each of them."""
+    version = parse(release)
+    assert version is not None
+    script = Script(case.before.encode(), "train.py")
+    mod, torch = codemods()[case.codemod], TorchBounds(version, version)
+    try:
+        change = mod.run(replace(case.place(script), torch=torch), mod.parameters(case.params))
+    except NoEdit:
+        return
+    text = new_bytes(script, change.edits)
+    if refused_form(torch, script.text, text.decode()) is not None:
+        return
+    since = {form.name: form.since for form in FORMS}
+    had = written(script)
+    for name in written(Script(text, "train.py")) - had:
+        callee, _, keyword = name.removesuffix(")").partition("(")
+        optimizers = "torch.optim.SGD(foreach)" if keyword == "foreach" else ""
+        known = next((n for n in (name, optimizers, callee) if n in since), None)
+        assert known or any(map(OF_OLD.fullmatch, (name, callee))), f"{name} is in no table"
+        assert known is None or callee in had or since[known] <= version, (
+            f"{name} is written for torch {release}"
+        )
+
+
+def written(script: Script) -> Counter[str]:
+    """The names of torch that a script has, and the keywords of calls of torch: `torch.optim.SGD(fused)`."""
+    names: Counter[str] = Counter()
+    for node in [*script.all(cst.Attribute), *script.all(cst.Name)]:
+        up = script.parent(node)
+        part = isinstance(up, cst.Attribute | cst.ImportAlias | cst.ImportFrom | cst.AsName)
+        qualified = script.qualified(node) if dotted(node) else None
+        if not part and (qualified or "").startswith("torch."):
+            names[qualified or ""] += 1
+    for call in script.all(cst.Call):
+        callee = script.callee(call) or f"torch.nn.Module.{method_name(call) or ''}"
+        for arg in call.args:
+            if arg.keyword is not None and callee.startswith("torch."):
+                names[f"{callee}({arg.keyword.value})"] += 1
+    for text in script.all(cst.SimpleString):
+        names.update(word for word in ("expandable_segments", "PYTORCH_ALLOC_CONF") if word in text.value)
+    return names
 
 
 @pytest.mark.torch

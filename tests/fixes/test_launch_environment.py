@@ -22,7 +22,7 @@ def planned(root: Path, name: str, text: str) -> Plan:
         id="TD401-1", code="TD401", name="a-rule", title="t", severity="info", confidence="high", message="m",
         fingerprint="f", fixes=[fix],
     )  # fmt: skip
-    return plan(Result(findings=[finding]), root)
+    return plan(Result(findings=[finding]), root, torch_version="2.1")
 
 
 @pytest.mark.parametrize(

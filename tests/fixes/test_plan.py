@@ -13,7 +13,18 @@ from repositories import committed, git
 from trace_doctor.errors import UsageError
 from trace_doctor.fixes import plan, with_diffs
 from trace_doctor.fixes.apply import apply
-from trace_doctor.model import Finding, Fix, Location, Result, Safety, Target
+from trace_doctor.model import (
+    Finding,
+    Fix,
+    IdleNs,
+    Input,
+    Location,
+    Result,
+    Safety,
+    Target,
+    TimeLedgerRow,
+    TorchVersion,
+)
 from trace_doctor.program.script import Script
 
 LOOP = """\
@@ -55,7 +66,10 @@ def finding(number: int, *fixes: Fix, code: str = "TD101", name: str = "a-rule",
 
 
 def result(*findings: Finding) -> Result:
-    return Result(findings=list(findings))
+    of_capture = TorchVersion(min="2.1", max="2.1")
+    return Result(
+        findings=list(findings), inputs=[Input(path="t", kind="snapshot", torch_version=of_capture)]
+    )
 
 
 WORKERS = fix("dataloader-args", num_workers=4, persistent_workers=True)
@@ -348,7 +362,7 @@ def test_allocator_setting_goes_into_the_script_that_is_started(tmp_path: Path) 
     (tmp_path / "model.py").write_text("import torch\n")
     (tmp_path / "train.py").write_text(LOOP + '\n\nif __name__ == "__main__":\n    train()\n')
     (tmp_path / "requirements.txt").write_text("numpy\ntorch==2.13.0\n")
-    made = plan(result(finding(1, ALLOCATOR, file="model.py", line=1)), tmp_path)
+    made = plan(Result(findings=[finding(1, ALLOCATOR, file="model.py", line=1)]), tmp_path)
     assert list(made.outputs) == ["train.py"]
     assert b'"PYTORCH_ALLOC_CONF"' in made.patch()
 
@@ -443,3 +457,45 @@ def test_advice_for_a_framework_that_the_scripts_do_not_use_is_left_out(tmp_path
     ours, others = (msgspec.structs.replace(fix(None), framework=f) for f in ("torch", "lightning"))
     told = with_diffs(result(finding(1, WORKERS, ours, others)), tmp_path)
     assert told.findings[0].fixes[1:] == [ours]
+
+
+# ---------------------------------------------------------------------- on how many GPUs a process ran
+
+REPLICATED = """\
+import torch
+
+model = torch.nn.DataParallel(torch.nn.Linear(4, 2))
+for x in loader:
+    loss = model(x).mean()
+    loss.backward()
+"""
+
+
+@pytest.mark.parametrize("codemod", ["autocast", "compile-model"])
+@pytest.mark.parametrize(
+    ("devices", "status"),
+    [
+        ([(0, 0)], "ready"),
+        ([(0, 0), (1, 1)], "ready"),
+        ([(0, 0), (0, 1)], "display"),
+        ([(0, -1)], "display"),
+        ([], "display"),
+    ],
+)
+def test_copies_in_threads_are_refused_unless_each_process_had_one_gpu(
+    tmp_path: Path, codemod: str, devices: list[tuple[int, int]], status: str
+) -> None:
+    """`devices`: (input, device) of each row of the time ledger."""
+    (tmp_path / "train.py").write_text(REPLICATED)
+    rows = [
+        TimeLedgerRow(
+            input=number, rank=number, device=device, phase="steady", steps=1, window_ns=1, compute_ns=1,
+            exposed_comm_ns=0, exposed_copy_ns=0, idle_ns=IdleNs(), step_us=0.0,
+        )
+        for number, device in devices
+    ]  # fmt: skip
+    made = plan(Result(findings=[finding(1, fix(codemod))], time_ledger=rows), tmp_path, torch_version="2.6")
+    [item] = made.items
+    assert item.status == status
+    told = item.why if item.change is None else " ".join(item.change.notes)
+    assert "on several GPUs the copies" in told

@@ -50,7 +50,7 @@ class Case:
             id="TD101-1", code="TD101", name="a-rule", title="t", severity="info", confidence="high", message="m",
             fingerprint="f", location=Location(**where), fixes=[fix],  # type: ignore[arg-type]
         )  # fmt: skip
-        return plan(Result(findings=[finding]), root)
+        return plan(Result(findings=[finding]), root, torch_version="2.1")
 
     def write(self, root: Path) -> None:
         for name, text in self.before.items():

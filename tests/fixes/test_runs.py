@@ -55,7 +55,7 @@ def patched(tmp_path: Path, scenario: str, codemod: str, params: dict[str, Any])
         id="TD101-1", code="TD101", name="n", title="t", severity="info", confidence="high", message="m",
         fingerprint="f", fixes=[fix],
     )  # fmt: skip
-    made = plan(Result(findings=[finding]), original)
+    made = plan(Result(findings=[finding]), original, torch_version="2.1")
     assert [(i.status, i.safety) for i in made.items] == [("ready", "unsafe")], made.items[0].why
     after = tmp_path / "patched.py"
     after.write_bytes(made.outputs["fault.py"][1])

@@ -18,7 +18,7 @@ def made(folder: Path, codemod: str, params: dict[str, Any], *, unsafe: bool) ->
         id="TD401-1", code="TD401", name="n", title="t", severity="info", confidence="high", message="m",
         fingerprint="f", fixes=[fix],
     )  # fmt: skip
-    return plan(Result(findings=[finding]), folder, unsafe=unsafe)
+    return plan(Result(findings=[finding]), folder, unsafe=unsafe, torch_version="2.1")
 
 
 def write(folder: Path, files: dict[str, str]) -> None:

@@ -89,10 +89,16 @@ def test_never_from_the_machine_that_analyses(tmp_path: Path) -> None:
 
 
 def test_nothing_known_means_the_oldest() -> None:
-    assert {f.name for f in FORMS if accepts(TorchBounds(), f.name)} == {
-        f.name for f in FORMS if f.since == (2, 0)
-    }
+    of_two = {f.name for f in FORMS if f.since <= (2, 0)}
+    assert {f.name for f in FORMS if accepts(TorchBounds(), f.name)} == of_two
+    assert {f.name for f in FORMS if accepts(TorchBounds((1, 13), None), f.name)} == of_two
     assert accepts(TorchBounds(None, (2, 13)), "torch.optim.Adafactor") is False
+
+
+def test_before_two_only_what_it_knows() -> None:
+    of_one = {f.name for f in FORMS if f.since < (2, 0)}
+    assert {f.name for f in FORMS if accepts(TorchBounds((1, 13), (1, 13)), f.name)} == of_one
+    assert not any(accepts(TorchBounds(None, (1, 13)), f.name) for f in FORMS)
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda f: f.name)
@@ -101,9 +107,29 @@ def test_accepted_from_its_version_on(form: Form) -> None:
     assert accepts(TorchBounds((major, minor)), form.name)
     if form.since > (2, 0):
         assert not accepts(TorchBounds((major, minor - 1), (2, 99)), form.name)
+    assert not accepts(TorchBounds(before(form), before(form)), form.name)
+
+
+def before(form: Form) -> tuple[int, int]:
+    major, minor = form.since
+    return (major, minor - 1) if minor else (1, 13)
 
 
 WRITTEN = {
+    "torch.autocast": "with torch.autocast(device_type=device.type, dtype=torch.bfloat16):",
+    "torch.utils.checkpoint.checkpoint(use_reentrant)": "x = checkpoint(block, x, use_reentrant=False)",
+    "torch.optim.SGD(foreach)": "opt = SGD(p, foreach=True)",
+    "torch.set_float32_matmul_precision": 'torch.set_float32_matmul_precision("high")',
+    "torch.utils.data.DataLoader(prefetch_factor=None)": "f(n, prefetch_factor=4 if n > 0 else None)",
+    "torch.utils.checkpoint.checkpoint_sequential(use_reentrant)": "checkpoint_sequential(b, len(b), x, use_reentrant=False)",
+    "torch.nn.functional.scaled_dot_product_attention": "x = F.scaled_dot_product_attention(q, k, v, is_causal=True)",
+    "torch.compile": "model = torch.compile(model)",
+    "torch._dynamo.config.capture_scalar_outputs": "torch._dynamo.config.capture_scalar_outputs = True",
+    "torch._dynamo.mark_dynamic": "torch._dynamo.mark_dynamic(x, 0)",
+    "torch.compile(mode=max-autotune-no-cudagraphs)": 'torch.compile(f, mode="max-autotune-no-cudagraphs")',
+    "expandable_segments": 'os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")',
+    "torch.nn.attention.SDPBackend.CUDNN_ATTENTION": "with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):",
+    "torch.autocast(device_type=mps)": 'with torch.autocast(device_type="mps", dtype=torch.bfloat16):',
     "torch.nn.functional.scaled_dot_product_attention(scale)": "x = F.scaled_dot_product_attention(q, k.f(), v, scale=2)",
     "torch.compiler.disable": "@torch.compiler.disable",
     "torch.nn.Module.compile": "model.compile()",
@@ -123,14 +149,20 @@ def test_a_form_is_recognised_where_it_is_new_and_only_there(form: Form) -> None
     code = WRITTEN[form.name]
     assert form.pattern
     assert [f.name for f in FORMS if f.pattern and re.search(f.pattern, code)] == [form.name]
-    assert refused_form(TorchBounds(), "", code) == form
-    assert refused_form(TorchBounds(), code, f"{code}\n") is None
+    older = TorchBounds(before(form), before(form))
+    assert refused_form(older, "", code) == form
+    assert (
+        refused_form(older, "import torch as th", f"import torch as th\n{code.replace('torch.', 'th.')}")
+        == form
+    )
+    assert refused_form(older, code, f"{code}\n") is None
     assert refused_form(TorchBounds(form.since), "", code) is None
 
 
 def test_forms_of_old_are_no_forms_of_new() -> None:
     for code in (
         "torch.compile(model)",
+        "import torch as th\nth.compile(model)",
         "re.compile(p)",
         'os.environ["PYTORCH_CUDA_ALLOC_CONF"]',
         "f(scale=1)",
@@ -187,7 +219,9 @@ def test_what_the_codemods_write_runs_on_the_version_of_each_case(path: Path) ->
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("form", [f for f in FORMS if "." in f.name], ids=lambda f: f.name)
+@pytest.mark.parametrize(
+    "form", [f for f in FORMS if re.fullmatch(r"torch[\w.]+(\([\w=-]+\))?", f.name)], ids=lambda f: f.name
+)
 def test_the_installed_torch_accepts_what_the_table_says(
     form: Form, recwarn: pytest.WarningsRecorder
 ) -> None:
@@ -195,6 +229,7 @@ def test_the_installed_torch_accepts_what_the_table_says(
     installed = parse(torch.__version__)
     assert installed is not None
     name, _, keyword = form.name.removesuffix(")").partition("(")
+    keyword = keyword.partition("=")[0]
     found = resolve(name)
     if installed < form.since:
         assert found is None or keyword, f"{form.name} is older than the table says"

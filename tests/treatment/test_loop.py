@@ -122,7 +122,7 @@ def treated(source: Path) -> Callable[..., tuple[Loop, Pretender]]:
         runner: Pretender, *findings: Finding, max_trials: int | None = None, clock: Clock | None = None,
         rules: Rules = RULES, unsafe: bool = True,
     ) -> tuple[Loop, Pretender]:  # fmt: skip
-        made: Plan = plan(Result(findings=list(findings)), source, unsafe=unsafe)
+        made: Plan = plan(Result(findings=list(findings)), source, unsafe=unsafe, torch_version="2.1")
         loop = Loop(runner, rules, clock or Clock(1e9), Setup(made))
         with suppress(KeyboardInterrupt):
             loop.run(candidates(made)[0], max_trials)
@@ -397,10 +397,10 @@ def test_what_is_unsafe_or_changes_the_work_or_is_advice_is_left_to_the_person(s
         make_finding("TD308", 0.4, more),
         make_finding("TD204", 0.1, make_fix(None)),
     ]
-    queue, left = candidates(plan(Result(findings=findings), source, unsafe=False))
+    queue, left = candidates(plan(Result(findings=findings), source, unsafe=False, torch_version="2.1"))
     assert queue == []
     assert {b.label: b.why.split(":")[0] for b in left}["TD101-1"] == "unsafe"
-    queue, left = candidates(plan(Result(findings=findings), source))
+    queue, left = candidates(plan(Result(findings=findings), source, torch_version="2.1"))
     assert [c.label for c in queue] == ["TD101-1"]
     assert {b.label for b in left} == {"TD308-1", "TD204-1"}
 

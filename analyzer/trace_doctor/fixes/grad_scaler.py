@@ -13,9 +13,9 @@ from trace_doctor.program.place import refusal
 from trace_doctor.program.queries.gradients import blocks_around, gradient_uses, places
 from trace_doctor.program.queries.imports import name_for
 from trace_doctor.program.queries.loops import method_calls, optimizer_steps
-from trace_doctor.program.queries.training import Step, whole_line
+from trace_doctor.program.queries.training import Step, joined, whole_line
 from trace_doctor.program.script import Script, argument, assigned_names, dotted, key_of, receiver
-from trace_doctor.program.versions import TorchBounds
+from trace_doctor.program.versions import TorchBounds, accepts
 
 _NAME = "scaler"
 _KEPT = "the optimizer's state is saved or loaded here, and that of the GradScaler has to go with it"
@@ -93,6 +93,7 @@ def _make(step: Step, call: cst.Call, torch: TorchBounds, device: str, edits: Ga
         for n in s.all(cst.Name)
         if n.value == function.name.value
         and not isinstance(s.parent(n), cst.FunctionDef | cst.ImportAlias | cst.ImportFrom)
+        and not _of_others(step, s, n, function)
     ]
     calls = [(s, c) for s, n in uses for c in s.all(cst.Call) if c.func is n or _names(c.func, n)]
     definitions = [step.program.definition(s, c.func) for s, c in calls]
@@ -124,6 +125,16 @@ def _make(step: Step, call: cst.Call, torch: TorchBounds, device: str, edits: Ga
     return _NAME
 
 
+def _of_others(step: Step, script: Script, name: cst.Name, function: cst.FunctionDef) -> bool:
+    """Whether `train` of `model.train` is a method, where the function is none and the module that has it is not meant."""
+    attribute = script.parent(name)
+    if not isinstance(attribute, cst.Attribute) or attribute.attr is not name:
+        return False
+    match = step.program.definition(script, attribute)
+    here = dataflow_of(step.script).owner(function) is None
+    return here and (match is None or match[1] is not function)
+
+
 def _names(func: cst.BaseExpression, name: cst.Name) -> bool:
     return isinstance(func, cst.Attribute) and func.attr is name
 
@@ -151,13 +162,13 @@ def _construct(
         raise refusal(
             script, optimizer, "where the optimizer is made, and a GradScaler with it, was not found"
         )
-    last = _common(script, [s for s in statements if s is not None])
+    last = joined(script, [s for s in statements if s is not None])
     if last is None:
         raise refusal(script, optimizer, "the optimizer is made in several places")
     root, imports = name_for(script, "torch", optimizer)
     text = (
         f"{root}.amp.GradScaler({source_text(device)})"
-        if torch.at_least(2, 3)
+        if accepts(torch, "torch.amp.GradScaler")
         else f"{root}.cuda.amp.GradScaler()"
     )
     scaler = _beside(name or "")
@@ -167,24 +178,6 @@ def _construct(
     for other in step.program.scripts_with("state_dict("):
         for edit in _in_checkpoints(other, script, optimizer, scaler):
             edits.keep(script, [edit])
-
-
-def _common(
-    script: Script, statements: list[cst.BaseSmallStatement | cst.BaseCompoundStatement]
-) -> cst.BaseSmallStatement | cst.BaseCompoundStatement | None:
-    """The statement that makes the optimizer on every way: the one assignment, or the `if` around several."""
-    if len(statements) == 1:
-        return statements[0]
-    tops = []
-    for statement in statements:
-        top: cst.CSTNode = statement
-        for up in script.between(statement, script.function_of(statement)):
-            if isinstance(up, cst.For | cst.While | cst.Try | cst.ClassDef | cst.With):
-                return None
-            top = up if isinstance(up, cst.If) else top
-        tops.append(top)
-    one = tops[0] if all(t is tops[0] for t in tops) else None
-    return one if isinstance(one, cst.If) else None
 
 
 def _in_checkpoints(

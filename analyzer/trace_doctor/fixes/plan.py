@@ -103,7 +103,9 @@ def plan(
     prefix = git_prefix(tree.root)
     torch = bounds(result, _requirements(tree.root), torch_version)
     excerpts = {name: dict(lines) for name, lines in result.source_excerpts.items()}
-    source_ = _Source(tree, prefix, torch, _named_files(result, tree), excerpts)
+    used = {(row.input, row.device) for row in result.time_ledger if row.device >= 0}
+    one_device = bool(used) and len({number for number, _ in used}) == len(used)
+    source_ = _Source(tree, prefix, torch, _named_files(result, tree), excerpts, one_device)
     fixes = list(_resolve_all((f for f in result.findings if is_selected(f, select)), source_))
     on_hold = {id(i) for i in fixes if not unsafe and i.status == "ready" and i.safety == "unsafe"}
     why = "unsafe: needs --unsafe-fixes"
@@ -133,6 +135,8 @@ class _Source:
     """scripts that any finding of the result points into"""
     excerpts: Mapping[str, Mapping[int, str]]
     """file -> line -> its text when the result was made, as far as the result holds it"""
+    one_device: bool
+    """whether each captured process is known to have used a single GPU"""
 
 
 def _resolve_all(findings: Iterable[Finding], source: _Source) -> Iterator[PlannedFix]:
@@ -189,8 +193,7 @@ def _check_versions(change: Change, torch: TorchBounds) -> None:
     for file, changes in change.files:
         form = versions.refused_form(torch, file.text, editing.apply(file, changes))
         if form is not None:
-            since = ".".join(map(str, form.since))
-            raise NoEdit("display", f"{form.name} needs torch {since} or newer: say --torch-version")
+            raise NoEdit("display", versions.needs(form.name))
 
 
 def _instead(fix: Fix, refusal: NoEdit) -> Fix:
@@ -221,7 +224,13 @@ def _run(mod: Codemod, finding: Finding, fix: Fix, params: Parameters, source: _
     own = _script_names(finding, fix, tree) or source.script_names
     names = tree.imports.program(own) if own else training_files(tree)
     project = Project.of_tree(tree, names)
-    anywhere = Place((), torch=source.torch, project=project, packages=_packages(tree, names))
+    anywhere = Place(
+        (),
+        torch=source.torch,
+        project=project,
+        packages=_packages(tree, names),
+        one_device=source.one_device,
+    )
     place = _place(_target(mod, finding, fix, params), source, anywhere)
     if settings_first(mod.name) and (change := in_framework(place or anywhere, mod.name, params)):
         return change

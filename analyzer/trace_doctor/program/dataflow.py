@@ -24,10 +24,10 @@ DATALOADERS = (
 )
 _OPTIMIZER = re.compile(
     r"(torch\.optim|bitsandbytes\.optim|apex\.optimizers|torch_optimizer|transformers|transformers\.optimization"
-    r"|deepspeed\.ops\.\w+)(\.(?!lr_scheduler)\w+)?\.[A-Z]\w*"
+    r"|deepspeed\.ops\.\w+)(\.(?!lr_scheduler)\w+)?\.(?:[A-Z]\w*|\*)"
 )
 _NOT_OPTIMIZER = re.compile(r".*(Config|Model\w*|Trainer|TrainingArguments|Tokenizer\w*|LR|Scheduler)")
-_MODULE = re.compile(r"(torch\.nn|torchvision\.models|timm|transformers)\..*")
+_MODULE = re.compile(r"(?!torch\.nn\.\*)(torch\.nn|torchvision\.models|timm|transformers)\..*")
 # the value is the first argument in another coat
 _WRAPPERS = frozenset(
     [
@@ -94,24 +94,22 @@ Trail = tuple[Script, cst.BaseExpression, int | None]
 Steps = list[tuple[cst.BaseExpression, int | None]]
 
 
-def walk(
-    start: Trail, step: Callable[[Trail], list[Trail]], depth: int
-) -> list[tuple[Script, cst.BaseExpression]]:
-    """Where the trails end that lead back from a value, at most `depth` steps away; each place once."""
-    ends: dict[int, tuple[Script, cst.BaseExpression]] = {}
+def walk(start: Trail, step: Callable[[Trail], list[Trail]], depth: int) -> list[Trail]:
+    """Where the trails end that lead back from a value, at most `depth` steps away; each once."""
+    ends: list[Trail] = []
     visited: set[tuple[int, int | None]] = set()
     open_ = [(start, 0)]
     while open_:
         trail, steps = open_.pop()
-        script, node, item = trail
+        _, node, item = trail
         if (id(node), item) in visited:
             continue
         visited.add((id(node), item))
         nexts = step(trail) if steps < depth else []
         if not nexts:
-            ends.setdefault(id(node), (script, node))
+            ends.append(trail)
         open_ += [(further, steps + 1) for further in reversed(nexts)]
-    return list(ends.values())
+    return ends
 
 
 class Origins:
@@ -250,9 +248,13 @@ class Origins:
                 calls.setdefault(target, []).append(call)
         return calls
 
+    def callers(self, function: cst.FunctionDef) -> list[cst.Call]:
+        """Calls of a function in this script."""
+        return self._callers.get(function, [])
+
     def _arguments_for(self, function: cst.FunctionDef, name: str) -> list[cst.BaseExpression]:
         """What the callers in this script pass for a parameter."""
-        arguments = [self.argument_for(function, name, call) for call in self._callers.get(function, [])]
+        arguments = [self.argument_for(function, name, call) for call in self.callers(function)]
         return [value for value in arguments if value is not None]
 
     def argument_for(self, function: cst.FunctionDef, name: str, call: cst.Call) -> cst.BaseExpression | None:
@@ -274,7 +276,7 @@ class Origins:
         (`enumerate`, `tqdm`, `torch.compile`, `.to(device)`, `accelerator.prepare`) to what they wrap.
         """
         ends = walk((self.script, node, None), self._step, _MAX_DEPTH)
-        return [value for _, value in ends]
+        return list({id(value): value for _, value, _ in ends}.values())
 
     def _step(self, trail: Trail) -> list[Trail]:
         return [(self.script, value, item) for value, item in self.step(*trail[1:]) or ()]

@@ -34,6 +34,9 @@ class Place:
     packages: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """oldest (major, minor) release of frameworks that the files beside the scripts allow, where they say so"""
 
+    one_device: bool = False
+    """whether each captured process is known to have used a single GPU"""
+
     @property
     def program(self) -> Project:
         """The project, else one of just these scripts."""

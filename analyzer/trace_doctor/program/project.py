@@ -45,7 +45,7 @@ class Project:
         self._scripts = list(scripts)
         self._tree = tree
         self._names = sorted(names)
-        self._origins: dict[int, list[Place]] = {}
+        self._trails: dict[int, list[Trail]] = {}
         self._calls: dict[int, list[tuple[Script, cst.Call]]] = {}
         self._open_receivers: set[int] = set()
         """receivers whose class is being looked for: `x = x.step()` asks for its own"""
@@ -219,8 +219,12 @@ class Project:
 
     def of(self, script: Script, node: cst.BaseExpression) -> list[Place]:
         """The expressions that a value can come from, as `Origins.of`, across the files of the program."""
+        return [*{id(value): (where, value) for where, value, _ in self.trails(script, node)}.values()]
+
+    def trails(self, script: Script, node: cst.BaseExpression) -> list[Trail]:
+        """As `of`, with the position of what is taken out of a tuple: `model` of `model, loss = build()` is item 0."""
         start = (script, node, None)
-        return [*self._memo(self._origins, node, lambda: walk(start, self._step, _MAX_DEPTH))]
+        return self._memo(self._trails, node, lambda: walk(start, self._step, _MAX_DEPTH))
 
     def _step(self, trail: Trail) -> list[Trail]:
         script, node, item = trail
@@ -245,6 +249,15 @@ class Project:
         trails = [(s, value, item) for s, value in arguments if value is not None]
         default = default_of(function, name)
         return trails if trails or local or default is None else [(script, default, item)]
+
+    def arguments_for(self, script: Script, function: cst.FunctionDef, name: str) -> list[Place]:
+        """What the calls of a function in the program pass for a parameter; empty where one of them passes what cannot be
+        seen."""
+        own = [(script, call) for call in dataflow_of(script).callers(function)]
+        calls = own + self._memo(self._calls, function, lambda: self._callers(script, function))
+        values = [(s, dataflow_of(script).argument_for(function, name, call)) for s, call in calls]
+        seen = [(s, value) for s, value in values if value is not None]
+        return seen if len(seen) == len(values) else []
 
     def _callers(self, script: Script, function: cst.FunctionDef) -> list[tuple[Script, cst.Call]]:
         """Calls of a function (or of its class) in the other files of the program."""

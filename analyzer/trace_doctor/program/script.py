@@ -160,7 +160,11 @@ class Script(TextFile, SyntaxTree):
         return next(iter(names)) if len(names) == 1 and not other else None
 
     def callee(self, call: cst.CSTNode) -> str:
-        """Qualified name of what a call calls, builtins by their bare name; empty where that is not known."""
+        """Qualified name of what a call calls, builtins by their bare name; empty where that is not known. With `*` for an
+        attribute of a module that is looked up by its name: `torchvision.models.*` of `models.__dict__[arch]()`."""
+        if isinstance(call, cst.Call) and isinstance(call.func, cst.Subscript | cst.Call):
+            module = self._searched(call.func)
+            return f"{module}.*" if module is not None else ""
         if not isinstance(call, cst.Call) or not isinstance(call.func, cst.Name | cst.Attribute):
             return ""
         names, other = self._names.meaning(call.func)
@@ -171,6 +175,16 @@ class Script(TextFile, SyntaxTree):
             builtin = isinstance(call.func, cst.Name) and name.startswith("builtins.")
             return name.removeprefix("builtins.") if builtin else ""
         return name
+
+    def _searched(self, func: cst.Subscript | cst.Call) -> str | None:
+        """The module among whose attributes `vars(module)[name]` and `getattr(module, name)` look for a name."""
+        table = func.value if isinstance(func, cst.Subscript) else None
+        if isinstance(table, cst.Attribute) and table.attr.value == "__dict__":
+            return self.qualified(table.value)
+        search, call = ("getattr", func) if table is None else ("vars", table)
+        if isinstance(call, cst.Call) and call.args and self.callee(call) == search:
+            return self.qualified(call.args[0].value)
+        return None
 
     def calls(self, *names: str) -> list[cst.Call]:
         """Calls of functions or classes with one of these qualified names."""

@@ -1,6 +1,7 @@
 """Which torch the script runs on, as far as it is known, and what that version accepts.
 
-Never the version of the machine that analyses. Unknown: only forms that are valid from 2.0 on.
+Never the version of the machine that analyses. Unknown, or known only to be newer than something older than 2.0: only
+forms that are valid from 2.0 on. Known to be older than 2.0: only what that version knows.
 """
 
 from __future__ import annotations
@@ -21,9 +22,12 @@ class TorchBounds:
     min: Version | None = None
     max: Version | None = None
 
-    def at_least(self, *version: int) -> bool:
-        """Whether the version is known to be this or newer."""
-        return self.min is not None and self.min >= version
+    @property
+    def oldest(self) -> Version:
+        """What a fix may count on."""
+        if self.max is not None and self.max < OLDEST:
+            return self.min or (0, 0)
+        return max(self.min or OLDEST, OLDEST)
 
 
 def parse(text: str | None) -> Version | None:
@@ -71,30 +75,66 @@ def pinned_bounds(requirements: Iterable[str]) -> TorchBounds:
 
 @dataclass(frozen=True)
 class Form:
-    """Something that fixes write and that not every torch 2 accepts."""
+    """Something that fixes write and that not every torch has of which captures can be read (1.8 and newer)."""
 
     name: str
-    """dotted name, with `(keyword)` for an argument of a call; or an environment variable"""
+    """dotted name, with `(keyword)` or `(keyword=value)` for an argument of a call; or an environment variable, or one of
+    its options"""
     since: Version
+    """first release that is known to have it"""
     pattern: str | None = None
     """how a script shows it (a regular expression); None where the codemod alone can see it"""
 
 
+def _with(callee: str, argument: str) -> str:
+    return rf"\b{callee}\([^()]*(?:\([^()]*\)[^()]*)*\b{argument}"
+
+
+OLDEST: Version = (2, 0)
+"""what a fix may count on where nothing is known"""
 FORMS: tuple[Form, ...] = (
+    Form("torch.autocast", (1, 10), r"\bautocast\((?:device_type=)?(?![^()]*['\"](?:mps|mtia))"),
+    Form("torch.utils.checkpoint.checkpoint(use_reentrant)", (1, 11), _with("checkpoint", "use_reentrant=")),
+    Form("torch.optim.SGD(foreach)", (1, 12), r"\bforeach="),
+    Form("torch.set_float32_matmul_precision", (1, 12), r"\bset_float32_matmul_precision\("),
+    Form("torch.optim.Adam(fused)", (2, 0)),
+    Form("torch.optim.AdamW(fused)", (2, 0)),
+    Form("torch.utils.data.DataLoader(prefetch_factor=None)", (2, 0), r"\bprefetch_factor=[^,\n]*\bNone\b"),
+    Form(
+        "torch.utils.checkpoint.checkpoint_sequential(use_reentrant)",
+        (2, 0),
+        _with("checkpoint_sequential", "use_reentrant="),
+    ),
+    Form(
+        "torch.nn.functional.scaled_dot_product_attention",
+        (2, 0),
+        r"\bscaled_dot_product_attention\((?!.*\bscale=)",
+    ),
+    Form("torch.compile", (2, 0), r"\btorch\.compile\b(?!.*no-cudagraphs)|\btorch_compile="),
+    Form("torch._dynamo.config.capture_scalar_outputs", (2, 0), r"\b_dynamo\.config\b"),
+    Form("torch._dynamo.mark_dynamic", (2, 1), r"\bmark_dynamic\("),
+    Form(
+        "torch.compile(mode=max-autotune-no-cudagraphs)",
+        (2, 1),
+        r"\bcompile\b.*\bmax-autotune-no-cudagraphs\b",
+    ),
     Form(
         "torch.nn.functional.scaled_dot_product_attention(scale)",
         (2, 1),
-        r"scaled_dot_product_attention\([^()]*(?:\([^()]*\)[^()]*)*\bscale=",
+        _with("scaled_dot_product_attention", "scale="),
     ),
     Form("torch.compiler.disable", (2, 1), r"\bcompiler\.disable\b"),
-    Form("torch.nn.Module.compile", (2, 2), r"(?<!\btorch)(?<!\bre)\.compile\("),
+    # an option that it does not know stops the program with the first use of the device
+    Form("expandable_segments", (2, 1), r"\bexpandable_segments:\s*True\b"),
+    Form("torch.nn.Module.compile", (2, 2), r"(?<!\btorch)(?<!\bre)\.compile\((?!.*no-cudagraphs)"),
     Form("torch.compiler.is_compiling", (2, 3), r"\bcompiler\.is_compiling\("),
-    Form("torch.nn.attention.sdpa_kernel", (2, 3), r"\bsdpa_kernel\("),
+    Form("torch.nn.attention.sdpa_kernel", (2, 3), r"\bsdpa_kernel\((?!.*CUDNN)"),
     Form("torch.amp.GradScaler", (2, 3), r"(?<!cuda\.)\bamp\.GradScaler\("),
-    Form("torch.optim.Adam(fused)", (2, 0)),
-    Form("torch.optim.AdamW(fused)", (2, 0)),
     Form("torch.optim.SGD(fused)", (2, 3)),
+    Form("torch.optim.AdamW(fused) on the CPU", (2, 4)),
     Form("torch.optim.Adafactor", (2, 5), r"\bAdafactor\("),
+    Form("torch.nn.attention.SDPBackend.CUDNN_ATTENTION", (2, 5), r"\bCUDNN_ATTENTION\b"),
+    Form("torch.autocast(device_type=mps)", (2, 6), r"\bautocast\([^()]*['\"](?:mps|mtia)['\"]"),
     Form("torch.distributed.fsdp.fully_shard", (2, 6), r"\bfully_shard\("),
     Form("torch.compiler.set_stance", (2, 6), r"\bset_stance\("),
     Form("torch.utils.data.DataLoader(in_order)", (2, 6), r"\bin_order="),
@@ -102,19 +142,24 @@ FORMS: tuple[Form, ...] = (
     Form("PYTORCH_ALLOC_CONF", (2, 12), r"\bPYTORCH_ALLOC_CONF\b"),
 )
 _BY_NAME = {form.name: form for form in FORMS}
-OLDEST: Version = (2, 0)
-"""what a fix may count on where nothing is known"""
+_ALIAS = re.compile(r"(?m)^\s*import torch as (\w+)")
 
 
 def accepts(torch: TorchBounds, name: str) -> bool:
     """Whether every version that this can be accepts a form of the table."""
-    since = _BY_NAME[name].since
-    return since <= OLDEST or torch.at_least(*since)
+    return torch.oldest >= _BY_NAME[name].since
+
+
+def needs(name: str) -> str:
+    """Why a form of the table is not written."""
+    return f"{name} needs torch {'.'.join(map(str, _BY_NAME[name].since))} or newer: say --torch-version"
 
 
 def refused_form(torch: TorchBounds, before: str, after: str) -> Form | None:
     """The first form that an edited text has more often than before and that a version in question does not accept: a
     fix must not raise there. What the script itself uses is its own affair."""
+    if (alias := _ALIAS.search(after)) is not None:
+        before, after = (re.sub(rf"\b{alias[1]}\.", "torch.", text) for text in (before, after))
     for form in FORMS:
         if form.pattern and not accepts(torch, form.name):
             old, new = (len(re.findall(form.pattern, text)) for text in (before, after))

@@ -12,7 +12,9 @@ from trace_doctor.program.edits import Change, Edit, NoEdit, line_span, remove
 from trace_doctor.program.place import Place, only
 from trace_doctor.program.queries.imports import name_for
 from trace_doctor.program.script import Script
-from trace_doctor.program.versions import TorchBounds
+from trace_doctor.program.versions import TorchBounds, accepts
+
+_SCALE = "torch.nn.functional.scaled_dot_product_attention(scale)"
 
 
 @codemod(
@@ -58,7 +60,7 @@ def _change(script: Script, a: Attention, torch: TorchBounds) -> Change:
         arguments.append(f"dropout_p={a.dropout}")
     if a.causal:
         arguments.append("is_causal=True")
-    if a.scale is not None and torch.at_least(2, 1):
+    if a.scale is not None and accepts(torch, _SCALE):
         arguments.append(f"scale={a.scale}")
     elif a.scale is not None:  # 2.0 has no `scale`: it always divides by the square root of the last size
         query = f"{a.query} * ({a.scale} * {a.query}.size(-1) ** 0.5)".replace("(1.0 * ", "(")

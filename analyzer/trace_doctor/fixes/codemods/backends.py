@@ -11,7 +11,9 @@ from trace_doctor.program.place import Place, on_line, only, refusal
 from trace_doctor.program.queries.imports import name_for
 from trace_doctor.program.queries.training import whole_line
 from trace_doctor.program.script import argument, literal
+from trace_doctor.program.versions import accepts, needs
 
+_KERNEL = "torch.nn.attention.sdpa_kernel"
 _SDPA = "torch.nn.functional.scaled_dot_product_attention"
 
 
@@ -34,14 +36,14 @@ def sdpa_backend(place: Place, params: SdpaBackend) -> Change:
     )
     if "sdpa_kernel" in script.text or "sdp_kernel" in script.text:
         raise NoEdit("already", f"{script.name} chooses its attention kernels already")
-    if not place.torch.at_least(2, 3):
-        raise refusal(script, call, "sdpa_kernel needs torch 2.3 or newer (say --torch-version)")
+    if not accepts(place.torch, _KERNEL):
+        raise refusal(script, call, needs(_KERNEL))
     mask = argument(call, "attn_mask", 3)
     if names == ["FLASH_ATTENTION"] and mask is not None and literal(mask.value) is not None:
         why = "FlashAttention takes no attn_mask: is_causal=True says the same of a causal one"
         raise refusal(script, call, why)
     line = whole_line(script, call)
-    kernel, imports = name_for(script, "torch.nn.attention.sdpa_kernel", call)
+    kernel, imports = name_for(script, _KERNEL, call)
     backend, more = name_for(script, "torch.nn.attention.SDPBackend", call)
     if (kernel, backend) == ("sdpa_kernel", "SDPBackend") and imports and more:
         text = imports[0].text.replace("import sdpa_kernel", "import SDPBackend, sdpa_kernel")

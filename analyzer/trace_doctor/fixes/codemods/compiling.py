@@ -25,9 +25,11 @@ from trace_doctor.program.queries.training import (
     outermost,
     ready,
     refuse_done,
+    replicas,
     whole_line,
 )
 from trace_doctor.program.script import Script, argument, dotted, literal, positional
+from trace_doctor.program.versions import accepts
 
 _INSTEAD = {
     "accelerate": 'Accelerator(dynamo_plugin=TorchDynamoPlugin(backend="inductor"))',
@@ -44,6 +46,7 @@ OPTIONS = (
     "inductor eager aot_eager cudagraphs"
 )
 """arguments of torch.compile, and their values"""
+_COPIES = "would call the compiled original with its weights"
 _STATE = ("state_dict", "torch.save(")
 _RENAMED = (
     "torch.compile(model) puts `_orig_mod.` before the names in checkpoints, and the script saves or loads some; from torch "
@@ -72,24 +75,32 @@ def compile_model(place: Place, params: Compile) -> Change:
     params: any of `mode`, `dynamic`, `fullgraph`, `backend`. From torch 2.2 on in place, which keeps the names in
     checkpoints; before that and where the version is not known by torch.compile(model).
     """
-    model = _model(place, _INSTEAD)
+    model, notes = _model(place, _INSTEAD), replicas(place, _COPIES)
     script, options = model.script, _arguments(params)
     name, whole = ready(model, place.program, "torch.compile")
-    if place.torch.at_least(2, 2):
+    if accepts(place.torch, "torch.nn.Module.compile"):
         edit = insert_after(script, whole, f"{name}.compile({options})", "compile-model")
-        return Change(script, (edit,), script.line(whole))
-    if any(word in script.text for word in _STATE):
+        return Change(script, (edit,), script.line(whole), notes=notes)
+    if place.program.scripts_with(*_STATE):
         raise refusal(script, model.setup, _RENAMED)
     torch, imports = name_for(script, "torch", model.setup)
     code = f"{name} = {_compile_call(torch, name, options)}"
     edit = insert_after(script, whole, code, "compile-model")
-    return Change(script, (*imports, edit), script.line(whole))
+    return Change(script, (*imports, edit), script.line(whole), notes=notes)
 
 
 def _model(place: Place, instead: Mapping[str, str]) -> Model:
     refuse_done(place.scripts, instead)
     step = find_step(place)
-    script = step.script
+    _refuse_compiled(step.script)
+    model = find_model(step)
+    if model.script is not step.script:
+        _refuse_compiled(model.script)
+    return model
+
+
+def _refuse_compiled(script: Script) -> None:
+    """Raises NoEdit where a script compiles, or says why it does not."""
     decorators = [d for d in script.all(cst.Decorator) if "torch.compile" in script.code(d)]
     methods = [c for c, _ in method_calls(script, "compile") if script.qualified(c.func) is None]
     in_place = [c for c in methods if all(a.keyword is not None for a in c.args)]
@@ -98,7 +109,6 @@ def _model(place: Place, instead: Mapping[str, str]) -> Model:
     for comment in script.all(cst.Comment):
         if "torch.compile" in comment.value:
             raise refusal(script, comment, "a comment speaks of torch.compile, which is not used")
-    return find_model(step)
 
 
 # ---------------------------------------------------------------------- regional compilation
@@ -113,7 +123,7 @@ def _model(place: Place, instead: Mapping[str, str]) -> Model:
 )
 def compile_blocks(place: Place, params: Compile) -> Change:
     """Compiles the repeated block of a model once, instead of the whole model."""
-    model = _model(place, _REGIONAL)
+    model, notes = _model(place, _REGIONAL), replicas(place, _COPIES)
     script = model.script
     home = model.definition[0] if model.definition else script
     lists = {b.call: b for b in repeated_blocks(*model.definition)} if model.definition else {}
@@ -121,7 +131,7 @@ def compile_blocks(place: Place, params: Compile) -> Change:
     _, construction = only([(home, call) for call in lists], "make a list of blocks", missing)
     blocks = lists[construction]
     options = _arguments(params)
-    if place.torch.at_least(2, 2):
+    if accepts(place.torch, "torch.nn.Module.compile"):
         unit = script.module.default_indent
         whole_line(script, model.setup)
         name, whole = ready(model, place.program, "torch.compile")
@@ -129,7 +139,7 @@ def compile_blocks(place: Place, params: Compile) -> Change:
             raise refusal(script, whole, f"the blocks of {model.name} are wrapped together")
         loop = f"for block in {name}.{blocks.path}:\n{script.indent(whole)}{unit}block.compile({options})"
         edit = insert_after(script, whole, loop, "compile-blocks")
-        return Change(script, (edit,), script.line(whole))
+        return Change(script, (edit,), script.line(whole), notes=notes)
     forward = method_of(blocks.block, "forward") if blocks.block is not None else None
     if forward is None:
         raise refusal(home, construction, "the block's forward is not where its list is made")

@@ -9,10 +9,17 @@ import libcst as cst
 from trace_doctor.fixes.codemods import codemod
 from trace_doctor.model.parameters import Parameters
 from trace_doctor.program.dataflow import dataflow_of, method_of
-from trace_doctor.program.edits import Change, add_arguments, insert_after, insert_before, set_argument
+from trace_doctor.program.edits import (
+    Change,
+    Gathered,
+    add_arguments,
+    insert_after,
+    insert_before,
+    set_argument,
+)
 from trace_doctor.program.place import Place, already, on_line, only, refusal
 from trace_doctor.program.project import Project
-from trace_doctor.program.queries.dataloaders import refuse_batches_on_gpu
+from trace_doctor.program.queries.dataloaders import loader_of, refuse_batches_on_gpu
 from trace_doctor.program.queries.imports import name_for
 from trace_doctor.program.queries.loops import changes_in_place, method_calls, names_in, trains
 from trace_doctor.program.queries.training import Model, find_model, find_step, ready, refuse_done, whole_line
@@ -36,31 +43,35 @@ def pinned_copies(place: Place, params: Parameters) -> Change:
     must not change it, and a script does not show that.
     """
     refuse_done(place.scripts, _INSTEAD)
-    loops = [(s, loop) for s in place.scripts for loop in s.all(cst.For) if _copies(s, loop)]
+    program = place.program
+    loops = [(s, loop) for s in place.scripts for loop in s.all(cst.For) if loader_of(program, s, loop.iter)]
+    loops = [(s, loop) for s, loop in loops if _copies(program, s, loop)]
     loops = on_line(place, loops) or loops
     loops = [(s, f) for s, f in loops if trains(s, f)] or (loops if place.line is not None else [])
     script, loop = only(
         loops, "copy a loader's batches", "no loop copies the batches of a DataLoader to a device"
     )
-    copies = _copies(script, loop)
+    copies = _copies(program, script, loop)
     blocking = [c for c in copies if _non_blocking(c) is None]
-    edits = [e for c in blocking for e in add_arguments(script, c, {"non_blocking": "True"})]
-    loader = _loader(script, loop)
-    assert loader is not None
+    edits = Gathered()
+    edits.keep(script, [e for c in blocking for e in add_arguments(script, c, {"non_blocking": "True"})])
+    made = loader_of(program, script, loop.iter)
+    assert made is not None
+    home, loader = made
     if any(a.star for a in loader.args):
-        raise refusal(script, loader, "the loader takes *args or **kwargs that may pin")
-    refuse_batches_on_gpu(place.program, script, loader)
+        raise refusal(home, loader, "the loader takes *args or **kwargs that may pin")
+    refuse_batches_on_gpu(program, home, loader)
     pin_memory = argument(loader, "pin_memory", 7)
     if pin_memory is None:
-        edits += add_arguments(script, loader, {"pin_memory": "True"})
+        edits.keep(home, add_arguments(home, loader, {"pin_memory": "True"}))
     elif literal(pin_memory.value) is False:
-        edits.append(set_argument(script, loader, pin_memory, "True"))
-    if not edits:
+        edits.keep(home, [set_argument(home, loader, pin_memory, "True")])
+    if not edits.files:
         raise already(script, copies[0], "copies from pinned memory already")
     for copy in copies:
         if _written_later(script, loop, copy):
             raise refusal(script, copy, "what is copied is changed in place afterwards")
-    return Change(script, tuple(edits), script.line(copies[0]))
+    return edits.change(script, script.line(copies[0]), None)
 
 
 def _non_blocking(copy: cst.Call) -> cst.Arg | None:
@@ -71,16 +82,8 @@ def _non_blocking(copy: cst.Call) -> cst.Arg | None:
     return argument(copy, "non_blocking", 2)
 
 
-def _loader(script: Script, loop: cst.For) -> cst.Call | None:
-    dataflow = dataflow_of(script)
-    loaders = [o for o in dataflow.of(loop.iter) if isinstance(o, cst.Call) and dataflow.is_dataloader(o)]
-    return loaders[0] if len(loaders) == 1 and len(dataflow.of(loop.iter)) == 1 else None
-
-
-def _copies(script: Script, loop: cst.For) -> list[cst.Call]:
+def _copies(program: Project, script: Script, loop: cst.For) -> list[cst.Call]:
     """`x.to(device)`, `x.cuda()` of what the loader delivers, in the order they stand."""
-    if _loader(script, loop) is None:
-        return []
     batch = _batch_names(script, loop)
     calls = []
     for call in script.all(cst.Call, within=loop.body):
@@ -92,7 +95,7 @@ def _copies(script: Script, loop: cst.For) -> list[cst.Call]:
             continue
         inner = (up for up in script.between(call, loop) if isinstance(up, cst.For))
         between_steps = any(
-            _loader(script, f) is not None for f in inner
+            loader_of(program, script, f.iter) is not None for f in inner
         )  # a loop over another loader: validation
         if names_in(script, source) & batch and not between_steps:
             calls.append(call)
@@ -138,14 +141,15 @@ def channels_last(place: Place, params: Parameters) -> Change:
     refuse_done(place.scripts, {}, "channels_last")
     step = find_step(place)
     model = find_model(step)
-    script, call = model.script, model.calls[0]
-    images = model.callee.startswith(("torchvision.models.", "timm."))
-    homes = {id(s): s for s in (script, model.construction[0], *(model.definition or ())[:1])}
+    script, call = step.script, model.calls[0]
+    callees = [where.callee(made) for where, made in model.constructions]
+    images = all(name.startswith(("torchvision.models.", "timm.")) for name in callees)
+    homes = {id(s): s for s in (script, model.script, model.construction[0], *(model.definition or ())[:1])}
     if not images and not any(s.calls("torch.nn.Conv2d") for s in homes.values()):
         raise refusal(*model.construction, "the model has no Conv2d in these scripts")
     if not images:
         _refuse_other_inputs(place, model)
-    elif model.callee.startswith(_NO_IMAGES):
+    elif any(name.startswith(_NO_IMAGES) for name in callees):
         raise refusal(*model.construction, "the model takes no batch of images of four dimensions")
     arg = call.args[0].value if call.args and call.args[0].keyword is None else None
     if arg is None or not isinstance(arg, cst.Name) or len(model.calls) > 1:
@@ -153,8 +157,11 @@ def channels_last(place: Place, params: Parameters) -> Change:
     torch, imports = name_for(script, "torch", call)
     layout = f"{torch}.channels_last"
     name, whole = ready(model, place.program, "the layout")
-    to_layout = insert_after(script, whole, f"{name}.to(memory_format={layout})", "channels-last")
-    edits = [*imports, to_layout]
+    root, more = name_for(model.script, "torch", whole)
+    code = f"{name}.to(memory_format={root}.channels_last)"
+    gathered = Gathered()
+    gathered.keep(model.script, [*more, insert_after(model.script, whole, code, "channels-last")])
+    edits = [*imports]
     bindings = dataflow_of(script).bindings_of(arg)
     moves = [b.value for b in bindings if isinstance(b.value, cst.Call | cst.Tuple)]
     copies = [c for m in moves for c, r in method_calls(script, "to", m) if dotted(r) == arg.value]
@@ -163,7 +170,8 @@ def channels_last(place: Place, params: Parameters) -> Change:
     else:
         code = f"{arg.value} = {arg.value}.to(memory_format={layout})"
         edits.append(insert_before(script, whole_line(script, call), code, "channels-last-input"))
-    return Change(script, tuple(edits), script.line(whole))
+    gathered.keep(script, edits)
+    return gathered.change(model.script, model.script.line(whole), None)
 
 
 _NO_IMAGES = (
@@ -175,9 +183,10 @@ _NO_IMAGES = (
 
 def _refuse_other_inputs(place: Place, model: Model) -> None:
     """Raises NoEdit unless the first thing that a model does with its input is a Conv2d: only four dimensions have the layout."""
-    if not _goes_to_conv2d(place.program, *model.construction, depth=0):
-        why = "the model's input is not seen to go into a Conv2d as it is: only tensors of four dimensions have this layout"
-        raise refusal(*model.construction, why)
+    for construction in model.constructions:
+        if not _goes_to_conv2d(place.program, *construction, depth=0):
+            why = "the model's input is not seen to go into a Conv2d as it is: only tensors of four dimensions have this layout"
+            raise refusal(*construction, why)
 
 
 def _goes_to_conv2d(program: Project, script: Script, construction: cst.BaseExpression, depth: int) -> bool:

@@ -22,8 +22,10 @@ from trace_doctor.program.queries.dataloaders import (
 )
 from trace_doctor.program.queries.values import set_origin, where_set
 from trace_doctor.program.script import Script, argument, literal, method_name
+from trace_doctor.program.versions import accepts
 
 _POSITIONS = {"num_workers": 5, "pin_memory": 7}
+_NO_PREFETCHING = "torch.utils.data.DataLoader(prefetch_factor=None)"
 _ORDER = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor")
 _MAP_STYLE = (
     "torch.utils.data.TensorDataset",
@@ -60,14 +62,15 @@ def dataloader_args(place: Place, params: DataLoaderArgs) -> Change:
         "construct a DataLoader that feeds training",
         "no DataLoader(...) was found that the loader of the capture can be",
     )
-    return _Loader(place.program, script, call).set_arguments(settings)
+    return _Loader(place, script, call).set_arguments(settings)
 
 
 class _Loader:
     """The arguments of one DataLoader, and edits of them that belong together."""
 
-    def __init__(self, project: Project, script: Script, call: cst.Call) -> None:
-        self.project = project
+    def __init__(self, place: Place, script: Script, call: cst.Call) -> None:
+        self.project = project = place.program
+        self.torch = place.torch
         self.script = script
         self.call = call
         self.arguments = Arguments(project, *_inner(project, script, call), _POSITIONS)
@@ -87,6 +90,8 @@ class _Loader:
         additions = {"num_workers": source_text(count)} if workers is None and count else {}
         for name in _ORDER[1:]:
             if name not in settings or (name != "pin_memory" and not count):
+                continue
+            if name == "prefetch_factor" and self.guard and not accepts(self.torch, _NO_PREFETCHING):
                 continue
             there, value = self.arguments.find(name), self._argument_text(name, settings[name])
             if there is None:

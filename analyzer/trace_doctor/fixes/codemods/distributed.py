@@ -16,10 +16,12 @@ from trace_doctor.program.queries.loops import is_optimizer, names_in, optimizer
 from trace_doctor.program.queries.repeated_blocks import repeated_blocks
 from trace_doctor.program.queries.training import Step, find_step, lines_from, refuse_done, whole_line
 from trace_doctor.program.script import Script, argument, assigned_names, dotted, literal, method_name
+from trace_doctor.program.versions import accepts, needs
 
 _DDP = "torch.nn.parallel.DistributedDataParallel"
 _WRAPPERS = (_DDP, "torch.nn.parallel.distributed.DistributedDataParallel")
 _NO_SYNC = (*_WRAPPERS, "torch.distributed.fsdp.FullyShardedDataParallel")
+_FULLY_SHARD = "torch.distributed.fsdp.fully_shard"
 _OF_ONE_RANK = ("device_ids", "output_device", "gradient_as_bucket_view", "bucket_cap_mb")
 """arguments that fully_shard does without"""
 _ACCUMULATE = {
@@ -178,8 +180,8 @@ def fully_shard(place: Place, params: Parameters) -> Change:
     script, call = only(
         wraps, "wrap a model in DistributedDataParallel", "no DistributedDataParallel was found"
     )
-    if not place.torch.at_least(2, 6):
-        raise refusal(script, call, "fully_shard needs torch 2.6 or newer (say --torch-version)")
+    if not accepts(place.torch, _FULLY_SHARD):
+        raise refusal(script, call, needs(_FULLY_SHARD))
     line = whole_line(script, call)
     statement = line.body[0]
     inner = call.args[0].value if call.args else None
@@ -201,7 +203,7 @@ def fully_shard(place: Place, params: Parameters) -> Change:
     if len(blocks) != 1:
         why = "which blocks to shard cannot be told: the model has no single list of repeated blocks in this script"
         raise refusal(script, call, why)
-    name, imports = name_for(script, "torch.distributed.fsdp.fully_shard", call)
+    name, imports = name_for(script, _FULLY_SHARD, call)
     unit, model = script.module.default_indent, script.code(inner)
     code = [f"for block in {model}.{blocks[0].path}:", f"{unit}{name}(block)", f"{name}({model})"]
     if target != model:

@@ -25,7 +25,7 @@ from trace_doctor.program.queries.imports import name_for
 from trace_doctor.program.queries.loops import method_calls
 from trace_doctor.program.queries.training import refuse_done
 from trace_doctor.program.script import Script, argument, dotted, literal
-from trace_doctor.program.versions import has_fused
+from trace_doctor.program.versions import accepts, has_fused, needs
 
 _INSTEAD = {
     "fused": {"transformers": 'TrainingArguments(optim="adamw_torch_fused")'},
@@ -38,6 +38,8 @@ _EIGHT_BIT = {
     "torch.optim.AdamW": "bitsandbytes.optim.AdamW8bit",
     "torch.optim.Adam": "bitsandbytes.optim.Adam8bit",
 }
+_ONE_BY_ONE = ("torch.optim.LBFGS", "torch.optim.Muon", "torch.optim.SparseAdam")
+_ON_CPU = "torch.optim.AdamW(fused) on the CPU"
 _OF_TORCH_ONLY = ("fused", "foreach", "capturable", "differentiable", "maximize")
 
 
@@ -60,6 +62,8 @@ def optimizer_args(place: Place, params: OptimizerArgs) -> Change:
     name = script.callee(call)
     if option == "fused" and value and not has_fused(name, place.torch):
         raise refusal(script, call, f"{name} has no fused form in every torch version this can be")
+    if option == "foreach" and name in _ONE_BY_ONE:
+        raise refusal(script, call, f"{name} takes no foreach")
     if any(a.star for a in call.args):
         raise refusal(script, call, "the optimizer takes *args or **kwargs that may hold these")
     differentiable = argument(call, "differentiable")
@@ -74,7 +78,7 @@ def optimizer_args(place: Place, params: OptimizerArgs) -> Change:
         if now is not None and option == "fused":
             raise refusal(script, call, f"{option} is set on purpose")
         edits.append(set_argument(script, call, there, source_text(value)))
-    if option == "fused" and value and not place.torch.at_least(2, 4) and not _on_device(script, call):
+    if option == "fused" and value and not accepts(place.torch, _ON_CPU) and not _on_device(script, call):
         why = "its parameters may still be on the CPU there, where only torch 2.4 and newer have a fused form"
         raise refusal(script, call, f"{why} (say --torch-version)")
     other = argument(call, _ALTERNATIVE[option])
@@ -155,8 +159,8 @@ def replace_optimizer(place: Place, params: ReplaceOptimizer) -> Change:
         raise already(script, call, "uses Adafactor already")
     if name not in _EIGHT_BIT:
         raise refusal(script, call, f"{name} is not replaced: its update is another one")
-    if goal == "adafactor" and not place.torch.at_least(2, 5):
-        raise refusal(script, call, "torch.optim.Adafactor needs torch 2.5 or newer (say --torch-version)")
+    if goal == "adafactor" and not accepts(place.torch, new):
+        raise refusal(script, call, needs(new))
     if goal == "adamw-8bit" and any(w in s.text for s in place.scripts for w in ("fully_shard", "FSDP")):
         raise refusal(script, call, "bitsandbytes does not take the sharded parameters of FSDP")
     if any(a.star for a in call.args):

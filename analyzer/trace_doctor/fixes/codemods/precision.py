@@ -24,6 +24,7 @@ from trace_doctor.program.queries.training import (
     model_calls,
     part_calls,
     refuse_done,
+    replicas,
     whole_line,
 )
 from trace_doctor.program.script import Script, argument, dotted, literal
@@ -46,6 +47,7 @@ _FULLY_SHARD = (
     "torch.distributed._composable.fsdp.fully_shard.fully_shard",
 )
 _POLICY = "mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)"
+_MAKE_DEVICES = ("torch.device", "torch.accelerator.current_accelerator")
 _SPARSE = ("torch.spmm", "torch.sparse", "sparse_coo")
 
 
@@ -85,9 +87,10 @@ def autocast(place: Place, params: Autocast) -> Change:
                 raise already(other, call, "sets the types of FullyShardedDataParallel")
             if dtype == "float16":
                 raise refusal(other, call, "float16 needs a ShardedGradScaler with FullyShardedDataParallel")
+    of_copies = replicas(place, "compute in float16 whatever autocast is told") if dtype == "bfloat16" else ()
     torch, imports = name_for(script, "torch", step.backward)
     header = f"with {torch}.autocast(device_type={_device_type(step, device)}, dtype={torch}.{dtype}):"
-    edits = Gathered()
+    edits = Gathered(notes=[*of_copies])
     edits.keep(script, [*imports, *wrap(script, run[0], run[-1], header)])
     if dtype == "float16":
         scale_loss(step, place.torch, device, edits)
@@ -127,7 +130,7 @@ def _device_type(step: Step, device: str) -> str:
         if not dataflow.bindings_of(value) and dataflow.parameter_of(value) is None:
             continue
         origins = step.program.of(script, value)
-        if origins and all(isinstance(o, cst.Call) and s.callee(o) == "torch.device" for s, o in origins):
+        if origins and all(s.callee(o) in _MAKE_DEVICES for s, o in origins):
             return f"{script.code(value)}.type"
         if len(origins) > 1 and all(literal(o) in _KINDS for _, o in origins):
             return script.code(value)
@@ -149,7 +152,8 @@ def _policy(place: Place, calls: Sequence[tuple[Script, cst.Call]], dtype: str) 
             )
         if dtype == "float16":
             raise refusal(script, call, "float16 needs a ShardedGradScaler with fully_shard")
-        policy, imports = name_for(script, "torch.distributed.fsdp.MixedPrecisionPolicy", call)
+        home = script.callee(call).partition(".fully_shard")[0]
+        policy, imports = name_for(script, f"{home}.MixedPrecisionPolicy", call)
         torch, more = name_for(script, "torch", call)
         types = f"param_dtype={torch}.{dtype}, reduce_dtype={torch}.float32"
         edits.keep(

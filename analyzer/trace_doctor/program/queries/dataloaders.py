@@ -19,7 +19,14 @@ from trace_doctor.program.queries.loops import (
     zero_grads,
 )
 from trace_doctor.program.queries.reached import reached
-from trace_doctor.program.script import Script, argument, assigned_names, method_name
+from trace_doctor.program.script import (
+    Script,
+    argument,
+    assigned_names,
+    dotted,
+    method_name,
+    positional,
+)
 
 Loader = tuple[Script, cst.Call]
 _TRAINING_WORDS = ("backward(", ".step(", "zero_grad(", ".fit(")
@@ -112,6 +119,25 @@ def _drawn_from(place: Place, script: Script, within: cst.CSTNode) -> list[Loade
         for where, origin in place.program.of(script, node)
         if isinstance(origin, cst.Call) and place.program.is_dataloader(where, origin)
     )
+
+
+def loader_of(project: Project, script: Script, iterable: cst.BaseExpression) -> Loader | None:
+    """The one DataLoader whose batches a loop gets: what it iterates, or what the function gets whose result that is, as
+    `logger.log_every(loader, 10)`. Not what a class gets: one that prefetches copies the batches itself."""
+    found: list[Loader] = []
+    for where, origin in project.of(script, iterable):
+        if not isinstance(origin, cst.Call):
+            return None
+        passed = [o for value in positional(origin) for o in project.of(where, value)]
+        name = (dotted(origin.func) or "").rpartition(".")[2]
+        of_call = [] if name[:1].isupper() or project.class_by_name(where, origin.func) else passed
+        made = [(where, origin)] if project.is_dataloader(where, origin) else of_call
+        loaders = [(s, o) for s, o in made if isinstance(o, cst.Call) and project.is_dataloader(s, o)]
+        if not loaders:
+            return None
+        found += loaders
+    loaders = _unique(found)
+    return loaders[0] if len(loaders) == 1 else None
 
 
 def _handed_over(place: Place, script: Script) -> Iterator[Loader]:

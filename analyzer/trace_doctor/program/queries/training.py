@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import NoReturn
 
 import libcst as cst
 
@@ -16,7 +18,6 @@ from trace_doctor.program.queries.loops import Loop, enclosing_loop, in_handler,
 from trace_doctor.program.script import (
     Script,
     Statement,
-    argument,
     assigned_names,
     dotted,
     method_name,
@@ -53,20 +54,27 @@ class Step:
 @dataclass(frozen=True)
 class Model:
     """The model that a step calls. `name` is how the scope that made it calls it; `setup` is the last statement there
-    that gives the name its value. Its construction and its class can be in other files of the program."""
+    that gives the name its value. Its constructions, of which branches choose one, and its class can be in other files of
+    the program."""
 
     script: Script
     name: str
     calls: tuple[cst.Call, ...]
-    setup: cst.BaseSmallStatement
-    construction: tuple[Script, cst.Call]
+    setup: Statement
+    constructions: tuple[tuple[Script, cst.Call], ...]
     definition: tuple[Script, cst.ClassDef] | None
+    """None where it is not the same on every branch"""
+
+    @property
+    def construction(self) -> tuple[Script, cst.Call]:
+        """The first of them."""
+        return self.constructions[0]
 
     @property
     def callee(self) -> str:
-        """Qualified name of what constructs it."""
-        script, call = self.construction
-        return script.callee(call)
+        """Qualified name of what constructs it; empty where branches differ."""
+        names = {script.callee(call) for script, call in self.constructions}
+        return names.pop() if len(names) == 1 else ""
 
 
 def home_of(script: Script, node: cst.CSTNode) -> Home:
@@ -173,18 +181,30 @@ def part_calls(step: Step, within: cst.CSTNode) -> list[cst.Call]:
 
 
 def _all_models(step: Step, node: cst.BaseExpression) -> bool:
-    origins = step.program.of(step.script, node)
+    origins = step.program.trails(step.script, node)
     return bool(origins) and all(_is_model(step.program, *m) for m in origins)
 
 
-def _is_model(program: Project, script: Script, origin: cst.BaseExpression) -> bool:
+@lru_cache(maxsize=8)
+def _with_parameters(program: Project) -> frozenset[tuple[int, int | None]]:
+    """What only a module can be, whoever made it: the values that a program asks for their parameters."""
+    return frozenset(
+        (id(origin), item)
+        for script in program.scripts_with("parameters(")
+        for method in ("parameters", "named_parameters")
+        for _, module in method_calls(script, method)
+        for _, origin, item in program.trails(script, module)
+    )
+
+
+def _is_model(program: Project, script: Script, origin: cst.BaseExpression, item: int | None = None) -> bool:
     if not isinstance(origin, cst.Call):
         return False
     name = script.callee(origin) or dotted(origin.func) or ""
     functional = name.startswith(("transformers.Trainer", "torch.nn.functional.", "torch.nn.utils."))
     if _LOSS_CLASS.match(name) is not None or _NO_MODEL.search(name) is not None or functional:
         return False
-    if dataflow_of(script).is_model(origin):
+    if dataflow_of(script).is_model(origin) or (id(origin), item) in _with_parameters(program):
         return True
     owner = program.class_by_name(script, origin.func)
     return owner is not None and _is_module(program, *owner)
@@ -240,41 +260,106 @@ def find_model(step: Step) -> Model:
         why = "which module the step trains cannot be told: its construction is not in these scripts"
         raise refusal(script, step.backward, why, kind="unresolved")
     models = {id(o): (s, o) for c in calls for s, o in step.program.of(script, c.func)}
-    if len(models) > 1:
+    if len(models) > 1 and len({script.code(c.func) for c in calls}) > 1:
         places = [candidate(s, o) for s, o in models.values()]
         raise NoEdit("ambiguous", f"the step calls {len(models)} models", places)
-    where, construction = next(iter(models.values()))
-    assert isinstance(construction, cst.Call)
-    name, statement = _binding(script, calls[0].func)
-    owner = step.program.class_by_name(where, construction.func)
-    return Model(script, name, tuple(calls), statement, (where, construction), owner)
+    constructions = tuple((s, o) for s, o in models.values() if isinstance(o, cst.Call))
+    home, name, statement = _binding(step.program, script, calls[0].func)
+    owners = [step.program.class_by_name(s, o.func) for s, o in constructions]
+    owner = owners[0] if all(o == owners[0] for o in owners) else None
+    return Model(home, name, tuple(calls), statement, constructions, owner)
 
 
-def _binding(script: Script, node: cst.BaseExpression, depth: int = 0) -> tuple[str, cst.BaseSmallStatement]:
-    """(name, last statement that makes it ready) of a model, in the scope that binds it: callers for a parameter."""
+def _binding(
+    program: Project, script: Script, node: cst.BaseExpression, depth: int = 0
+) -> tuple[Script, str, Statement]:
+    """(script, name, last statement that makes it ready) of a model, in the scope that binds it: callers for a parameter,
+    the inner model for one that is wrapped."""
     bindings = dataflow_of(script).bindings_of(node)
-    function = script.function_of(node)
-    if not bindings and function is not None and isinstance(node, cst.Name) and depth < 4:
-        arguments = _caller_arguments(script, function, node.value)
-        if len(arguments) == 1:
-            return _binding(script, arguments[0], depth + 1)
-    statements = [script.statement_of(b.value) for b in bindings if script.callee(b.value) not in WRAPPERS]
-    name = dotted(node)
-    assignments = [s for s in statements if isinstance(s, cst.Assign) and assigned_names(s) == [name]]
-    if not assignments or name is None or len(assignments) != len(statements):
-        raise refusal(script, node, "the model is bound by no plain assignment")
-    last: cst.BaseSmallStatement = assignments[0]
+    parameter, name = dataflow_of(script).parameter_of(node), dotted(node) or ""
+    if parameter is not None and depth < 4:
+        found = [
+            _binding(program, where, value, depth + 1)
+            for where, value in program.arguments_for(script, parameter, name)
+        ]
+        if found and all(f == found[0] for f in found):
+            return found[0]
+    coats = [_inside(script, b.value) for b in bindings]
+    if len(bindings) == 1 and (inner := coats[0]) is not None and dotted(inner) not in (None, name):
+        return _binding(program, script, inner, depth + 1) if depth < 4 else _unbound(script, node)
+    own = [b for b, inner in zip(bindings, coats, strict=True) if inner is None or dotted(inner) != name]
+    statements = [script.statement_of(b.value) for b in own]
+    assignments = [s for s in statements if isinstance(s, cst.Assign) and name in _targets(s)]
+    if not assignments or not name or len(assignments) != len(statements):
+        return _unbound(script, node)
+    last = joined(script, assignments)
+    here = last is not None and script.function_of(last) is script.function_of(node)
+    if last is None or (here and script.span(node)[0] < script.span(last)[1]):
+        places = [candidate(script, s) for s in assignments]
+        raise NoEdit("display", f"{name} is bound in several places", places)
     block, index = script.block_of(last)
     for line in block.body[index + 1 :]:
         if isinstance(line, cst.SimpleStatementLine) and _readies(line, name):
             last = line.body[-1]
         elif not isinstance(line, cst.SimpleStatementLine) or _uses(script, line, name):
             break
-    if any(not script.span(s)[0] <= script.span(last)[0] for s in assignments):
-        raise NoEdit(
-            "display", f"{name} is bound in several places", [candidate(script, s) for s in assignments]
-        )
-    return name, last
+    return script, name, last
+
+
+def _unbound(script: Script, node: cst.CSTNode) -> NoReturn:
+    raise refusal(script, node, "the model is bound by no plain assignment")
+
+
+def _targets(assign: cst.Assign) -> set[str | None]:
+    """Dotted names of what an assignment binds, those of `a, b = ...` included."""
+    targets = [t.target for t in assign.targets]
+    items = [e.value for t in targets if isinstance(t, cst.Tuple | cst.List) for e in t.elements]
+    return {dotted(t) for t in (*targets, *items)}
+
+
+def _inside(script: Script, value: cst.BaseExpression) -> cst.BaseExpression | None:
+    """`model` of `DistributedDataParallel(model).cuda()`: the same module in another coat; None for any other value."""
+    inner = value
+    while isinstance(inner, cst.Call):
+        if script.callee(inner) in WRAPPERS and inner.args:
+            inner = inner.args[0].value
+        elif method_name(inner) in _READYING and (owner := receiver(inner)) is not None:
+            inner = owner
+        else:
+            return None
+    return inner if inner is not value else None
+
+
+def joined(script: Script, statements: Sequence[Statement]) -> Statement | None:
+    """The statement behind which a name has its value, whichever of these gave it: the last one in the innermost block around
+    all, where only branches lead to them. None where that cannot be told."""
+    if len(statements) == 1:
+        return statements[0]
+    blocks = (b for b in script.ancestors(statements[0]) if isinstance(b, cst.Module | cst.IndentedBlock))
+    block = next(b for b in blocks if all(script.within(s, b) for s in statements))
+    for statement in statements:
+        for up in script.between(statement, block):
+            if isinstance(up, cst.BaseCompoundStatement) and not isinstance(up, cst.If | cst.Match):
+                return None
+    last = max((line for s in statements for line in block.body if script.within(s, line)), key=script.span)
+    if isinstance(last, cst.SimpleStatementLine):
+        return last.body[-1]
+    return last if isinstance(last, cst.BaseCompoundStatement) else None
+
+
+_REPLICATES = ("torch.nn.DataParallel", "torch.nn.parallel.DataParallel")
+
+
+def replicas(place: Place, why: str) -> tuple[str, ...]:
+    """A note on what DataParallel's copies of a model do, which it makes on several GPUs only. Raises NoEdit where the capture
+    does not tell that there was one."""
+    copies = f"on several GPUs the copies of the model that DataParallel runs in threads {why}"
+    calls = ((s, c) for s in place.program.scripts_with("DataParallel(") for c in s.calls(*_REPLICATES))
+    for script, call in calls:
+        if not place.one_device:
+            raise refusal(script, call, f"{copies}: use DistributedDataParallel")
+        return (f"{copies}: use DistributedDataParallel there",)
+    return ()
 
 
 def ready(model: Model, program: Project, what: str) -> tuple[str, Statement]:
@@ -305,16 +390,6 @@ def ready(model: Model, program: Project, what: str) -> tuple[str, Statement]:
                 name = names[0] if len(names) == 1 and names[0] is not None else name
                 statement = last
     return name, statement
-
-
-def _caller_arguments(script: Script, function: cst.FunctionDef, name: str) -> list[cst.BaseExpression]:
-    """What the one call of a function in this script passes for a parameter."""
-    names, dataflow = [p.name.value for p in function.params.params], dataflow_of(script)
-    callers = [c for c in script.all(cst.Call) if dataflow.definition(c.func) is function]
-    if len(callers) != 1 or name not in names:
-        return []
-    arg = argument(callers[0], name, names.index(name) - (dataflow.owner(function) is not None))
-    return [arg.value] if arg is not None else []
 
 
 def _readies(line: cst.SimpleStatementLine, name: str) -> bool:
