@@ -229,12 +229,6 @@ class SetConfig(Parameters, frozen=True, kw_only=True):
     value: Flag
 
 
-class ShardIterable(Parameters, frozen=True, kw_only=True):
-    @property
-    def shown_only(self) -> bool:
-        return True
-
-
 class ZeroGrad(Parameters, frozen=True, kw_only=True):
     mode: Literal["add", "move", "drop-set-to-none-false"] = "add"
 
@@ -267,7 +261,6 @@ PARAMETERS: Mapping[str, Any] = {
     "sdpa-backend": SdpaBackend,
     "set-call-args": CompileCall,
     "set-config": SetConfig,
-    "shard-iterable": ShardIterable,
     "sum-on-device": Parameters,
     "tensor-device": Parameters,
     "use-sdpa": Parameters,
