@@ -247,7 +247,6 @@ PARAMETERS: Mapping[str, Any] = {
     "deepspeed-zero": DeepSpeedZero,
     "detach-accumulation": Parameters,
     "every-n-guard": EveryN,
-    "fully-shard": Parameters,
     "gradient-accumulation": GradientAccumulation,
     "graph-break-line": GraphBreakLine,
     "mark-dynamic": MarkDynamic,
