@@ -194,7 +194,6 @@ CHOICES: dict[str, list[dict[str, Any]]] = {
         {"foreach": False},
         {"fused": False},
     ],
-    "pin-container": [{"torch": "2.6.0", "cuda": c} for c in ("11.8", "12.4", "12.6")],
     "remove-call": [{"call": f"torch.cuda.{c}"} for c in ("empty_cache", "synchronize")],
     "replace-optimizer": [{"to": t, "class": "Adam"} for t in ("adamw-8bit", "adafactor")],
     "sdpa-backend": [{"backends": ["FLASH_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION", "MATH"]}],

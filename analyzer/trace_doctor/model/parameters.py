@@ -22,7 +22,6 @@ Share = Annotated[int, Meta(ge=2, le=1 << 16)]
 """into how many parts something is divided"""
 Text = Annotated[str, Meta(max_length=4096)]
 """of a capture: it is compared with the source and never written"""
-Version = Annotated[str, Meta(pattern=r"\A[0-9A-Za-z.+_-]{0,64}\Z")]
 Dimension = Annotated[int, Meta(ge=0, le=63)]
 
 
@@ -155,15 +154,6 @@ class OptimizerArgs(Parameters, frozen=True, kw_only=True):
         _require_name(self.optimizer)
 
 
-class PinContainer(Parameters, frozen=True, kw_only=True):
-    torch: Version = ""
-    cuda: Version = ""
-
-    @property
-    def shown_only(self) -> bool:
-        return True
-
-
 class RemoveCall(Parameters, frozen=True, kw_only=True):
     call: Literal["torch.cuda.empty_cache", "torch.cuda.synchronize"]
 
@@ -253,7 +243,6 @@ PARAMETERS: Mapping[str, Any] = {
     "matmul-precision": Parameters,
     "no-sync": Parameters,
     "optimizer-args": OptimizerArgs,
-    "pin-container": PinContainer,
     "pinned-copies": Parameters,
     "remove-call": RemoveCall,
     "replace-optimizer": ReplaceOptimizer,

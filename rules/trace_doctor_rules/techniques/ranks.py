@@ -186,14 +186,11 @@ def grouped_gemm(verify: str, target: Target | None = None) -> Fix:
     )
 
 
-def one_image(dockerfile: str, verify: str, *, torch: str, cuda: str) -> Fix:
-    """`dockerfile`: one with the captured versions, for people who have none."""
-    return patch(
+def one_image(dockerfile: str, verify: str) -> Fix:
+    """`dockerfile`: one with the captured versions."""
+    return advice(
         "Use one container image",
-        "pin-container",
         dockerfile,
         "the driver is the host's: it must be new enough for the image's CUDA",
         verify,
-        safety="display",
-        params={"torch": torch, "cuda": cuda},
     )
