@@ -230,7 +230,6 @@ PARAMETERS: Mapping[str, Any] = {
     "channels-last": Parameters,
     "checkpoint-blocks": Parameters,
     "chunked-loss": ChunkedLoss,
-    "compile-blocks": Compile,
     "compile-loss": Compile,
     "compile-model": Compile,
     "dataloader-args": DataLoaderArgs,
