@@ -177,7 +177,6 @@ CHOICES: dict[str, list[dict[str, Any]]] = {
     "allocator-setting": [{"key": "expandable_segments", "value": v} for v in (True, False, "True", "False")],
     "autocast": [{"dtype": t, "device": d} for t in ("bfloat16", "float16") for d in ("cuda", "cpu", "xpu")],
     "batch-size": [{"size": n} for n in (1, 2, 1 << 30)],
-    "chunked-loss": [{"chunks": n} for n in (2, 1 << 16)],
     "compile-model": [
         {"mode": "max-autotune"},
         {"backend": "cudagraphs"},

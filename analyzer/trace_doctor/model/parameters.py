@@ -78,10 +78,6 @@ class BatchSize(Parameters, frozen=True, kw_only=True):
     size: Annotated[int, Meta(ge=1, le=1 << 30)]
 
 
-class ChunkedLoss(Parameters, frozen=True, kw_only=True):
-    chunks: Share = 8
-
-
 class Compile(Parameters, frozen=True, kw_only=True):
     """Arguments of torch.compile; None: not given."""
 
@@ -229,7 +225,6 @@ PARAMETERS: Mapping[str, Any] = {
     "batch-size": BatchSize,
     "channels-last": Parameters,
     "checkpoint-blocks": Parameters,
-    "chunked-loss": ChunkedLoss,
     "compile-loss": Compile,
     "compile-model": Compile,
     "dataloader-args": DataLoaderArgs,
