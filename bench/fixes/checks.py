@@ -45,7 +45,6 @@ _WRITES: dict[str, set[str]] = {
     "channels-last": {"to", "memory_format", "channels_last"},
     "checkpoint-blocks": {"utils", "checkpoint", "checkpoint_sequential", "use_reentrant", "gradient_checkpointing", "len",
                           "gradient_checkpointing_enable"},
-    "compile-blocks": {"compile", "block", "mode", "backend"},
     "compile-loss": {"compile"},
     "compile-model": {"compile", "mode", "backend", "dynamo_backend", "torch_compile", "torch_compile_mode",
                       "reduce", "overhead"},
@@ -53,7 +52,6 @@ _WRITES: dict[str, set[str]] = {
                         "dataloader_pin_memory", "dataloader_persistent_workers", "dataloader_prefetch_factor"},
     "detach-accumulation": {"detach", "item"},
     "every-n-guard": {"enumerate", "step", "logging_steps", "log_every_n_steps"},
-    "fully-shard": {"distributed", "fsdp", "fully_shard", "block"},
     "gradient-accumulation": {"enumerate", "step", "len", "gradient_accumulation_steps", "per_device_train_batch_size",
                               "accumulate_grad_batches"},
     "graph-break-line": {"pass", "compiler", "is_compiling", "_dynamo", "config", "capture_scalar_outputs"},
@@ -68,7 +66,7 @@ _WRITES: dict[str, set[str]] = {
     "zero-grad": {"zero_grad", "optimizer", "set_to_none"},
 }  # fmt: skip
 """names that an edit may bring into a file that has them not; of the codemods left out anything goes"""
-_OF_THE_MODEL = {"compile-blocks", "checkpoint-blocks", "fully-shard"}
+_OF_THE_MODEL = {"checkpoint-blocks"}
 """what writes the names of a model's parts, which another file may define"""
 _PART = re.compile(r"""self\.(\w+)\s*=|(\w+)['"]?\s*[:=]\s*(?:torch\.)?nn\.""")
 

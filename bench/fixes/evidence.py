@@ -21,7 +21,6 @@ MODULE = "<module>"
 _STEPS = ("backward", "manual_backward")
 _READS = ("item", "tolist", "cpu", "numpy")
 _MAKES = ("zeros", "ones", "full", "arange", "randn", "rand", "tensor", "eye")
-_LOSSES = ("cross_entropy", "CrossEntropyLoss", "nll_loss", "NLLLoss")
 _HOOKS = ("training_step", "compute_loss")
 _PER_FILE, _FILES = 1, 3
 _SHAPING = ("mode", "call", "callee", "dtype", "args")
@@ -75,7 +74,6 @@ SITES: dict[str, tuple[str, ...]] = {
     "remove-call": ("call",),
     "use-sdpa": ("softmax",),
     "sdpa-backend": ("sdpa",),
-    "chunked-loss": ("loss",),
     "graph-break-line": ("break",),
     "mark-dynamic": ("compiled",),
     "tensor-device": ("make",),
@@ -145,8 +143,6 @@ def _sites(file: str, module: ast.Module) -> Iterator[Site]:
             yield Site(file, call.lineno, home, "softmax")
         if name == "scaled_dot_product_attention":
             yield Site(file, call.lineno, home, "sdpa")
-        if name in _LOSSES:
-            yield Site(file, call.lineno, home, "loss")
         if within and name == "append" and _keeps_loss(call):
             yield Site(file, call.lineno, home, "sum")
     for node in ast.walk(module):

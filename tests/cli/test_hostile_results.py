@@ -129,7 +129,7 @@ def refused(done: subprocess.CompletedProcess[str]) -> str:
     [
         patch(None, diff="diff --git a/train.py b/train.py\n--- a/train.py\n+++ b/train.py\n@@ -1 +1 @@\n-import torch\n+PWNED\n"),
         patch("not-yet", {"code": CODE}, text="import os\nos.system('touch PWNED')"),
-        patch("shard-iterable"),
+        patch("mark-dynamic", {"name": "x", "dim": 0}),
         patch(None, kind="env", text="PWNED=1 python train.py"),
         patch("zero-grad", {"mode": "add"}),
         patch("zero-grad", {"mode": "add"}, safety="display"),

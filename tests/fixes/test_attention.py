@@ -22,14 +22,18 @@ from torch import nn
 
 
 class Attention(nn.Module):
-    def __init__(self, n):
+    def __init__(self, n, given=None):
+        self.size = n // 2
+        self.root = given or self.size ** -0.5
+        self.given = given
+        self.temperature = nn.Parameter(torch.ones(n, 1, 1))
         self.drop = nn.Dropout(0.1)
         self.register_parameter("other", torch.tril(torch.ones(n, n)))
         self.register_buffer("empty")
         self.register_buffer("tri", torch.tril(torch.ones(n, n)))
         self.register_buffer("wide", torch.tril(torch.ones(n, 2)))
 
-    def forward(self, q, k, v, mask, n, d):
+    def forward(self, q, k, v, mask, n: float, d):
 """
 NONE = "no unfused attention"
 UNKNOWN = "is no known form of attention scores"
@@ -74,12 +78,26 @@ def test_minus_infinity_masks(fill: str) -> None:
 @pytest.mark.parametrize(
     "fill",
     [
-        "+math.inf", "math.inf", "~math.inf", 'float("inf")', "-1e9", '-float("nan")', "float(n)", 'fill("-inf")',
-        '-fill("inf")', '-float("inf", 2)',
+        "+math.inf", "math.inf", "~math.inf", 'float("inf")', "-100", '-float("nan")', "float(n)", 'fill("-inf")',
+        '-fill("inf")', '-float("inf", 2)', "torch.finfo(att.dtype).max", "torch.iinfo(n).min", "low", 'float("low")',
     ],
 )  # fmt: skip
 def test_other_numbers_do_not_mask(fill: str) -> None:
-    assert "not minus infinity" in chain(f"att = att.masked_fill(mask, {fill})")
+    assert "not so low" in chain(f"att = att.masked_fill(mask, {fill})")
+
+
+@pytest.mark.parametrize(
+    "fill",
+    [
+        "-1e9", "-1e4", 'float("-1e20")', "-65504.0", "torch.finfo(att.dtype).min", "-torch.finfo(att.dtype).max", "low",
+    ],
+)  # fmt: skip
+def test_large_negative_numbers_mask_all_but_rows_without_a_key(fill: str) -> None:
+    says = chain("low = -1e9", f"att = att.masked_fill(mask, {fill})")
+    assert says == "q.masked_fill(no_key, 0), k, v, attn_mask=~mask | no_key, scale=1.0"
+    assert chain(f"att = att.masked_fill(torch.ones(n, n).triu(1), {fill})".replace("low", "-1e9")) == (
+        "is_causal=True, scale=1.0"
+    )
 
 
 @pytest.mark.parametrize(
@@ -209,13 +227,25 @@ def test_the_scale_that_is_the_default(by: str) -> None:
         ("/ q.size(-1) ** -0.5", "1 / (q.size(-1) ** -0.5)"),
         ("/ q.size(-1) ** 2", "1 / (q.size(-1) ** 2)"),
         *((f"/ {x}", f"1 / {x}") for x in (
-            "n", "2.0", "self.n", "q.size(n)", "math.sqrt(v.size(-1))", "math.sqrt(q.size(1))", "math.sqrt()",
-            "math.cbrt(q.size(-1))", "torch.sqrt(torch.tensor())", "torch.sqrt(as_tensor(q.size(-1)))",
+            "n", "2.0", "self.size", "q.size(n)", "math.sqrt(v.size(-1))", "math.sqrt(q.size(1))", "math.sqrt()",
+            "math.cbrt(q.size(-1))", "self.root",
         )),
     ],
 )  # fmt: skip
 def test_another_scale_is_passed(by: str, scale: str) -> None:
     assert scaled(by) == f"scale={scale}"
+
+
+@pytest.mark.parametrize(
+    "by",
+    [
+        "* self.temperature", "* self.temperature.exp()", "* d", "/ self.unknown", "/ torch.sqrt(torch.tensor())",
+        "* (d * 2)", "/ torch.sqrt(as_tensor(q.size(-1)))", "* self.given",
+    ],
+)  # fmt: skip
+def test_a_scale_that_may_be_a_tensor_is_refused(by: str) -> None:
+    """The fused call raises a TypeError for a parameter of the model."""
+    assert "may be a tensor" in scaled(by)
 
 
 @pytest.mark.parametrize(
@@ -246,7 +276,8 @@ def test_a_size_is_that_of_a_head_where_the_shape_proves_it(shape: str, is_last:
     ("parts", "is_last"),
     [
         ("q, k, v = q.view(B, T, 3, H, d).unbind(2)", True),
-        ("q, k, v = q.view(3, B, T, H, d)", False),
+        ("q, k, v = q.view(3, B, T, H, d)", True),
+        ("q, k, v = q.view(3, T, d)", False),
         ("q, k, v = q.view(3, B, T, H, d).unbind(4)", False),
         ("for q in q.view(3, B, T, H, d): pass", False),
         ("q, k, v = unbind(q)", False),
@@ -275,9 +306,9 @@ def test_two_names_of_a_size(sizes: tuple[str, ...], same: bool) -> None:
 @pytest.mark.parametrize(
     "scores",
     [
-        "torch.matmul(q, k.transpose(-1, -2))", "torch.bmm(q, k.transpose(2, 3))", "q.matmul(k.mT)",
-        "q.bmm(k.swapaxes(-1, -2))", 'torch.einsum("bhid,bhjd->bhij", q, k)', "q @ torch.transpose(k, -2, -1)",
-        'torch.einsum("b i d, b j d -> b i j", q, k)',
+        "torch.matmul(q, k.transpose(-1, -2))", "q @ k.transpose(2, 3)", "q.matmul(k.mT)", "q @ k.permute(0, 1, 3, 2)",
+        "q @ k.swapaxes(-1, -2)", 'torch.einsum("bhid,bhjd->bhij", q, k)', "q @ torch.transpose(k, -2, -1)",
+        'torch.einsum("b h i d, b h j d -> b h i j", [q, k])',
     ],
 )  # fmt: skip
 def test_a_product_of_query_and_key(scores: str) -> None:
@@ -292,7 +323,8 @@ def test_a_product_of_query_and_key(scores: str) -> None:
         "q @ torch.transpose(k, -2)", "q @ k.flip(-1, -2)", "q @ turned(k, -2, -1)", "q @ torch.flip(k, -2, -1)",
         "torch.einsum(n, q, k)", 'torch.einsum("id,jd->ij", q, k)', 'torch.einsum("bhid,bhjd->bhji", q, k)',
         'torch.einsum("bhid,bhdj->bhij", q, k)', 'torch.einsum("bbid,bbjd->bbij", q, k)',
-        'torch.einsum("bhid,bhjd,bhd->bhij", q, k, v)', 'torch.einsum("bhid,bhjd->bhij", n)',
+        'torch.einsum("bhid,bhjd,bhd->bhij", q, k, v)', 'torch.einsum("bhid,bhjd->bhij", n)', "torch.bmm(q, k.mT)",
+        'torch.einsum("bid,bjd->bij", q, k)', "q @ k.permute(0, 2, 3, 1)",
         'other("bhid,bhjd->bhij", q, k)',
     ],
 )  # fmt: skip
@@ -304,7 +336,6 @@ def test_no_product_of_query_and_key(scores: str) -> None:
     ("out", "says"),
     [
         ("att.matmul(v)", "scale=1.0"),
-        ("torch.bmm(att, v)", "scale=1.0"),
         ('torch.einsum("bhij,bhjd->bhid", att, v)', "scale=1.0"),
         *((out, NONE) for out in (
             'torch.einsum("bhij,bhdj->bhid", att, v)', 'torch.einsum("bhij,bhjd->bhdi", att, v)', "att.bmm(v, n)",
@@ -352,7 +383,7 @@ def test_how_the_products_belong_together(lines: tuple[str, ...], says: str) -> 
         ("att.add(mask)", "attn_mask=mask, scale=1.0"),
         ("mask + att", "attn_mask=mask, scale=1.0"),
         ("torch.where(mask, att, -math.inf)", "attn_mask=mask, scale=1.0"),
-        ("torch.where(mask, -math.inf, att)", "not minus infinity"),
+        ("torch.where(mask, -math.inf, att)", "not so low"),
         ("torch.softmax(att, -1)", "not exactly one softmax"),
         *((cast, "scale=1.0") for cast in ("att.float()", "att.type_as(q)", "att.to(q.dtype)")),
         *((other, UNKNOWN) for other in (
@@ -413,8 +444,11 @@ def test_softmax_and_dropout(softmax: str, says: str) -> None:
         (("att, other = att + mask, n",), UNKNOWN),
         (("att = att + mask; other = n",), UNKNOWN),
         (("att = att + att",), "scores and operand at once"),
-        *((lines, "an operand gets another value") for lines in (
+        *((lines, "scale=1.0") for lines in (
             ("v = self.f(v)",), ("v.add_(n)",), ("other = n; v = n",), ("mask = self.f(mask)", "att = att + mask"),
+        )),
+        *((lines, "an operand gets another value") for lines in (
+            ("q = self.f(q)",), ("k.add_(n)",), ("other = n; q = n",),
             ("att = att + mask", "mask = n"), ("att = att + mask", "mask += n"),
         )),
     ],
@@ -430,19 +464,20 @@ FILL = "    att = att.masked_fill(mask == 0, -math.inf)"
     ("lines", "says"),
     [
         (("if mask is not None:", "    att = att + mask"), "attn_mask=mask, scale=1.0"),
-        (("if mask is not None:", FILL), "attn_mask=None if mask is None else mask != 0, scale=1.0"),
-        (("if mask is not None:", "    att.masked_fill_(mask, -math.inf)"), "None if mask is None else ~mask"),
-        (("if mask is not None:", FILL, "else:", "    att = att + n"), "under a condition"),
-        (("if n is not None:", "    att = att + torch.triu(torch.full((n, n), -math.inf), 1)"), "causal mask is applied under"),
-        (("if mask is not None:", "    att = att * n"), "in no known form of attention"),
+        *(((f"if {test}:", FILL), "attn_mask=attn_mask, scale=1.0") for test in (
+            "mask is not None", "exists(mask)", "mask", "self.f(n) is not None", "not self.training",
+        )),
+        (("if n is not None:", "    att = att + torch.triu(torch.full((n, n), -math.inf), 1)"), "attn_mask=attn_mask"),
+        (("if mask is not None:", "    mask = mask[:, None]", FILL), "attn_mask=attn_mask, scale=1.0"),
+        (("if mask is not None:", FILL, "else:", "    att = att + n"), UNKNOWN),
+        (("if att is not None:", FILL), ELSEWHERE),
+        (("if mask is not None:", "    att = att * n"), "under a condition"),
         (("if mask is not None:", "    att = n"), "in a way that attention does not know"),
         (("if mask is not None:", "    att = other + mask"), "in a way that attention does not know"),
-        (("if mask is not None:", FILL, "    print(n)"), UNKNOWN),
         (("if mask is not None: att = att + mask",), UNKNOWN),
         (("while n:", FILL), UNKNOWN),
-        *(((f"if {test}:", FILL), "under a condition") for test in (
-            "mask is None", "mask != None", "mask", "mask is not n", "self.f(n) is not None", "n is not mask is not None",
-        )),
+        (("if mask is not None:", FILL.replace("-math.inf", "-1e9"), "q = self.f(q)"), "the query has no name of its own"),
+        (("if mask is not None:", FILL.replace("-math.inf", "-1e9"), "print(q)"), "the query has no name of its own"),
     ],
 )  # fmt: skip
 def test_a_mask_under_a_condition(lines: tuple[str, ...], says: str) -> None:

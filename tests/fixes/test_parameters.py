@@ -177,7 +177,6 @@ CHOICES: dict[str, list[dict[str, Any]]] = {
     "allocator-setting": [{"key": "expandable_segments", "value": v} for v in (True, False, "True", "False")],
     "autocast": [{"dtype": t, "device": d} for t in ("bfloat16", "float16") for d in ("cuda", "cpu", "xpu")],
     "batch-size": [{"size": n} for n in (1, 2, 1 << 30)],
-    "chunked-loss": [{"chunks": n} for n in (2, 1 << 16)],
     "compile-model": [
         {"mode": "max-autotune"},
         {"backend": "cudagraphs"},
@@ -194,7 +193,6 @@ CHOICES: dict[str, list[dict[str, Any]]] = {
         {"foreach": False},
         {"fused": False},
     ],
-    "pin-container": [{"torch": "2.6.0", "cuda": c} for c in ("11.8", "12.4", "12.6")],
     "remove-call": [{"call": f"torch.cuda.{c}"} for c in ("empty_cache", "synchronize")],
     "replace-optimizer": [{"to": t, "class": "Adam"} for t in ("adamw-8bit", "adafactor")],
     "sdpa-backend": [{"backends": ["FLASH_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION", "MATH"]}],

@@ -100,35 +100,3 @@ def test_fixes_of_different_lines_go_together(tmp_path: Path) -> None:
     assert text.count("pin_memory=True") == 1
     for part in ("torch.autocast(", "fused=True", "loss.detach()", "float(total)", "non_blocking=True"):
         assert part in text
-
-
-SHARDABLE = """import torch
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel as DDP
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(2, 2) for _ in range(3)])
-
-
-model = Net().cuda()
-model = DDP(model)
-optimizer = torch.optim.AdamW(model.parameters())
-for i, x in enumerate(loader):
-    loss = model(x).mean()
-    loss.backward()
-    if i % 4 == 3:
-        optimizer.step()
-        optimizer.zero_grad()
-"""
-
-
-@pytest.mark.parametrize("other", ["autocast", "compile-model", "no-sync"])
-def test_what_depends_on_how_a_model_is_distributed_waits_for_it(tmp_path: Path, other: str) -> None:
-    """FSDP2 takes its types from a policy, is compiled behind the sharding, and has no no_sync()."""
-    made = planned(tmp_path, ("fully-shard", {}), (other, {}), script=SHARDABLE)
-    assert [item.status for item in made.items] == ["ready", "conflict"]
-    assert "run fix again" in made.items[1].why
-    assert planned(tmp_path, (other, {}), script=SHARDABLE).items[0].status == "ready"

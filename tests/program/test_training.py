@@ -70,8 +70,6 @@ def change(folder: Path, codemod: str, torch: tuple[int, int] | None = None, **p
     [
         ("compile-model", (2, 4), "train.py", "model.compile()"),
         ("compile-model", None, "train.py", "model = torch.compile(model)"),
-        ("compile-blocks", (2, 4), "train.py", "for block in model.blocks:"),
-        ("compile-blocks", None, "net.py", "    @torch.compile"),
         ("autocast", None, "train.py", '    with torch.autocast(device_type="cuda", dtype=torch.bfloat16):'),
         ("checkpoint-blocks", None, "net.py", "            x = checkpoint(block, x, use_reentrant=False)"),
     ],

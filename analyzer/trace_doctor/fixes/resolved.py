@@ -76,12 +76,8 @@ def _compiles(text: str) -> bool:
 # ---------------------------------------------------------------------- several fixes together
 
 
-_APART = frozenset(
-    frozenset(("fully-shard", other))
-    for other in ("autocast", "compile-model", "compile-blocks", "no-sync", "channels-last")
-) | {frozenset(("gradient-accumulation", "zero-grad")), frozenset(("gradient-accumulation", "no-sync"))}
-"""what is right for the script as it is, and another edit beside the other: for FSDP2 precision is a policy, compilation goes
-behind the sharding, and no_sync() is none; accumulation moves what clears the gradients"""
+_APART = frozenset(frozenset(("gradient-accumulation", other)) for other in ("zero-grad", "no-sync"))
+"""what is right for the script as it is, and another edit beside the other: accumulation moves what clears the gradients"""
 
 
 def together(items: list[PlannedFix]) -> list[PlannedFix]:

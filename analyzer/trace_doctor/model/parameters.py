@@ -22,7 +22,6 @@ Share = Annotated[int, Meta(ge=2, le=1 << 16)]
 """into how many parts something is divided"""
 Text = Annotated[str, Meta(max_length=4096)]
 """of a capture: it is compared with the source and never written"""
-Version = Annotated[str, Meta(pattern=r"\A[0-9A-Za-z.+_-]{0,64}\Z")]
 Dimension = Annotated[int, Meta(ge=0, le=63)]
 
 
@@ -77,10 +76,6 @@ class Autocast(Parameters, frozen=True, kw_only=True):
 
 class BatchSize(Parameters, frozen=True, kw_only=True):
     size: Annotated[int, Meta(ge=1, le=1 << 30)]
-
-
-class ChunkedLoss(Parameters, frozen=True, kw_only=True):
-    chunks: Share = 8
 
 
 class Compile(Parameters, frozen=True, kw_only=True):
@@ -155,15 +150,6 @@ class OptimizerArgs(Parameters, frozen=True, kw_only=True):
         _require_name(self.optimizer)
 
 
-class PinContainer(Parameters, frozen=True, kw_only=True):
-    torch: Version = ""
-    cuda: Version = ""
-
-    @property
-    def shown_only(self) -> bool:
-        return True
-
-
 class RemoveCall(Parameters, frozen=True, kw_only=True):
     call: Literal["torch.cuda.empty_cache", "torch.cuda.synchronize"]
 
@@ -229,12 +215,6 @@ class SetConfig(Parameters, frozen=True, kw_only=True):
     value: Flag
 
 
-class ShardIterable(Parameters, frozen=True, kw_only=True):
-    @property
-    def shown_only(self) -> bool:
-        return True
-
-
 class ZeroGrad(Parameters, frozen=True, kw_only=True):
     mode: Literal["add", "move", "drop-set-to-none-false"] = "add"
 
@@ -245,29 +225,24 @@ PARAMETERS: Mapping[str, Any] = {
     "batch-size": BatchSize,
     "channels-last": Parameters,
     "checkpoint-blocks": Parameters,
-    "chunked-loss": ChunkedLoss,
-    "compile-blocks": Compile,
     "compile-loss": Compile,
     "compile-model": Compile,
     "dataloader-args": DataLoaderArgs,
     "deepspeed-zero": DeepSpeedZero,
     "detach-accumulation": Parameters,
     "every-n-guard": EveryN,
-    "fully-shard": Parameters,
     "gradient-accumulation": GradientAccumulation,
     "graph-break-line": GraphBreakLine,
     "mark-dynamic": MarkDynamic,
     "matmul-precision": Parameters,
     "no-sync": Parameters,
     "optimizer-args": OptimizerArgs,
-    "pin-container": PinContainer,
     "pinned-copies": Parameters,
     "remove-call": RemoveCall,
     "replace-optimizer": ReplaceOptimizer,
     "sdpa-backend": SdpaBackend,
     "set-call-args": CompileCall,
     "set-config": SetConfig,
-    "shard-iterable": ShardIterable,
     "sum-on-device": Parameters,
     "tensor-device": Parameters,
     "use-sdpa": Parameters,

@@ -110,13 +110,6 @@ class EnvironmentDrift(Rule):
                     ],
                 )
             ],
-            fixes=[
-                techniques.one_image(
-                    environments.dockerfile(),
-                    "Record all ranks again: TD005 is gone",
-                    torch=environments.usual("PyTorch"),
-                    cuda=environments.usual("CUDA runtime"),
-                )
-            ],
+            fixes=[techniques.one_image(environments.dockerfile(), "Record all ranks again: TD005 is gone")],
             key=",".join(environments.differing),
         )

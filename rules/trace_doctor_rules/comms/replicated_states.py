@@ -84,7 +84,7 @@ class ReplicatedStates(Rule):
         Valid("no trace", SnapshotBuilder, skipped="no allocation history"),
     ]
     INVALID = [
-        Invalid("AdamW on eight ranks", _trained, message="8 ranks", codemod="fully-shard", saving_bytes=1400 * MIB),
+        Invalid("AdamW on eight ranks", _trained, message="8 ranks", saving_bytes=1400 * MIB),
         Invalid("on two ranks", lambda: _trained(world=2), saving_bytes=800 * MIB),
     ]  # fmt: skip
 

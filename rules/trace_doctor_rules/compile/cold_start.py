@@ -101,7 +101,6 @@ class ColdStart(Rule):
             lambda: _first_steps(20),
             message="DecoderLayer",
             severity="info",
-            codemod="compile-blocks",
         ),
         Invalid(
             "no repeated block",

@@ -17,14 +17,15 @@ from trace_doctor.evidence.memory.timeline import BEFORE, CAPTURE_ADVICE
 from trace_doctor.evidence.memory.whole_steps import PeakRecorded
 from trace_doctor.evidence.trace.call_sites import location
 from trace_doctor.testing import MIB, Invalid, SnapshotBuilder, Valid
+from trace_doctor_rules import techniques
 from trace_doctor_rules._shared import table, target
 from trace_doctor_rules.memory._memory_spike_evidence import made_again_after, made_within
 from trace_doctor_rules.memory._remedies import ATTENTION, kind_of, remedies
 from trace_doctor_rules.memory._shared import MiB, breakdown, in_one_unit, peak_saving, size
 
 Mask = npt.NDArray[np.bool_]
-LOSS_EDIT, SDPA_EDIT = "chunked-loss", "use-sdpa"
-_AS_WELL = {LOSS_EDIT: "with one chunk of the logits at a time", SDPA_EDIT: "without any score matrix"}
+_LOSS, _SDPA = techniques.chunked_loss().title, techniques.use_sdpa().title
+_AS_WELL = {_LOSS: "with one chunk of the logits at a time", _SDPA: "without any score matrix"}
 """edit -> what else it takes off the peak"""
 
 
@@ -285,7 +286,7 @@ class MemorySpike(Rule):
     slices, else smaller parts.
 
     Fix safety
-    Unsafe, because results are not bitwise identical: the chunked loss, scaled_dot_product_attention, the optimizer's
+    Unsafe, because results are not bitwise identical: scaled_dot_product_attention, the optimizer's
     `fused=True`. The script is edited only where it provably computes just that. The rest is shown only.
 
     When to ignore
@@ -381,7 +382,7 @@ class MemorySpike(Rule):
             line=43,
         ),
         Invalid("lines that call one function of a library", _one_function_of_a_library, saving_bytes=100 * MIB, line=41),
-        Invalid("the loss of a language model", _loss, saving_bytes=900 * MIB, codemod="chunked-loss"),
+        Invalid("the loss of a language model", _loss, saving_bytes=900 * MIB, fixes=("Chunk or fuse the loss",)),
         Invalid("a list of temporaries for all parameters of an optimizer", _foreach, saving_bytes=560 * MIB, codemod="optimizer-args"),
         Invalid("workspace of fused attention", lambda: _in_backward("ScaledDotProductEfficientAttentionBackward0"), codemod="sdpa-backend"),
     ]  # fmt: skip
@@ -423,7 +424,7 @@ class MemorySpike(Rule):
         forward = device.stacks.site(twins[stacks[0]]) if site is None and stacks[0] in twins else None
         place = site or forward
         fixes = remedies(device.stacks, stacks, target(place), twins)
-        more = _that_go_as_well(device, at_peak, fixes[0].codemod if fixes else "", twins)
+        more = _that_go_as_well(device, at_peak, fixes[0].title if fixes else "", twins)
         after = min(without, history.peak_without(group | more))
         peak_bytes = int(history.size[at_peak].sum())
         made_in = device.place(stacks[0])
@@ -435,7 +436,7 @@ class MemorySpike(Rule):
         alone = f"lowers the peak by {size(named)}" if named else "does not lower the peak"
         first = f" The first of {len(shares)} call sites alone {alone}." if len(shares) > 1 else ""
         saved = more & ~short & history.alive(history.peak)
-        if fixes and fixes[0].codemod == SDPA_EDIT and saved.any():
+        if fixes and fixes[0].title == _SDPA and saved.any():
             scores = int(history.size[saved | (more & history.alive(history.peak))].sum())
             first = f" With those saved for backward, score matrices hold {size(scores)}."
         return Claim(
@@ -445,7 +446,7 @@ class MemorySpike(Rule):
                 history.peak_bytes,
                 after,
                 "without the short-lived tensors of these call sites"
-                + (f", and {_AS_WELL[fixes[0].codemod or '']}" if after < without else ""),
+                + (f", and {_AS_WELL[fixes[0].title]}" if after < without else ""),
             ),
             location=location(place, device=device.device),
             evidence=[
@@ -521,11 +522,11 @@ def _unused_graphs(device: DeviceBlocks) -> Mask:
     return unused
 
 
-def _that_go_as_well(device: DeviceBlocks, at_peak: Mask, edit: str | None, twins: dict[int, int]) -> Mask:
-    """Blocks beside the short-lived ones that the edit does away with; none where it is not known to."""
-    if edit == LOSS_EDIT:
+def _that_go_as_well(device: DeviceBlocks, at_peak: Mask, fix: str, twins: dict[int, int]) -> Mask:
+    """Blocks beside the short-lived ones that a fix does away with; none where it is not known to."""
+    if fix == _LOSS:
         return _logits(device, at_peak)
-    return _scores(device, at_peak, twins) if edit == SDPA_EDIT else np.zeros(len(at_peak), dtype=np.bool_)
+    return _scores(device, at_peak, twins) if fix == _SDPA else np.zeros(len(at_peak), dtype=np.bool_)
 
 
 def _scores(device: DeviceBlocks, at_peak: Mask, twins: dict[int, int]) -> Mask:

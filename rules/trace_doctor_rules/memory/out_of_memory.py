@@ -144,8 +144,8 @@ class OutOfMemoryRule(Rule):
     checkpointing or smaller micro-batches for activations, an 8-bit optimizer or sharding for optimizer state.
 
     Fix safety
-    The allocator setting is unsafe: what else sets or reads the variable does not show in a script. Checkpointing, a
-    chunked loss and scaled_dot_product_attention are unsafe: results are not bitwise identical. Smaller batches with
+    The allocator setting is unsafe: what else sets or reads the variable does not show in a script. Checkpointing
+    and scaled_dot_product_attention are unsafe: results are not bitwise identical. Smaller batches with
     accumulation and another optimizer are shown only: the choice is yours.
 
     When to ignore

@@ -11,8 +11,9 @@ def use_sdpa(verify: str = LOWER_PEAK, target: Target | None = None) -> Fix:
     return patch(
         "Use scaled_dot_product_attention",
         "use-sdpa",
-        "out = torch.nn.functional.scaled_dot_product_attention(q, k, v)   # no mask: every position sees all others\n"
-        "# a causal mask: is_causal=True; any other: attn_mask=mask\n"
+        "out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)\n"
+        "# mask: the one of your code, True where a key is kept, or what is added to the scores; without it every position\n"
+        "# sees all others. Causal: is_causal=True instead. Dropout: dropout_p, in training only\n"
         '# HF: from_pretrained(..., attn_implementation="sdpa"); the score matrix is then never stored',
         "not bitwise identical, dropout draws other numbers; a mask needs two dimensions or more and the query's type",
         verify,

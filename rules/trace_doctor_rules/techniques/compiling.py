@@ -24,11 +24,10 @@ def compile_model(verify: str, mode: str | None = None) -> Fix:
 
 
 def compile_blocks(verify: str) -> Fix:
-    """An edit: compiles in the time of one block, where the model repeats it."""
-    return patch(
+    """Advice: compiles in the time of one block, where the model repeats it."""
+    return advice(
         "Compile the repeated block",
-        "compile-blocks",
-        "for block in model.layers:\n    block.compile()\n"
+        "for block in model.layers:\n    block.compile()   # instead of torch.compile(model)\n"
         "# Accelerate: TorchDynamoPlugin(use_regional_compilation=True)",
         f"{LAST_BITS}; nothing is fused across blocks",
         verify,

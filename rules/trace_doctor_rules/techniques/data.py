@@ -133,14 +133,12 @@ def persistent_workers(verify: str, workers: int | None = None, target: Target |
 
 
 def shard_iterable(verify: str) -> Fix:
-    """Shown only: reads every sample in every worker, and delivers a share of them."""
-    return patch(
+    """Advice: reads every sample in every worker, and delivers a share of them."""
+    return advice(
         "Shard the IterableDataset across workers",
-        "shard-iterable",
         "def __iter__(self):\n    samples = self.read()\n    info = torch.utils.data.get_worker_info()\n"
         "    if info is not None:\n"
         "        samples = itertools.islice(samples, info.id, None, info.num_workers)\n    yield from samples",
         "without this every worker delivers the whole dataset",
         verify,
-        safety="display",
     )

@@ -64,10 +64,9 @@ def max_split_size(verify: str) -> Fix:
 
 
 def chunked_loss(verify: str = LOWER_PEAK, target: Target | None = None) -> Fix:
-    """An edit: logits of one chunk of tokens exist at a time, not tokens x vocabulary."""
-    return patch(
+    """Advice: logits of one chunk of tokens exist at a time, not tokens x vocabulary."""
+    return advice(
         "Chunk or fuse the loss",
-        "chunked-loss",
         "logits of all tokens and their fp32 log-softmax need tokens x vocabulary x 4 bytes each. Project and "
         "reduce a part of the tokens at a time (torchtune CEWithChunkedOutputLoss), or use Liger's "
         "FusedLinearCrossEntropy (HF: use_liger_kernel=True); keep logits in bf16 until then",

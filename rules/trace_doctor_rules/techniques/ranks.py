@@ -128,10 +128,9 @@ def split_layers(
 
 
 def fully_shard(verify: str) -> Fix:
-    """An edit: each rank holds 1/N of parameters, gradients and optimizer state."""
-    return patch(
+    """Advice: each rank holds 1/N of parameters, gradients and optimizer state; checkpoints and clipping change with it."""
+    return advice(
         "Use fully_shard()",
-        "fully-shard",
         "for block in model.layers:\n    fully_shard(block)\nfully_shard(model)   # before the optimizer is made; torch 2.6\n"
         '# Accelerate: FullyShardedDataParallelPlugin(fsdp_version=2); HF: fsdp="full_shard"; '
         'DeepSpeed: "zero_optimization": {"stage": 3}',
@@ -187,14 +186,11 @@ def grouped_gemm(verify: str, target: Target | None = None) -> Fix:
     )
 
 
-def one_image(dockerfile: str, verify: str, *, torch: str, cuda: str) -> Fix:
-    """`dockerfile`: one with the captured versions, for people who have none."""
-    return patch(
+def one_image(dockerfile: str, verify: str) -> Fix:
+    """`dockerfile`: one with the captured versions."""
+    return advice(
         "Use one container image",
-        "pin-container",
         dockerfile,
         "the driver is the host's: it must be new enough for the image's CUDA",
         verify,
-        safety="display",
-        params={"torch": torch, "cuda": cuda},
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-REPOSITORY = "pytorch/pytorch"
+_REPOSITORY = "pytorch/pytorch"
 _PUBLISHED: Mapping[str, tuple[int, int, tuple[str, ...]]] = {
     "2.0": (1, 8, ("11.7",)),
     "2.1": (2, 8, ("11.8", "12.1")),
@@ -23,23 +23,22 @@ _PUBLISHED: Mapping[str, tuple[int, int, tuple[str, ...]]] = {
     "2.10": (0, 9, ("12.6", "12.8", "13.0")),
 }
 """release -> its last patch, its cuDNN, its versions of CUDA"""
-FLAVOURS = ("runtime", "devel")
 
 
-def tag(torch: str, cuda: str, flavour: str = "runtime") -> str | None:
+def tag(torch: str, cuda: str) -> str | None:
     """Tag of the image with these versions (`2.6.0+cu126`, `12.6`); None where none is known to be published."""
     match = re.match(r"(\d+\.\d+)\.(\d+)(?![\d.]|rc|a|b|\.?dev)", torch)
     known = _PUBLISHED.get(match[1]) if match else None
     if match is None or known is None or int(match[2]) > known[0] or cuda not in known[2]:
         return None
-    return f"{match[0]}-cuda{cuda}-cudnn{known[1]}-{flavour}"
+    return f"{match[0]}-cuda{cuda}-cudnn{known[1]}-runtime"
 
 
 def dockerfile(torch: str, cuda: str) -> str:
     """An image with these versions: the official one, else PyTorch's own packages; what is not known is left to fill in."""
     image = tag(torch, cuda)
     if image is not None:
-        first = f"FROM {REPOSITORY}:{image}\n"
+        first = f"FROM {_REPOSITORY}:{image}\n"
     else:
         plain = torch.partition("+")[0] or "<version of PyTorch>"
         index = f"cu{cuda.replace('.', '')}" if cuda else "<cu126, cu128, ...>"

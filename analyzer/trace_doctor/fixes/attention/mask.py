@@ -21,6 +21,7 @@ _SAME_VALUES = (
     "float",
     "contiguous",
 )
+_NUMBERS = ("int", "float", "len", "min", "max", "numpy.sqrt")
 _SQRT = ("math.sqrt", "numpy.sqrt", "torch.sqrt")
 
 
@@ -38,44 +39,60 @@ def callee_of(script: Script, call: cst.Call) -> tuple[str, str, cst.BaseExpress
     return (name, "", None) if name else ("", method_name(call) or "", value)
 
 
-def is_minus_infinity(script: Script, node: cst.BaseExpression) -> bool:
-    """`float("-inf")`, `-float("inf")`, `-torch.inf`; False for a large negative number, which is not the same."""
-    sign, number = "-", node  # what the text of float() begins with, and what it is called for
+MINUS_INFINITY, _LOW = float("-inf"), -1e4
+_LOWEST = {"min": -3e38, "max": 3e38}
+"""of torch.finfo, of types with the range of float32"""
+
+
+def fill_of(script: Script, node: cst.BaseExpression) -> float | None:
+    """The number that masked scores are set to, followed to where it was assigned: minus infinity, or one so low that
+    softmax gives zero beside any other score; else None."""
+    origins = dataflow_of(script).of(node)
+    value = _number(script, origins[0]) if len(origins) == 1 else None
+    return value if value is not None and value <= _LOW else None
+
+
+def _number(script: Script, node: cst.BaseExpression) -> float | None:
+    """The value of `-1e9`, `float("-inf")`, `-torch.inf`, `torch.finfo(x.dtype).min`."""
     if isinstance(node, cst.UnaryOperation) and isinstance(node.operator, cst.Minus):
-        sign, number = "", node.expression
-    if isinstance(number, cst.Call):
-        text = literal(number.args[0].value) if len(number.args) == 1 else ...
-        infinite = isinstance(text, str) and text.lower() in (f"{sign}inf", f"{sign}infinity")
-        return infinite and script.callee(number) == "float"
-    return not sign and script.qualified(number) in ("torch.inf", "math.inf", "numpy.inf")
+        value = _number(script, node.expression)
+        return None if value is None else -value
+    if isinstance(node, cst.Attribute) and isinstance(node.value, cst.Call):
+        return _LOWEST.get(node.attr.value) if script.callee(node.value) == "torch.finfo" else None
+    if script.qualified(node) in ("torch.inf", "math.inf", "numpy.inf"):
+        return -MINUS_INFINITY
+    call = isinstance(node, cst.Call) and script.callee(node) == "float" and len(node.args) == 1
+    number = literal(node.args[0].value if call and isinstance(node, cst.Call) else node)
+    try:
+        return float(number) if isinstance(number, str | int | float) else None
+    except ValueError:
+        return None
 
 
-def boolean_mask(script: Script, holds: cst.BaseExpression) -> tuple[str | None, bool]:
-    """(attn_mask, causal) for scores that are minus infinity where `holds` is true: attn_mask is True where kept."""
-    inner, text = _inverse(holds), "{}"
-    if isinstance(holds, cst.Comparison) and len(holds.comparisons) == 1:
-        test = holds.comparisons[0]
-        if isinstance(test.operator, cst.Equal) and literal(test.comparator) in (0, False):
-            inner, text = holds.left, "{} != 0"
-    if inner is None:
-        simple = isinstance(holds, cst.Name | cst.Attribute | cst.Call | cst.Subscript)
-        text = "~{}" if simple else "~({})"
-    if is_triangle(script, inner or holds, lower=inner is not None):
-        return None, True
-    return text.format(flat(script, inner or holds)), False
+def boolean_mask(script: Script, mask: cst.BaseExpression, *, keeps: bool) -> tuple[str, str, bool]:
+    """(attn_mask, rows without a key, whether it is causal) for scores that are low where `mask` is true, or with `keeps`
+    where it is false: attn_mask is true where kept."""
+    holds, inverse = flat(script, mask), _inverse(mask)
+    is_zero = False
+    if isinstance(mask, cst.Comparison) and len(mask.comparisons) == 1:
+        test = mask.comparisons[0]
+        is_zero = isinstance(test.operator, cst.Equal) and literal(test.comparator) in (0, False)
+        inverse = mask.left if is_zero else inverse
+    simple = isinstance(mask, cst.Name | cst.Attribute | cst.Call | cst.Subscript)
+    if inverse is None:
+        other = f"~{holds}" if simple else f"~({holds})"
+    else:
+        other = flat(script, inverse) + " != 0" * is_zero
+    hides = other if keeps else holds
+    no_key = f"{hides if simple and not keeps else f'({hides})'}.all(-1, keepdim=True)"
+    causal = is_triangle(script, inverse or mask, lower=keeps != (inverse is not None))
+    return (holds if keeps else other), no_key, causal
 
 
 def _inverse(node: cst.BaseExpression) -> cst.BaseExpression | None:
     if isinstance(node, cst.UnaryOperation) and isinstance(node.operator, cst.BitInvert):
         return node.expression
     return receiver(node) if method_name(node) == "logical_not" else None
-
-
-def additive_mask(script: Script, mask: cst.BaseExpression) -> tuple[str | None, bool]:
-    """(attn_mask, causal) for a mask that is added to the scores."""
-    return (
-        (None, True) if is_triangle(script, mask, lower=False, additive=True) else (flat(script, mask), False)
-    )
 
 
 # ---------------------------------------------------------------------- causal masks
@@ -148,7 +165,7 @@ def _is_square(script: Script, call: cst.Call, *, additive: bool) -> bool:
     sizes = arguments[:1] if additive else arguments
     if len(sizes) == 1 and isinstance(sizes[0], cst.Tuple | cst.List):
         sizes = [e.value for e in sizes[0].elements]
-    if additive and (len(arguments) < 2 or not is_minus_infinity(script, arguments[1])):
+    if additive and (len(arguments) < 2 or fill_of(script, arguments[1]) is None):
         return False
     return len(sizes) == 2 and flat(script, sizes[0]) == flat(script, sizes[1])
 
@@ -189,10 +206,55 @@ def _root(script: Script, node: cst.BaseExpression, *, inverse: bool) -> cst.Bas
         return None
     if isinstance(node, cst.Call) and script.callee(node) in _SQRT and len(node.args) == 1:
         inner = node.args[0].value
-        if isinstance(inner, cst.Call) and script.callee(inner) == "torch.tensor" and inner.args:
+        if (
+            isinstance(inner, cst.Call)
+            and script.callee(inner) in ("torch.tensor", "torch.FloatTensor")
+            and inner.args
+        ):
             inner = inner.args[0].value
+            if isinstance(inner, cst.List) and len(inner.elements) == 1:
+                inner = inner.elements[0].value
         return inner
     return None
+
+
+def is_number(script: Script, node: cst.BaseExpression, *, computed: bool = False, depth: int = 0) -> bool:
+    """Whether a value is provably a Python number, not a tensor. What `__init__` gets is one where it is `computed` with."""
+    if depth > 8 or isinstance(literal(node), int | float):
+        return depth <= 8
+
+    def again(inner: cst.BaseExpression, computed: bool = computed) -> bool:
+        return is_number(script, inner, computed=computed, depth=depth + 1)
+
+    if isinstance(node, cst.UnaryOperation):
+        return again(node.expression)
+    if isinstance(node, cst.BinaryOperation):
+        return again(node.left, True) and again(node.right, True)
+    if isinstance(node, cst.BooleanOperation):
+        return (literal(node.left) is None or again(node.left, True)) and again(node.right)
+    if isinstance(node, cst.Subscript):
+        return flat(script, node.value).endswith((".shape", ".size()"))
+    if isinstance(node, cst.Call):
+        callee = script.callee(node)
+        return (
+            callee.startswith("math.")
+            or callee in _NUMBERS
+            or (method_name(node) == "size" and bool(node.args))
+        )
+    origins = [o for o in dataflow_of(script).of(node) if o is not node]
+    if origins:
+        return all(
+            literal(o) is None or flat(script, o).endswith((".shape", ".size()")) or again(o) for o in origins
+        )
+    root = node
+    while isinstance(root, cst.Attribute):
+        root = root.value
+    function = dataflow_of(script).parameter_of(root)
+    if function is None or (computed and function.name.value == "__init__"):
+        return function is not None
+    own = next((p for p in function.params.params if p.name.value == dotted(node)), None)
+    annotation = own.annotation.annotation if own is not None and own.annotation is not None else None
+    return annotation is not None and script.code(annotation) in ("int", "float")
 
 
 def is_last_size(script: Script, size: cst.BaseExpression, *operands: cst.BaseExpression) -> bool:
@@ -242,7 +304,7 @@ def _shape(script: Script, node: cst.BaseExpression, depth: int) -> tuple[cst.Ba
 def _shape_of_variable(
     script: Script, node: cst.Name | cst.Attribute, depth: int
 ) -> tuple[cst.BaseExpression, int] | None:
-    """By what was assigned to it last; of several variables at once, only the parts of unbind() are known."""
+    """By what was assigned to it last; several variables at once are parts along the first dimension, or of unbind()."""
     before = [
         b for b in dataflow_of(script).bindings_of(node) if script.span(b.value)[1] <= script.span(node)[0]
     ]
@@ -250,7 +312,9 @@ def _shape_of_variable(
         return None
     value = before[-1].value
     inner = _shape(script, value, depth + 1)
-    return inner if before[-1].item is None or method_name(value) == "unbind" else None
+    if inner is None or before[-1].item is None or method_name(value) == "unbind":
+        return inner
+    return (inner[0], inner[1] - 1) if inner[1] > 3 else None
 
 
 def _through(

@@ -12,7 +12,7 @@ from trace_doctor.fixes.attention.mask import callee_of
 from trace_doctor.program.queries.loops import changes_in_place, names_in
 from trace_doctor.program.script import Script, literal, method_name, positional, receiver
 
-_EINSUM = re.compile(r"(\w+),(\w+)->(\w+)")
+_EINSUM = re.compile(r"([a-zA-Z]{4}),([a-zA-Z]{4})->([a-zA-Z]{4})")
 
 
 Kind = Literal["softmax", "dropout", "cast", "fill", "add", "multiply", "divide"]
@@ -34,8 +34,10 @@ class Layer:
     node: cst.CSTNode
     operand: cst.BaseExpression | None = None
     keeps: bool = False
-    unless_none: str | None = None
-    """the operation happens only where this name is not None"""
+    finite: bool = False
+    """what is filled in is a large negative number, not minus infinity"""
+    statement: cst.BaseSmallStatement | None = None
+    """the operation happens only under a condition, in this statement"""
 
 
 @dataclass
@@ -49,41 +51,63 @@ class Attention:
     scale: str | None = None
     """None where it is 1 / sqrt(last size of the query), which is the default"""
     mask: str | None = None
+    no_key: str | None = None
+    """true for rows all of whose keys are masked by a finite number: they weigh all keys alike"""
+    condition: cst.BaseSmallStatement | None = None
+    """the statement that applies the mask, under a condition"""
     causal: bool = False
     dropout: str | None = None
-    drop: list[cst.BaseSmallStatement | cst.If] = field(default_factory=list)
+    swapped: bool = False
+    """the result is (batch, tokens, heads, size)"""
+    drop: list[cst.BaseSmallStatement] = field(default_factory=list)
     """statements that only made intermediate results"""
 
 
-def product(script: Script, node: cst.CSTNode) -> tuple[cst.BaseExpression, cst.BaseExpression] | None:
-    """(left, right) of `a @ b`, torch.matmul(a, b), torch.bmm(a, b), a.matmul(b), einsum("bij,bjd->bid", a, b)."""
+@dataclass(frozen=True)
+class Operand:
+    """A factor of a product. `swapped`: tokens come before heads in it."""
+
+    node: cst.BaseExpression
+    swapped: bool = False
+
+
+def product(script: Script, node: cst.CSTNode) -> tuple[cst.BaseExpression, Operand, bool] | None:
+    """(left, right, whether the result is swapped) of `a @ b`, torch.matmul(a, b), a.matmul(b), einsum("bhij,bhjd->bhid", a, b)."""
     if isinstance(node, cst.BinaryOperation):
-        return (node.left, node.right) if isinstance(node.operator, cst.MatrixMultiply) else None
+        is_product = isinstance(node.operator, cst.MatrixMultiply)
+        return (node.left, Operand(node.right), False) if is_product else None
     if not isinstance(node, cst.Call) or len(positional(node)) != len(node.args):
         return None
     name, method, value = callee_of(script, node)
     match name or method, positional(node):
-        case "torch.matmul" | "torch.bmm", [left, right]:
-            return left, right
-        case "torch.einsum", [spec, left, right]:
-            return (left, right) if _einsum(spec, transposed=False) else None
-        case "matmul" | "bmm", [right] if value is not None:
-            return value, right
-    return None
+        case "torch.matmul", [left, right]:
+            return left, Operand(right), False
+        case "matmul", [right] if value is not None:
+            return value, Operand(right), False
+    if (einsum := _einsum(script, node)) is None:
+        return None
+    (left, right), (a, b, out) = einsum
+    value_order, out_order = _swapped(b, a[:2] + a[3] + b[-1]), _swapped(out, a[:3] + b[-1])
+    if value_order is None or out_order is None or len({*a, b[-1]}) != 5:
+        return None
+    return left, Operand(right, value_order), out_order
 
 
-def scores(script: Script, node: cst.CSTNode) -> tuple[cst.BaseExpression, cst.BaseExpression] | None:
+def scores(script: Script, node: cst.CSTNode) -> tuple[Operand, Operand] | None:
     """(query, key) of the product of a query with a transposed key."""
-    if isinstance(node, cst.Call) and script.callee(node) == "torch.einsum" and len(node.args) == 3:
-        spec, query, key = (a.value for a in node.args)
-        return (query, key) if _einsum(spec, transposed=True) else None
+    if isinstance(node, cst.Call) and (einsum := _einsum(script, node)) is not None:
+        (query, key), (a, b, out) = einsum
+        orders = _swapped(a, out[:3] + a[-1]), _swapped(b, out[:2] + out[3] + a[-1])
+        if None in orders or len({*out, a[-1]}) != 5:
+            return None
+        return Operand(query, bool(orders[0])), Operand(key, bool(orders[1]))
     pair = product(script, node)
-    below = _transpose_operand(script, pair[1]) if pair else None
-    return (pair[0], below) if pair and below is not None else None
+    below = _transpose_operand(script, pair[1].node) if pair else None
+    return (Operand(pair[0]), Operand(below)) if pair and below is not None else None
 
 
 def _transpose_operand(script: Script, node: cst.BaseExpression) -> cst.BaseExpression | None:
-    """`k` of `k.transpose(-2, -1)`, `k.mT`, `k.swapaxes(-1, -2)`, torch.transpose(k, -1, -2)."""
+    """`k` of `k.transpose(-2, -1)`, `k.mT`, `k.permute(0, 1, 3, 2)`, torch.transpose(k, -1, -2)."""
     if isinstance(node, cst.Attribute) and node.attr.value == "mT":
         return node.value
     if not isinstance(node, cst.Call):
@@ -91,22 +115,25 @@ def _transpose_operand(script: Script, node: cst.BaseExpression) -> cst.BaseExpr
     arguments = [a.value for a in node.args if a.keyword is None]
     of_torch = script.callee(node) == "torch.transpose" and len(arguments) == 3
     inner, dims = (arguments[0], arguments[1:]) if of_torch else (receiver(node), arguments)
+    if method_name(node) == "permute" and not of_torch:
+        return inner if [literal(d) for d in dims] == [0, 1, 3, 2] else None
     is_transpose = of_torch or method_name(node) in ("transpose", "swapaxes")
     return inner if is_transpose and {literal(d) for d in dims} in ({-1, -2}, {2, 3}) else None
 
 
-def _einsum(spec: cst.BaseExpression, *, transposed: bool) -> bool:
-    """Whether an einsum is the product of matrices: `bhij,bhjd->bhid`, transposed `bhid,bhjd->bhij`."""
-    text = literal(spec)
+def _einsum(script: Script, call: cst.Call) -> tuple[list[cst.BaseExpression], list[str]] | None:
+    """The operands of an einsum of two with four dimensions each, which is what fused kernels take, and its indices."""
+    spec, *operands = [a.value for a in call.args] or [call]
+    if len(operands) == 1 and isinstance(operands[0], cst.List | cst.Tuple):
+        operands = [e.value for e in operands[0].elements]
+    text = literal(spec) if script.callee(call) == "torch.einsum" else ...
     match = _EINSUM.fullmatch(text.replace(" ", "")) if isinstance(text, str) else None
-    if match is None or min(map(len, match.groups())) < 3:
-        return False
-    a, b, out = match.groups()
-    batch, row, inner = a[:-2], a[-2], a[-1]
-    column = b[-2] if transposed else b[-1]
-    distinct = len({*batch, row, inner, column}) == len(a) + 1
-    second = f"{batch}{column}{inner}" if transposed else f"{batch}{inner}{column}"
-    return distinct and b == second and out == f"{batch}{row}{column}"
+    return (operands, list(match.groups())) if match is not None and len(operands) == 2 else None
+
+
+def _swapped(indices: str, order: str) -> bool | None:
+    """Whether the middle two of four dimensions are swapped; None where they are in another order."""
+    return {order: False, order[0] + order[2] + order[1] + order[3]: True}.get(indices)
 
 
 def changes(statement: cst.BaseSmallStatement) -> str | None:

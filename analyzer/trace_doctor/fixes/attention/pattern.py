@@ -6,18 +6,20 @@ the fused call never makes. What is not one of the known forms ends in a refusal
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import libcst as cst
 
 from trace_doctor.fixes.attention.mask import (
-    additive_mask,
+    MINUS_INFINITY,
     boolean_mask,
     callee_of,
+    fill_of,
     flat,
     is_last_size,
-    is_minus_infinity,
+    is_number,
+    is_triangle,
     size_under_root,
 )
 from trace_doctor.fixes.attention.matmuls import (
@@ -25,6 +27,7 @@ from trace_doctor.fixes.attention.matmuls import (
     Attention,
     Kind,
     Layer,
+    Operand,
     binds,
     changes,
     product,
@@ -67,7 +70,8 @@ class _Chain:
         self.first = self.at
         self.intermediates: list[str] = []
         """intermediate names"""
-        self.operands: list[cst.BaseExpression] = []
+        self.operands: list[tuple[cst.BaseExpression, int]] = []
+        """what is evaluated at the last product, and the index of the line that evaluated it before"""
 
     def refuse(self, why: str, node: cst.CSTNode) -> NoEdit:
         """The reason at a node, to be raised."""
@@ -89,6 +93,8 @@ class _Chain:
             return None
         name, method, value = callee_of(script, node)
         values = [a.value for a in node.args]
+        if len(values) == 1 and self.is_module(node, "Softmax", lambda dim: dim in _LAST):
+            return Layer("softmax", node), values[0]
         if name in ("torch.softmax", "torch.nn.functional.softmax") or method == "softmax":
             inner = value or next(iter(values), None)
             dim, dtype = argument(node, "dim", 1 if value is None else 0), argument(node, "dtype")
@@ -100,12 +106,13 @@ class _Chain:
         if self.is_dropout(node) and values:
             return Layer("dropout", node), values[0]
         if name == "torch.where" and len(values) == 3:
-            return Layer("fill", node, self.fill_mask(values[0], values[2], node), keeps=True), values[1]
+            finite = self.is_finite(values[2], node)
+            return Layer("fill", node, values[0], keeps=True, finite=finite), values[1]
         if value is None:
             return None
         match method, values:
             case "masked_fill" | "masked_fill_", [mask, fill]:
-                return Layer("fill", node, self.fill_mask(mask, fill, node)), value
+                return Layer("fill", node, mask, finite=self.is_finite(fill, node)), value
             case "mul" | "div" | "add", [operand]:
                 return Layer(_METHODS[method], node, operand), value
             case ("to", [like]) if (dotted(like) or "").endswith(".dtype"):
@@ -114,33 +121,41 @@ class _Chain:
                 return Layer("cast", node), value
         return None
 
-    def fill_mask(
-        self, mask: cst.BaseExpression, fill: cst.BaseExpression, node: cst.CSTNode
-    ) -> cst.BaseExpression:
-        """`mask`, where what it fills in is minus infinity; raises NoEdit for any other number."""
-        if not is_minus_infinity(self.script, fill):
-            why = "masked scores are not minus infinity, so rows that are masked entirely would come out differently"
-            raise self.refuse(why, node)
-        return mask
+    def is_finite(self, fill: cst.BaseExpression, node: cst.CSTNode) -> bool:
+        """Whether masked scores are a large negative number, not minus infinity; raises NoEdit for what leaves weights."""
+        fills = fill_of(self.script, fill)
+        if fills is None:
+            raise self.refuse("masked scores are not so low that their weights are zero", node)
+        return fills != MINUS_INFINITY
 
     def is_dropout(self, call: cst.Call) -> bool:
         """Whether it is the function or a module's call; of a module only where all it can be are nn.Dropout."""
-        if self.script.callee(call) == "torch.nn.functional.dropout":
-            return True
-        all_are, name = dataflow_of(self.script).all_are, "torch.nn.Dropout"
-        return len(call.args) == 1 and all_are(call.func, lambda o: self.script.callee(o) == name)
+        functional = self.script.callee(call) == "torch.nn.functional.dropout"
+        return functional or (len(call.args) == 1 and self.is_module(call, "Dropout"))
+
+    def is_module(self, call: cst.Call, name: str, dim: Callable[[object], bool] = lambda dim: True) -> bool:
+        """Whether all that can be called are modules of torch.nn of a name, with such a first argument."""
+
+        def test(origin: cst.BaseExpression) -> bool:
+            if not isinstance(origin, cst.Call) or self.script.callee(origin) != f"torch.nn.{name}":
+                return False
+            given = argument(origin, "dim", 0)
+            return dim(None if given is None else literal(given.value))
+
+        return dataflow_of(self.script).all_are(call.func, test)
 
     # ------------------------------------------------------------------ following names
 
-    def change(self, name: str, before: int) -> tuple[int, cst.BaseSmallStatement, cst.If | None] | None:
-        """(index, statement, condition) of the last statement of the block that changes a name; None if it is no
-        simple one."""
+    def change(self, name: str, before: int) -> tuple[int, cst.BaseSmallStatement, bool] | None:
+        """(index, statement, whether under a condition) of the last statement of the block that changes a name; None if
+        it is no simple one."""
         for index in range(before - 1, -1, -1):
             line = self.block.body[index]
-            condition = line if isinstance(line, cst.If) else None
-            statement = _single(condition.body.body if condition is not None else [line])
+            branch = line.body.body if isinstance(line, cst.If) and line.orelse is None else [line]
+            inside = [part for part in branch if binds(self.script, part, name)]
+            statement = _single(inside)
             if statement is not None and changes(statement) == name:
-                return index, statement, condition
+                return index, statement, isinstance(line, cst.If)
             if binds(self.script, line, name):
                 return None
         return None
@@ -168,16 +183,16 @@ class _Chain:
 
     def layers(
         self, node: cst.BaseExpression
-    ) -> tuple[list[Layer], tuple[cst.BaseExpression, cst.BaseExpression]]:
-        """All operations from the weights down to the product of query and key, outermost first."""
-        layers: list[Layer] = []
+    ) -> tuple[list[tuple[Layer, int]], tuple[Operand, Operand], int]:
+        """All operations from the weights down to the product of query and key, outermost first; and each one's line."""
+        layers: list[tuple[Layer, int]] = []
         at = self.at
         for _ in range(24):
             if (pair := scores(self.script, node)) is not None:
-                return layers, pair
+                return layers, pair, at
             step = self.layer(node, at)
             if step is not None:
-                layers.append(step[0])
+                layers.append((step[0], at))
                 node = step[1]
                 continue
             if not isinstance(node, cst.Name):
@@ -186,22 +201,22 @@ class _Chain:
             if place is None:
                 break
             self.intermediates.append(node.value)
-            at, statement, condition = place
+            at, statement, conditional = place
             self.first = min(self.first, at)
-            self.match.drop.append(condition or statement)
-            node = self.behind(node, statement, condition, at, layers)
+            self.match.drop.append(statement)
+            node = self.behind(node, statement, conditional, at, layers)
         raise self.refuse(f"{self.script.code(node)} is no known form of attention scores", node)
 
     def behind(
         self,
         name: cst.Name,
         statement: cst.BaseSmallStatement,
-        condition: cst.If | None,
+        conditional: bool,
         at: int,
-        layers: list[Layer],
+        layers: list[tuple[Layer, int]],
     ) -> cst.BaseExpression:
         """What a statement made a name from; an operation in place or under a condition is added to `layers`."""
-        if isinstance(statement, cst.Assign) and condition is None:
+        if isinstance(statement, cst.Assign) and not conditional:
             return statement.value
         step: tuple[Layer, cst.BaseExpression] | None = None
         if isinstance(statement, cst.AugAssign):
@@ -212,110 +227,137 @@ class _Chain:
         if step is None or dotted(step[1]) != name.value:
             raise self.refuse("the scores are changed in a way that attention does not know", statement)
         layer, inner = step
-        layers.append(layer if condition is None else replace(layer, unless_none=self.guard_of(condition)))
+        if conditional and layer.kind not in ("fill", "add"):
+            raise self.refuse("the scores are changed under a condition", statement)
+        layers.append((replace(layer, statement=statement) if conditional else layer, at))
         return inner
-
-    def guard_of(self, condition: cst.If) -> str:
-        """`mask` of `if mask is not None:` without another branch."""
-        test = condition.test
-        if isinstance(test, cst.Comparison) and len(test.comparisons) == 1 and condition.orelse is None:
-            against = test.comparisons[0]
-            name = dotted(test.left)
-            if isinstance(against.operator, cst.IsNot) and literal(against.comparator) is None and name:
-                return name
-        raise self.refuse("the scores are changed under a condition", condition)
 
     # ------------------------------------------------------------------ judging
 
-    def read(self, weights: cst.BaseExpression, value: cst.BaseExpression) -> Attention:
+    def read(self, weights: cst.BaseExpression, value: Operand, swapped: bool) -> Attention:
         """The attention that ends in this product; raises NoEdit where a part of it is not provably the same."""
-        layers, (query, key) = self.layers(weights)
-        kinds = [layer.kind for layer in layers]
+        layers, (query, key), begin = self.layers(weights)
+        kinds = [layer.kind for layer, _ in layers]
         if kinds.count("softmax") != 1:
             raise self.refuse("there is not exactly one softmax", self.match.matmul)
         softmax = kinds.index("softmax")
-        for layer in layers[:softmax]:
+        for layer, at in layers[:softmax]:
             if layer.kind not in ("dropout", "cast"):
                 raise self.refuse("the weights are changed between softmax and matmul", layer.node)
             if layer.kind == "dropout":
-                self.set_dropout(layer)
-        factors: list[tuple[Kind, cst.BaseExpression]] = []
-        for index, layer in enumerate(layers[softmax + 1 :]):
+                self.set_dropout(layer, at)
+        factors: list[tuple[Kind, cst.BaseExpression, int]] = []
+        for index, (layer, at) in enumerate(layers[softmax + 1 :]):
             if layer.kind in ("fill", "add"):
-                self.set_mask(layer, scaled_later=bool(factors))
-            elif layer.operand and layer.unless_none is None:
-                factors.append((layer.kind, layer.operand))
+                self.set_mask(layer, at, scaled_later=bool(factors))
+            elif layer.operand and layer.statement is None:
+                factors.append((layer.kind, layer.operand, at))
             elif layer.kind != "cast" or index:
                 raise self.refuse("this comes before the softmax in no known form of attention", layer.node)
-        if isinstance(query, cst.BinaryOperation) and query.lpar and isinstance(query.operator, cst.Multiply):
-            factors.append(("multiply", query.right))
-            query = query.left
-        self.set_scale(factors, query, key)
-        self.match.query, self.match.key, self.match.value = map(self.keep, (query, key, value))
+        node = query.node
+        if isinstance(node, cst.BinaryOperation) and node.lpar and isinstance(node.operator, cst.Multiply):
+            factors.append(("multiply", node.right, begin))
+            query = replace(query, node=node.left)
+        self.set_scale(factors, query.node, key.node)
+        self.match.query, self.match.key = self.operand(query, begin), self.operand(key, begin)
+        self.match.value, self.match.swapped = self.operand(value, self.at), swapped
+        self.check_query(query)
         self.check_reads()
         self.check_moved()
         return self.match
 
-    def keep(self, node: cst.BaseExpression) -> str:
-        """The text of an operand, which is now evaluated at the last product."""
-        self.operands.append(node)
+    def keep(self, node: cst.BaseExpression, at: int) -> str:
+        """The text of an expression that line `at` evaluated and the last product evaluates now."""
+        self.operands.append((node, at))
         return flat(self.script, node)
 
-    def set_dropout(self, layer: Layer) -> None:
+    def operand(self, operand: Operand, at: int) -> str:
+        """The text of a query, key or value with heads before tokens."""
+        text = self.keep(operand.node, at)
+        if not operand.swapped:
+            return text
+        return f"{f'({text})' if isinstance(operand.node, cst.BinaryOperation) else text}.transpose(1, 2)"
+
+    def check_query(self, query: Operand) -> None:
+        """A mask under a condition changes the query where it stands, so the query needs a name that nothing reads later."""
+        if self.match.condition is None or self.match.no_key is None:
+            return
+        script, end = self.script, self.script.span(self.match.condition)[1]
+        name = query.node.value if isinstance(query.node, cst.Name) and not query.swapped else ""
+        later = any(script.span(n)[0] >= end for n in reads(script, name, self.function))
+        if (
+            not name
+            or later
+            or any(name in names_in(script, o) for o, _ in self.operands if o is not query.node)
+        ):
+            raise self.refuse(
+                "the query has no name of its own, which a mask under a condition changes", query.node
+            )
+
+    def set_dropout(self, layer: Layer, at: int) -> None:
         """`dropout_p` has no `training` beside it, so 0 has to be passed in evaluation."""
         call, script = layer.node, self.script
         assert isinstance(call, cst.Call)
         if self.match.dropout is not None:
             raise self.refuse("there are two dropouts", call)
         if script.callee(call) != "torch.nn.functional.dropout":
-            module = self.keep(call.func)
+            module = self.keep(call.func, at)
             self.match.dropout = f"{module}.p if {module}.training else 0.0"
             return
         p, training = argument(call, "p", 1), argument(call, "training", 2)
-        chance = "0.5" if p is None else self.keep(p.value)
+        chance = "0.5" if p is None else self.keep(p.value, at)
         if p is not None and isinstance(p.value, cst.IfExp):
             chance = f"({chance})"
         if training is not None and literal(training.value) is not True:
-            chance = f"{chance} if {self.keep(training.value)} else 0.0"
+            chance = f"{chance} if {self.keep(training.value, at)} else 0.0"
         self.match.dropout = chance
 
-    def set_mask(self, layer: Layer, *, scaled_later: bool) -> None:
+    def set_mask(self, layer: Layer, at: int, *, scaled_later: bool) -> None:
         """`scaled_later`: a factor is applied to what the mask was applied to; raises NoEdit for a second mask."""
         if self.match.mask is not None or self.match.causal:
             raise self.refuse("there are two masks", layer.node)
         assert layer.operand is not None
-        self.operands.append(layer.operand)
+        mask, condition = flat(self.script, layer.operand), layer.statement
         if layer.kind == "add":
             if scaled_later:
                 raise self.refuse("the mask is scaled together with the scores", layer.node)
-            mask, causal = additive_mask(self.script, layer.operand)
-        elif layer.keeps:
-            mask, causal = flat(self.script, layer.operand), False
+            causal = is_triangle(self.script, layer.operand, lower=False, additive=True)
+            condition = None if condition is not None and self.is_unless_none(condition, mask) else condition
         else:
-            mask, causal = boolean_mask(self.script, layer.operand)
-        if layer.unless_none is not None:
-            if causal:
-                raise self.refuse("a causal mask is applied under a condition", layer.node)
-            mask = mask if mask == layer.unless_none else f"None if {layer.unless_none} is None else {mask}"
-        self.match.mask, self.match.causal = mask, causal
+            mask, no_key, causal = boolean_mask(self.script, layer.operand, keeps=layer.keeps)
+            self.match.no_key = no_key if layer.finite and not causal else None
+        self.match.causal = causal and condition is None
+        self.match.mask = None if self.match.causal else mask
+        self.match.condition = condition
+        if condition is None:
+            self.operands.append((layer.operand, at))
+
+    def is_unless_none(self, statement: cst.BaseSmallStatement, mask: str) -> bool:
+        """Whether a statement is all that `if mask is not None:` has: the mask itself is the argument then."""
+        block = self.script.nearest(statement, cst.IndentedBlock)
+        condition = self.script.parent(block) if block is not None and len(block.body) == 1 else None
+        return isinstance(condition, cst.If) and flat(self.script, condition.test) == f"{mask} is not None"
 
     def set_scale(
         self,
-        factors: list[tuple[Kind, cst.BaseExpression]],
+        factors: list[tuple[Kind, cst.BaseExpression, int]],
         query: cst.BaseExpression,
         key: cst.BaseExpression,
     ) -> None:
-        """Without factors 1.0, for 1/sqrt(last size) the default; raises NoEdit for more than one factor."""
+        """Without factors 1.0, for 1/sqrt(last size) the default; raises NoEdit for more than one factor, and for what may
+        be a tensor."""
         if not factors:
             self.match.scale = "1.0"
             return
         if len(factors) > 1:
             raise self.refuse("the scores are scaled more than once", factors[0][1])
-        kind, factor = factors[0]
+        kind, factor, at = factors[0]
         size = size_under_root(self.script, factor, inverse=kind == "multiply")
         if size is not None and is_last_size(self.script, size, query, key):
             return
-        text = self.keep(factor)
+        if not is_number(self.script, factor):
+            raise self.refuse("the scale may be a tensor, and the fused call takes a number", factor)
+        text = self.keep(factor, at)
         simple = isinstance(factor, cst.Name | cst.Attribute | cst.Call | cst.Float | cst.Integer)
         self.match.scale = text if kind == "multiply" else f"1 / {text if simple else f'({text})'}"
 
@@ -323,7 +365,7 @@ class _Chain:
         """Nothing but the chain reads an intermediate result."""
         script = self.script
         begin, end = script.span(self.block.body[self.first])[0], script.span(self.block.body[self.at])[1]
-        operands = {n for node in self.operands for n in names_in(script, node)}
+        operands = {n for node, _ in self.operands for n in names_in(script, node)}
         for name in dict.fromkeys(self.intermediates):
             everywhere = reads(script, name, self.function)
             if name in operands:
@@ -337,12 +379,14 @@ class _Chain:
                 raise self.refuse(why, self.match.matmul)
 
     def check_moved(self) -> None:
-        """No statement in between gives an operand another value."""
-        names = {n for node in self.operands for n in names_in(self.script, node)}
-        for line in self.block.body[self.first : self.at]:
-            goes = line in self.match.drop or _single([line]) in self.match.drop
-            if not goes and any(binds(self.script, line, n) for n in names):
-                raise self.refuse("an operand gets another value between the matmuls", line)
+        """No statement gives an operand another value between where it was evaluated and the last product."""
+        for node, at in self.operands:
+            names = names_in(self.script, node)
+            for line in self.block.body[at : self.at]:
+                if _single([line]) in self.match.drop:
+                    continue
+                if any(binds(self.script, line, n) for n in names):
+                    raise self.refuse("an operand gets another value between the matmuls", line)
 
 
 def _single(lines: Sequence[cst.CSTNode]) -> cst.BaseSmallStatement | None:

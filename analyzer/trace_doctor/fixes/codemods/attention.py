@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+
 import libcst as cst
 
 from trace_doctor.fixes.attention.matmuls import Attention
 from trace_doctor.fixes.attention.pattern import find_attention
 from trace_doctor.fixes.codemods import codemod
 from trace_doctor.model.parameters import Parameters
-from trace_doctor.program.edits import Change, Edit, NoEdit, line_span, remove
-from trace_doctor.program.place import Place, only
+from trace_doctor.program.edits import Change, Edit, NoEdit, insert_before, replace_lines
+from trace_doctor.program.place import Place, only, refusal
 from trace_doctor.program.queries.imports import name_for
 from trace_doctor.program.script import Script
 from trace_doctor.program.versions import TorchBounds, accepts
@@ -20,7 +23,8 @@ _SCALE = "torch.nn.functional.scaled_dot_product_attention(scale)"
 @codemod(
     "use-sdpa",
     Parameters,
-    adds="torch nn functional scaled_dot_product_attention attn_mask dropout_p is_causal scale True p training size",
+    adds="torch nn functional scaled_dot_product_attention attn_mask dropout_p is_causal scale True p training size "
+    "bool_mask None no_key masked_fill all keepdim transpose",
     words=("softmax",),
     elsewhere=True,
 )
@@ -53,9 +57,29 @@ def _missing(place: Place) -> str:
 
 def _change(script: Script, a: Attention, torch: TorchBounds) -> Change:
     name, imports = name_for(script, "torch.nn.functional.scaled_dot_product_attention", a.matmul)
-    query, arguments = a.query, []
-    if a.mask is not None:
-        arguments.append(f"attn_mask={a.mask}")
+    query, mask, lines = a.query, a.mask, []
+    if a.no_key is not None and mask is not None:
+        if "no_key" in script.text:
+            raise refusal(script, a.matmul, "the script has a name no_key")
+        lines.append(f"no_key = {a.no_key}  # such a row weighs all keys alike")
+        query, mask = f"{_grouped(query)}.masked_fill(no_key, 0)", f"{_grouped(mask)} | no_key"
+    last = script.statement_of(a.matmul)
+    assert last is not None
+    edits: list[Edit] = []
+    drop = list(a.drop)
+    if a.condition is not None:
+        taken = {n.value for n in script.all(cst.Name, within=script.function_of(a.matmul))}
+        variable = next((n for n in ("attn_mask", "bool_mask") if n not in taken), None)
+        if variable is None:
+            raise refusal(script, a.condition, "the function has names attn_mask and bool_mask")
+        lines.append(f"{a.query}, {variable} = {query}, {mask}" if lines else f"{variable} = {mask}")
+        edits.append(replace_lines(script, a.condition, a.condition, lines))
+        edits.append(replace_lines(script, drop[-1], drop[-1], [f"{variable} = None"]))
+        drop = [s for s in drop[:-1] if s is not a.condition]
+        query, mask = a.query, variable
+    elif lines:
+        edits.append(insert_before(script, last, lines[0]))
+    arguments = [f"attn_mask={mask}"] if mask is not None else []
     if a.dropout is not None:
         arguments.append(f"dropout_p={a.dropout}")
     if a.causal:
@@ -63,13 +87,40 @@ def _change(script: Script, a: Attention, torch: TorchBounds) -> Change:
     if a.scale is not None and accepts(torch, _SCALE):
         arguments.append(f"scale={a.scale}")
     elif a.scale is not None:  # 2.0 has no `scale`: it always divides by the square root of the last size
-        query = f"{a.query} * ({a.scale} * {a.query}.size(-1) ** 0.5)".replace("(1.0 * ", "(")
+        query = f"{query} * ({a.scale} * {query}.size(-1) ** 0.5)".replace("(1.0 * ", "(")
     start, end = _range(script, a.matmul)
     text = _call(script, a, name, [query, a.key, a.value, *arguments], start, end)
-    removals = (
-        Edit(*line_span(script, s), "") if isinstance(s, cst.If) else remove(script, s) for s in a.drop
-    )
-    return Change(script, (*imports, Edit(start, end, text), *removals), script.line(a.matmul))
+    edits.append(Edit(start, end, text + ".transpose(1, 2)" * a.swapped))
+    edits += _removals(script, drop, titled=a.condition is None)
+    return Change(script, (*imports, *edits), script.line(a.matmul))
+
+
+def _grouped(text: str) -> str:
+    return text if re.fullmatch(r"~?[\w.]+", text) else f"({text})"
+
+
+def _removals(script: Script, statements: list[cst.BaseSmallStatement], *, titled: bool) -> Iterator[Edit]:
+    """Takes statements out with the comments above them, of the first one only where it is not `titled`, and with the
+    empty lines that would stand between nothing."""
+    gone: set[int] = set()
+    for number, statement in enumerate(reversed(statements)):
+        block = script.nearest(statement, cst.IndentedBlock)
+        around = script.parent(block) if block is not None and len(block.body) == 1 else None
+        first, last = script.lines(around if isinstance(around, cst.If) else statement)
+        while (number or not titled) and script.line_text(first - 1).strip().startswith("#"):
+            first -= 1
+        gone.update(range(first, last + 1))
+    for line in sorted(gone):
+        after, before = line + 1, line - 1
+        while not script.line_text(after).strip():
+            after += 1
+        while before in gone:
+            before -= 1
+        above = script.line_text(before).strip()
+        if after in gone or not above or above.startswith("#") or above.endswith(":"):
+            gone.update(range(line + 1, after))
+    for line in gone:
+        yield Edit(script.line_starts[line - 1], script.line_starts[line], "")
 
 
 def _range(script: Script, matmul: cst.BaseExpression) -> tuple[int, int]:

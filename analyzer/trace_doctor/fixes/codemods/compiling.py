@@ -1,9 +1,8 @@
-"""`compile-model`, `compile-blocks`, `compile-loss`, `mark-dynamic`: what torch.compile compiles, and for which shapes."""
+"""`compile-model`, `compile-loss`, `mark-dynamic`: what torch.compile compiles, and for which shapes."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
 import libcst as cst
 
@@ -15,7 +14,6 @@ from trace_doctor.program.edits import Change, Edit, NoEdit, insert_after, inser
 from trace_doctor.program.place import Place, already, on_line, only, refusal
 from trace_doctor.program.queries.imports import name_for
 from trace_doctor.program.queries.loops import Loop, method_calls
-from trace_doctor.program.queries.repeated_blocks import repeated_blocks
 from trace_doctor.program.queries.training import (
     Model,
     Step,
@@ -36,10 +34,6 @@ _INSTEAD = {
     "transformers": "TrainingArguments(torch_compile=True)",
     "lightning": "model = torch.compile(model) before Trainer.fit",
     "deepspeed": "engine.compile() after deepspeed.initialize",
-}
-_REGIONAL = {
-    **_INSTEAD,
-    "accelerate": "Accelerator(dynamo_plugin=TorchDynamoPlugin(use_regional_compilation=True))",
 }
 OPTIONS = (
     "mode dynamic fullgraph backend True False default reduce-overhead max-autotune max-autotune-no-cudagraphs "
@@ -75,7 +69,7 @@ def compile_model(place: Place, params: Compile) -> Change:
     params: any of `mode`, `dynamic`, `fullgraph`, `backend`. From torch 2.2 on in place, which keeps the names in
     checkpoints; before that and where the version is not known by torch.compile(model).
     """
-    model, notes = _model(place, _INSTEAD), replicas(place, _COPIES)
+    model, notes = _model(place), replicas(place, _COPIES)
     script, options = model.script, _arguments(params)
     name, whole = ready(model, place.program, "torch.compile")
     if accepts(place.torch, "torch.nn.Module.compile"):
@@ -89,8 +83,8 @@ def compile_model(place: Place, params: Compile) -> Change:
     return Change(script, (*imports, edit), script.line(whole), notes=notes)
 
 
-def _model(place: Place, instead: Mapping[str, str]) -> Model:
-    refuse_done(place.scripts, instead)
+def _model(place: Place) -> Model:
+    refuse_done(place.scripts, _INSTEAD)
     step = find_step(place)
     _refuse_compiled(step.script)
     model = find_model(step)
@@ -109,42 +103,6 @@ def _refuse_compiled(script: Script) -> None:
     for comment in script.all(cst.Comment):
         if "torch.compile" in comment.value:
             raise refusal(script, comment, "a comment speaks of torch.compile, which is not used")
-
-
-# ---------------------------------------------------------------------- regional compilation
-
-
-@codemod(
-    "compile-blocks",
-    Compile,
-    adds=f"torch compile block {OPTIONS}",
-    words=(".backward(",),
-    elsewhere=True,
-)
-def compile_blocks(place: Place, params: Compile) -> Change:
-    """Compiles the repeated block of a model once, instead of the whole model."""
-    model, notes = _model(place, _REGIONAL), replicas(place, _COPIES)
-    script = model.script
-    home = model.definition[0] if model.definition else script
-    lists = {b.call: b for b in repeated_blocks(*model.definition)} if model.definition else {}
-    missing = "the model has no list of repeated blocks in these scripts"
-    _, construction = only([(home, call) for call in lists], "make a list of blocks", missing)
-    blocks = lists[construction]
-    options = _arguments(params)
-    if accepts(place.torch, "torch.nn.Module.compile"):
-        unit = script.module.default_indent
-        whole_line(script, model.setup)
-        name, whole = ready(model, place.program, "torch.compile")
-        if name != model.name:
-            raise refusal(script, whole, f"the blocks of {model.name} are wrapped together")
-        loop = f"for block in {name}.{blocks.path}:\n{script.indent(whole)}{unit}block.compile({options})"
-        edit = insert_after(script, whole, loop, "compile-blocks")
-        return Change(script, (edit,), script.line(whole), notes=notes)
-    forward = method_of(blocks.block, "forward") if blocks.block is not None else None
-    if forward is None:
-        raise refusal(home, construction, "the block's forward is not where its list is made")
-    torch, imports = name_for(home, "torch", forward)
-    return Change(home, (*imports, _decorate(home, forward, torch, options)), home.line(forward))
 
 
 def _decorate(script: Script, function: cst.FunctionDef, torch: str, options: str) -> Edit:

@@ -1,4 +1,4 @@
-"""`no-sync` and `fully-shard`: what DistributedDataParallel exchanges when gradients are accumulated, and its successor."""
+"""`no-sync`: what DistributedDataParallel exchanges when gradients are accumulated."""
 
 from __future__ import annotations
 
@@ -8,33 +8,22 @@ from trace_doctor.fixes.attention.matmuls import binds
 from trace_doctor.fixes.codemods import codemod
 from trace_doctor.model.parameters import Parameters
 from trace_doctor.program.dataflow import dataflow_of
-from trace_doctor.program.edits import Change, NoEdit, replace_lines, wrap
-from trace_doctor.program.place import Place, already, candidate, only, refusal
+from trace_doctor.program.edits import Change, NoEdit, wrap
+from trace_doctor.program.place import Place, already, candidate, refusal
 from trace_doctor.program.queries.gradients import way_out
 from trace_doctor.program.queries.imports import bindings, name_for
-from trace_doctor.program.queries.loops import is_optimizer, names_in, optimizer_steps
-from trace_doctor.program.queries.repeated_blocks import repeated_blocks
+from trace_doctor.program.queries.loops import names_in, optimizer_steps
 from trace_doctor.program.queries.training import Step, find_step, lines_from, refuse_done, whole_line
-from trace_doctor.program.script import Script, argument, assigned_names, dotted, literal, method_name
-from trace_doctor.program.versions import accepts, needs
+from trace_doctor.program.script import Script, argument, dotted, literal, method_name
 
 _DDP = "torch.nn.parallel.DistributedDataParallel"
 _WRAPPERS = (_DDP, "torch.nn.parallel.distributed.DistributedDataParallel")
 _NO_SYNC = (*_WRAPPERS, "torch.distributed.fsdp.FullyShardedDataParallel")
-_FULLY_SHARD = "torch.distributed.fsdp.fully_shard"
-_OF_ONE_RANK = ("device_ids", "output_device", "gradient_as_bucket_view", "bucket_cap_mb")
-"""arguments that fully_shard does without"""
 _ACCUMULATE = {
     "accelerate": "Accelerator(gradient_accumulation_steps=N) and `with accelerator.accumulate(model):`",
     "lightning": "Trainer(accumulate_grad_batches=N), which does this",
     "transformers": "TrainingArguments(gradient_accumulation_steps=N), which does this",
     "deepspeed": '"gradient_accumulation_steps" in its configuration, which does this',
-}
-_SHARD = {
-    "accelerate": "FullyShardedDataParallelPlugin(fsdp_version=2)",
-    "lightning": 'Trainer(strategy="fsdp")',
-    "transformers": 'TrainingArguments(fsdp="full_shard auto_wrap")',
-    "deepspeed": '"zero_optimization": {"stage": 3} in its configuration',
 }
 
 
@@ -161,71 +150,3 @@ def _refuse_decided_later(step: Step, forward: cst.CSTNode, condition: cst.If) -
             raise refusal(
                 script, line, "changes what decides whether the optimizer steps, after forward has begun"
             )
-
-
-# ---------------------------------------------------------------------- FSDP2
-
-
-@codemod(
-    "fully-shard",
-    Parameters,
-    adds="torch distributed fsdp fully_shard block",
-    words=("DistributedDataParallel",),
-    elsewhere=True,
-)
-def fully_shard(place: Place, params: Parameters) -> Change:
-    """Shards parameters, gradients and optimizer state over the ranks: fully_shard per block instead of DDP."""
-    refuse_done(place.scripts, _SHARD, "fully_shard")
-    wraps = [(s, c) for s in place.scripts for c in s.calls(*_WRAPPERS)]
-    script, call = only(
-        wraps, "wrap a model in DistributedDataParallel", "no DistributedDataParallel was found"
-    )
-    if not accepts(place.torch, _FULLY_SHARD):
-        raise refusal(script, call, needs(_FULLY_SHARD))
-    line = whole_line(script, call)
-    statement = line.body[0]
-    inner = call.args[0].value if call.args else None
-    target = next(iter(assigned_names(statement)), None)
-    plain = isinstance(statement, cst.Assign) and statement.value is call
-    if inner is None or target is None or not plain:
-        raise refusal(script, call, "the wrapped model is bound by no plain assignment")
-    for arg in call.args[1:]:
-        name = arg.keyword.value if arg.keyword is not None else "device_ids"
-        if arg.star or (name not in _OF_ONE_RANK and literal(arg.value) not in (None, False)):
-            raise refusal(
-                script,
-                call,
-                f"{name or 'what is passed'} of DistributedDataParallel has no place in fully_shard",
-            )
-    _refuse_unsharded(script, call, target)
-    owner = dataflow_of(script).constructed_class(inner)
-    blocks = repeated_blocks(script, owner) if owner is not None else []
-    if len(blocks) != 1:
-        why = "which blocks to shard cannot be told: the model has no single list of repeated blocks in this script"
-        raise refusal(script, call, why)
-    name, imports = name_for(script, _FULLY_SHARD, call)
-    unit, model = script.module.default_indent, script.code(inner)
-    code = [f"for block in {model}.{blocks[0].path}:", f"{unit}{name}(block)", f"{name}({model})"]
-    if target != model:
-        code.append(f"{target} = {model}")
-    return Change(script, (*imports, replace_lines(script, line, line, code)), script.line(call))
-
-
-def _refuse_unsharded(script: Script, call: cst.CSTNode, target: str) -> None:
-    """What the script does that holds for whole parameters only."""
-    for word, why in (
-        (f"{target}.module", "the script reaches into the wrapped model (.module)"),
-        ("no_sync", "no_sync() becomes set_requires_gradient_sync() with fully_shard"),
-        (
-            "state_dict",
-            "checkpoints have to be gathered (torch.distributed.checkpoint.state_dict.get_model_state_dict)",
-        ),
-    ):
-        if word in script.text:
-            raise refusal(script, call, why)
-    for assignment in script.all(cst.Assign):
-        here = script.function_of(assignment) is script.function_of(call)
-        before = here and script.line(assignment) < script.line(call)
-        if before and any(is_optimizer(script, t.target) for t in assignment.targets):
-            why = "the optimizer is made before the model is sharded, so it would hold the whole parameters"
-            raise refusal(script, assignment, why, call)

@@ -214,7 +214,6 @@ def _dynamo(settings: Document, wishes: Mapping[str, str]) -> dict[str, Any]:
         "compile_mode": "dynamo_mode",
         "compile_dynamic": "dynamo_use_dynamic",
         "compile_fullgraph": "dynamo_use_fullgraph",
-        "compile_regions": "dynamo_use_regional_compilation",
     }
     values: dict[str, Any] = {}
     for wish, text in wishes.items():

@@ -35,7 +35,7 @@ def in_lightning(
     place: Place, framework: str, calls: list[Call], params: Parameters, wishes: Mapping[str, str]
 ) -> Change | None:
     """The change in the terms of Lightning (`lightning`: its Trainer) or of its `fabric`; None where it has no word."""
-    if isinstance(params, Compile) and "compile_regions" not in wishes:
+    if isinstance(params, Compile):
         return _compile_model(place, framework, calls, params)
     table = LIGHTNING if framework == "lightning" else FABRIC
     if not set(wishes) <= set(table):

@@ -114,7 +114,6 @@ DYNAMO: Mapping[str, Setting] = {
     "compile_backend": Setting("backend", plugin=_DYNAMO),
     "compile_dynamic": Setting("dynamic", plugin=_DYNAMO),
     "compile_fullgraph": Setting("fullgraph", plugin=_DYNAMO),
-    "compile_regions": Setting("use_regional_compilation", "True", since=(1, 7), plugin=_DYNAMO),
 }
 """Accelerate's, where more is to be said of the compiler than that it is used"""
 
@@ -133,10 +132,8 @@ def _wishes(codemod: str, params: Parameters) -> Iterator[tuple[str, bool | int 
             yield from ((name, values[name]) for name in order if values.get(name))
         case OptimizerArgs() if params.fused:
             yield "fused", True
-        case Compile() if codemod in ("compile-model", "compile-blocks"):
+        case Compile() if codemod == "compile-model":
             yield "compile", True
-            if codemod == "compile-blocks":
-                yield "compile_regions", True
             yield from ((f"compile_{name}", value) for name, value in values.items())
         case SetConfig(name="torch.backends.cudnn.benchmark"):
             yield "benchmark", values["value"]
@@ -173,11 +170,6 @@ MANAGED: Mapping[str, Mapping[str, str]] = {
     "no-sync": {
         "transformers": "the Trainer itself synchronizes accumulated gradients only once",
         "lightning": "the Trainer itself synchronizes accumulated gradients only once",
-    },
-    "compile-blocks": {
-        "transformers": "torch_compile=True with ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION=1 in the environment compiles "
-        "the repeated blocks (accelerate 1.7 and newer)",
-        "lightning": "compile the blocks in the module: `for block in self.layers: block.compile()` in configure_model()",
     },
 }
 """What a framework does by itself, or is told otherwise than by an edit of the loop."""

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import libcst as cst
 
-from trace_doctor.program.dataflow import dataflow_of
 from trace_doctor.program.script import Script, assigned_names, literal
 
 _LISTS = ("torch.nn.ModuleList", "torch.nn.Sequential")
@@ -18,32 +17,26 @@ class Blocks:
 
     path: str
     owner: cst.ClassDef
-    call: cst.Call
-    block: cst.ClassDef | None
-    """the class of the blocks, where this script defines it"""
     sequential: bool
 
 
-def repeated_blocks(script: Script, owner: cst.ClassDef | None = None) -> list[Blocks]:
-    """Lists of blocks made by a comprehension, in one class or in all."""
+def repeated_blocks(script: Script) -> list[Blocks]:
+    """Lists of blocks made by a comprehension, in all classes."""
     lists = []
     for call in script.calls(*_LISTS):
         holder = script.nearest(call, cst.ClassDef)
-        element = _element(call)
         path = _path(script, call)
-        if element is None or path is None or holder is None or (owner is not None and holder is not owner):
-            continue
-        definition = dataflow_of(script).definition(element.func)
-        block = definition if isinstance(definition, cst.ClassDef) else None
-        lists.append(Blocks(path, holder, call, block, script.callee(call) == "torch.nn.Sequential"))
+        if _is_comprehension(call) and path is not None and holder is not None:
+            lists.append(Blocks(path, holder, script.callee(call) == "torch.nn.Sequential"))
     return lists
 
 
-def _element(call: cst.Call) -> cst.Call | None:
-    """`Block(...)` of `[Block(...) for _ in ...]`, given as the list or spread into the arguments."""
+def _is_comprehension(call: cst.Call) -> bool:
+    """Whether it takes `[Block(...) for _ in ...]`, as the list or spread into the arguments."""
     comprehension = call.args[0].value if len(call.args) == 1 else None
-    element = comprehension.elt if isinstance(comprehension, cst.ListComp | cst.GeneratorExp) else None
-    return element if isinstance(element, cst.Call) else None
+    return isinstance(comprehension, cst.ListComp | cst.GeneratorExp) and isinstance(
+        comprehension.elt, cst.Call
+    )
 
 
 def _path(script: Script, call: cst.Call) -> str | None:
