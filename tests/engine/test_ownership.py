@@ -197,6 +197,17 @@ def test_what_ranks_wait_for_a_late_one_is_owned_by_the_finding_that_names_it() 
     assert all(late.id in row.findings and row.unowned_ns < row.total_ns / 2 for row in waiting)
 
 
+def test_what_ranks_wait_for_one_another_has_an_owner_without_a_straggler() -> None:
+    """Rank 1 is late in one step of two: no straggler. The wait of the others was nobody's, beside TD601's text about it."""
+    [case] = [case for case in Straggler.INVALID if case.name == "late in one step of two"]
+    config = defaults()
+    result = diagnose(captures_of(case.build()), config.settings.chosen(), config)
+    [waits] = [f for f in result.findings if f.code == "TD602"]
+    for row in (row for row in result.ownership if row.part == "exposed_comm"):
+        assert row.unowned_ns <= 200_000  # the transfer of one all-reduce, of 900 us of waiting nothing
+        assert (waits.id in row.findings) == (row.rank != 1)
+
+
 def copies(kind: str, *, staging_us: float = 0) -> RunBuilder:
     """Steps that end with a copy of 2 ms that the host waits for. It may start late in its call."""
     b = RunBuilder()

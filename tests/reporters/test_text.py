@@ -227,3 +227,10 @@ def test_the_headline_of_a_job_names_the_capture_of_its_finding(rich_result: Res
     one, other = verdict(made)
     assert one.startswith("d/snapshot.pickle: ")
     assert other.startswith("b/rank0.json: ")
+
+
+def test_an_undecided_rule_says_which_time_no_finding_explains(result: Result) -> None:
+    why = "no finding explains 22% of the step: kernel launch"
+    open_rules = [Outcome(code=c, name="n", outcome="undecided", reason=why) for c in ("TD201", "TD503")]
+    text = render(replace(result, outcomes=open_rules), "text", width=120)
+    assert f"2 rules undecided. TD201, TD503: {why}" in text
