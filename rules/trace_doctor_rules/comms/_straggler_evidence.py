@@ -84,7 +84,7 @@ def _began(ranked: RankedCollectives) -> I64:
     clocks = [int(np.median(own)) if len(own := np.concatenate(parts)) else 0 for parts in apart]
     began = np.array([_first_began(member) for member in ranked.members], dtype=np.int64)
     began -= np.array(clocks, dtype=np.int64)
-    return began - began.min()
+    return np.asarray(began - began.min())
 
 
 def _first_began(member: RankSummary) -> int:
