@@ -322,8 +322,9 @@ def test_rules_and_rule(tmp_path: Path) -> None:
 def test_the_capture_snippet_records_what_the_rules_need(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason="needs torch, to run the snippet")
     snippet = run("capture", "--steps", "3", cwd=tmp_path).stdout
+    assert "training" not in snippet, "it is for inference too"
     model = "x = torch.nn.Linear(8, 8)(torch.ones(2, 8)).sum().backward()"
-    program = f"import torch\nloader = range(20)\n{snippet}".replace("...  # your training step", model)
+    program = f"import torch\nloader = range(20)\n{snippet}".replace("...  # your step", model)
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     result = Result.from_json(run("analyze", "logs", "-o", "json", cwd=tmp_path).stdout)

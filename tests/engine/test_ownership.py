@@ -10,6 +10,7 @@ import pytest
 from trace_doctor.config import defaults
 from trace_doctor.engine import diagnose
 from trace_doctor.model import Result
+from trace_doctor.reporters import render
 from trace_doctor.reporters.diagnosis import headline, unexplained, verdict
 from trace_doctor.testing import MIB, RunBuilder, SnapshotBuilder, captures_of
 from trace_doctor_rules.comms.straggler import Straggler
@@ -126,6 +127,12 @@ def test_a_large_fault_that_is_only_a_note_keeps_the_verdict_from_reassuring() -
     [sentence, *_] = verdict(once)
     assert "24% of step time, which is not certain (seen in 1 step: record five or more)" in sentence
     assert "No warnings" not in sentence
+    assert 'class="tile gain uncertain"' in render(once, "html", zoom=False), (
+        "green would say that it is certain"
+    )
+    assert "gain-words uncertain" in render(once, "html", zoom=False)
+    sure = diagnosed(training(gap_us=30_000, name="log_metrics"))
+    assert 'class="tile gain"' in render(sure, "html", zoom=False)
     silenced = diagnosed(
         training(gap_us=9_000, name="log_metrics"), severity={"TD203": "info", "host-device-sync": "info"}
     )
