@@ -338,6 +338,13 @@ def test_the_capture_snippet_records_what_the_rules_need(tmp_path: Path) -> None
     assert torch.__version__
 
 
+def test_what_was_skipped_is_printed_beside_files_too(logs: Path) -> None:
+    done = run("analyze", "logs", "-o", "json=out.json", "--show-skipped", cwd=logs)
+    assert "rules skipped:" in done.stdout
+    assert "record: " in done.stdout
+    assert not run("analyze", "logs", "-o", "json=out.json", cwd=logs).stdout
+
+
 def test_selection_of_a_rank_steps_and_a_device(logs: Path) -> None:
     """What is selected is all that is looked at, and what is said of it."""
     other = logs / "logs" / "rank3.pt.trace.json"

@@ -109,6 +109,13 @@ def render(result: Result, options: Options) -> str:
     return terminal.text()
 
 
+def not_checked(result: Result, options: Options) -> str:
+    """What the footer says of rules that did not decide, alone."""
+    terminal = Terminal(options.width, color=options.color, ascii=options.ascii)
+    _not_checked(terminal, result, options)
+    return terminal.text()
+
+
 # ------------------------------------------------------------------------------------------------ header
 
 
