@@ -62,6 +62,8 @@ class Claim:
     message: str
     """one sentence with the numbers"""
     confidence: Confidence
+    title: str = ""
+    """where that of the rule says less than is known"""
     saving: Saving | None = None
     severity: Severity | None = None
     """only for rules without a saving, or to cap: never raises what the saving gives"""

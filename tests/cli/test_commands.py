@@ -324,8 +324,9 @@ def test_the_capture_snippet_records_what_the_rules_need(tmp_path: Path) -> None
     folder = 'my "logs"'
     snippet = run("capture", "--steps", "3", "--folder", folder, cwd=tmp_path).stdout
     assert snippet.endswith(f"trace-doctor analyze '{folder}' --source .\n")
+    assert "training" not in snippet, "it is for inference too"
     model = "x = torch.nn.Linear(8, 8)(torch.ones(2, 8)).sum().backward()"
-    program = f"import torch\nloader = range(20)\n{snippet}".replace("...  # your training step", model)
+    program = f"import torch\nloader = range(20)\n{snippet}".replace("...  # your step", model)
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     result = Result.from_json(run("analyze", folder, "-o", "json", cwd=tmp_path).stdout)
@@ -337,6 +338,13 @@ def test_the_capture_snippet_records_what_the_rules_need(tmp_path: Path) -> None
         True,
     )
     assert torch.__version__
+
+
+def test_what_was_skipped_is_printed_beside_files_too(logs: Path) -> None:
+    done = run("analyze", "logs", "-o", "json=out.json", "--show-skipped", cwd=logs)
+    assert "rules skipped:" in done.stdout
+    assert "record: " in done.stdout
+    assert not run("analyze", "logs", "-o", "json=out.json", cwd=logs).stdout
 
 
 def test_selection_of_a_rank_steps_and_a_device(logs: Path) -> None:

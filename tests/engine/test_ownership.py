@@ -10,6 +10,7 @@ import pytest
 from trace_doctor.config import defaults
 from trace_doctor.engine import diagnose
 from trace_doctor.model import Result
+from trace_doctor.reporters import render
 from trace_doctor.reporters.diagnosis import headline, unexplained, verdict
 from trace_doctor.testing import MIB, RunBuilder, SnapshotBuilder, captures_of
 from trace_doctor_rules.comms.straggler import Straggler
@@ -126,6 +127,12 @@ def test_a_large_fault_that_is_only_a_note_keeps_the_verdict_from_reassuring() -
     [sentence, *_] = verdict(once)
     assert "24% of step time, which is not certain (seen in 1 step: record five or more)" in sentence
     assert "No warnings" not in sentence
+    assert 'class="tile gain uncertain"' in render(once, "html", zoom=False), (
+        "green would say that it is certain"
+    )
+    assert "gain-words uncertain" in render(once, "html", zoom=False)
+    sure = diagnosed(training(gap_us=30_000, name="log_metrics"))
+    assert 'class="tile gain"' in render(sure, "html", zoom=False)
     silenced = diagnosed(
         training(gap_us=9_000, name="log_metrics"), severity={"TD203": "info", "host-device-sync": "info"}
     )
@@ -195,6 +202,17 @@ def test_what_ranks_wait_for_a_late_one_is_owned_by_the_finding_that_names_it() 
     waiting = [row for row in result.ownership if row.part == "exposed_comm" and row.rank != late.rank]
     assert waiting
     assert all(late.id in row.findings and row.unowned_ns < row.total_ns / 2 for row in waiting)
+
+
+def test_what_ranks_wait_for_one_another_has_an_owner_without_a_straggler() -> None:
+    """Rank 1 is late in one step of two: no straggler. The wait of the others was nobody's, beside TD601's text about it."""
+    [case] = [case for case in Straggler.INVALID if case.name == "late in one step of two"]
+    config = defaults()
+    result = diagnose(captures_of(case.build()), config.settings.chosen(), config)
+    [waits] = [f for f in result.findings if f.code == "TD602"]
+    for row in (row for row in result.ownership if row.part == "exposed_comm"):
+        assert row.unowned_ns <= 200_000  # the transfer of one all-reduce, of 900 us of waiting nothing
+        assert (waits.id in row.findings) == (row.rank != 1)
 
 
 def copies(kind: str, *, staging_us: float = 0) -> RunBuilder:

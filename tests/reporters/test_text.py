@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from trace_doctor.errors import UsageError
 from trace_doctor.model import (
     NOT_PATCHED,
+    Column,
     Finding,
     Fix,
     MemoryHeldRow,
@@ -18,6 +19,7 @@ from trace_doctor.model import (
     Saving,
     SavingUpTo,
     Suppressed,
+    Table,
 )
 from trace_doctor.reporters import render
 from trace_doctor.reporters.diagnosis import verdict
@@ -227,3 +229,29 @@ def test_the_headline_of_a_job_names_the_capture_of_its_finding(rich_result: Res
     one, other = verdict(made)
     assert one.startswith("d/snapshot.pickle: ")
     assert other.startswith("b/rank0.json: ")
+
+
+def test_an_undecided_rule_says_which_time_no_finding_explains(result: Result) -> None:
+    why = "no finding explains 22% of the step: kernel launch"
+    open_rules = [Outcome(code=c, name="n", outcome="undecided", reason=why) for c in ("TD201", "TD503")]
+    text = render(replace(result, outcomes=open_rules), "text", width=120)
+    assert f"2 rules undecided. TD201, TD503: {why}" in text
+
+
+def test_a_place_in_a_table_keeps_its_file_and_line(rich_result: Result) -> None:
+    [finding, *_] = rich_result.findings
+    place = "forward_of_a_layer() (/home/somebody/project/with/a/long/path/models/layers/attention_of_ours.py:1047)"
+    table = Table(
+        title="Places",
+        columns=[Column("called from", "location"), Column("time", "us"), Column("kernel", "code")],
+        rows=[
+            [
+                place,
+                12.0,
+                "void at::native::vectorized_elementwise_kernel<4, at::native::AddFunctor<float>>(int)",
+            ]
+        ],
+    )
+    text = render(replace(rich_result, findings=[replace(finding, evidence=[table])]), "text", width=80)
+    assert "_of_ours.py:1047)" in text
+    assert "void at::native" in text

@@ -155,3 +155,14 @@ def test_kept_gradients_do_not_hide_kept_losses() -> None:
         with b.optimizer_step():
             b.temporary(MIB)
     assert {"TD404", "TD405"} <= set(codes(found(b)))
+
+
+def test_a_peak_of_attention_is_called_that() -> None:
+    from trace_doctor_rules.memory.memory_spike import MemorySpike
+
+    cases = {case.name: case for case in MemorySpike.INVALID}
+    for name, attention in (("score matrices", True), ("in backward", False)):
+        result = diagnose(captures_of(cases[name].build()), [MemorySpike], defaults())
+        [finding] = result.findings
+        assert ("Attention" in finding.title) == attention
+        assert ("grow with the square of the sequence length" in finding.message) == attention

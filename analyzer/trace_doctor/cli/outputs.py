@@ -148,6 +148,7 @@ def on_terminal(sinks: Sequence[Sink]) -> bool:
 def emit(console: Console, result: Result, sinks: Sequence[Sink], options: Options) -> None:
     """Renders the result once per sink; files are written whole or not at all."""
     from trace_doctor.reporters import OF_CAPTURES, render
+    from trace_doctor.reporters.text import not_checked
 
     options = replace(options, source=options.source or script_folder(result))
     for sink in sorted(sinks, key=lambda s: s.path is None):  # files first: the text says what they add
@@ -166,6 +167,8 @@ def emit(console: Console, result: Result, sinks: Sequence[Sink], options: Optio
             options = replace(options, report=str(sink.path))
         if sink.path is not None and not sink.optional:  # the text names that one
             console.hint(f"{sink.format} report: {sink.path}")
+    if options.show_skipped and all(sink.path is not None for sink in sinks):
+        console.print_text(partial(not_checked, result), options)
 
 
 def deliver(console: Console, sink: Sink, render: Callable[[str, Options], str], options: Options) -> None:

@@ -58,7 +58,7 @@ def file_claim(rule: Rule, claim: Claim, input: int, rank: int, path: str, setti
         id="",
         code=rule.code,
         name=rule.name,
-        title=rule.title,
+        title=claim.title or rule.title,
         severity=severity(rule, claim, settings),
         confidence=claim.confidence,
         message=claim.message,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from trace_doctor.errors import no_command_at_start
@@ -121,9 +122,18 @@ class Terminal:
         return lines
 
 
+_FILE = re.compile(r"[^/\\\s(]+\.py(?::\d+)?\)?$")
+"""the end of a place: what is left of it if it is cut"""
+
+
 def _shortened(text: str, room: int, mark: str) -> str:
+    """Cut at its end; of a place in the middle, so that file and line stay."""
     if columns(text) <= room:
         return text
+    if file := _FILE.search(text):
+        left = room - columns(mark)
+        end = _head(file[0][::-1], left)[::-1]
+        return _head(text[: file.start()], left - columns(end)) + mark + end
     return _head(text, room - columns(mark)) + mark
 
 

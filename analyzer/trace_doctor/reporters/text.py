@@ -109,6 +109,13 @@ def render(result: Result, options: Options) -> str:
     return terminal.text()
 
 
+def not_checked(result: Result, options: Options) -> str:
+    """What the footer says of rules that did not decide, alone."""
+    terminal = Terminal(options.width, color=options.color, ascii=options.ascii)
+    _not_checked(terminal, result, options)
+    return terminal.text()
+
+
 # ------------------------------------------------------------------------------------------------ header
 
 
@@ -401,10 +408,12 @@ def _not_checked(terminal: Terminal, result: Result, options: Options) -> None:
     if passed:
         terminal.put(f"{plural(passed, 'rule')} passed")
     if undecided := [o for o in outcomes if o.outcome == "undecided"]:
-        codes = ", ".join(o.code for o in undecided)
-        terminal.put(
-            f"{plural(len(undecided), 'rule')} undecided ({codes}): no finding explains much of the time they check"
-        )
+        reasons = dict.fromkeys(o.reason or "no reason given" for o in undecided)
+        parts = [
+            f"{', '.join(o.code for o in undecided if (o.reason or 'no reason given') == reason)}: {reason}"
+            for reason in reasons
+        ]
+        terminal.put(f"{plural(len(undecided), 'rule')} undecided. {'; '.join(parts)}")
     if skipped:
         _skipped(terminal, skipped, options)
     if partly := [o for o in outcomes if o.skipped_on]:

@@ -55,6 +55,8 @@ class CollectiveExposure(Evidence, frozen=True):
     ddp: bool
     fsdp: bool
     deepspeed: bool
+    sparse_pipeline: bool
+    """TorchRec's TrainPipelineSparseDist"""
     tensor_parallel: bool
     """whether the kind that has most of it belongs to layers that are split over ranks"""
     trains: bool
@@ -98,6 +100,7 @@ class CollectiveExposure(Evidence, frozen=True):
             ddp=wrappers.ddp,
             fsdp=wrappers.fsdp,
             deepspeed=wrappers.deepspeed,
+            sparse_pipeline=wrappers.sparse_pipeline,
             tensor_parallel=_of_split_layers(facts, own, of_first, kinds[0][0]),
             trains=bool(run.is_named(is_backward).any()),
             group_size=group_size if group_size > 0 else None,

@@ -323,6 +323,8 @@ class ExposedCollectives(Rule):
         Invalid("of two kinds", _of_two_kinds, message="(all-reduce and all-gather) is exposed"),
         Invalid("gathering, and nothing is sharded", lambda: _rank(600, name=_ALL_GATHER), message="all-gather", fixes=("dist.all_gather_into_tensor",)),
         Invalid("all-to-all by sends and receives", lambda: _rank(600, name=_SEND, asked="nccl:all_to_all"), message="Communication (all-to-all)", fixes=("dist.all_to_all_single",)),
+        Invalid("all-to-all of TorchRec without its pipeline", lambda: _rank(600, name=_SEND, asked="nccl:all_to_all"), fixes=("while the other computes; TorchRec: TrainPipelineSparseDist",)),
+        Invalid("all-to-all of TorchRec in its pipeline", lambda: _rank(600, name=_SEND, asked="nccl:all_to_all", mark="## wait_sparse_data_dist ##"), fixes=("while the other computes; TorchRec's pipeline, which runs already",)),
         Invalid("a kernel for everything", lambda: _rank(600, name=_GENERIC, asked="nccl:all_reduce"), message="Communication (all-reduce)", fixes=("bucket_cap_mb", "bf16_compress_hook", "no_sync()")),
         Invalid("stages of a pipeline", lambda: _rank(600, name=_SEND), message="send and receive", fixes=("micro-batches",)),
         Invalid("experts of other ranks", lambda: _rank(600, name=_COMBINE), message="expert combine"),
@@ -502,4 +504,4 @@ def _fixes(kinds: list[str], own: CollectiveExposure) -> list[Fix]:
     if own.ddp and kinds[0] in ("all-reduce", "collectives"):
         both = [techniques.ddp_buckets(_VERIFY), techniques.ddp_fewer_bytes(_VERIFY)]
         return [*(both if own.per_step <= FEW else reversed(both)), techniques.no_sync(_VERIFY)]
-    return [techniques.overlap_collective(_VERIFY, kinds[0])]
+    return [techniques.overlap_collective(_VERIFY, kinds[0], pipelined=own.sparse_pipeline)]

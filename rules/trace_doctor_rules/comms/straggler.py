@@ -15,8 +15,10 @@ from trace_doctor.evidence.distributed.collectives import RankedCollectives
 from trace_doctor.evidence.distributed.ranks import PARTS, Ranks, listed, named
 from trace_doctor.evidence.durations import milliseconds
 from trace_doctor.evidence.trace.steps import Steps
+from trace_doctor.model import Cell, Unit
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules._shared import spans_of, table
+from trace_doctor_rules.comms._straggler_evidence import lateness
 
 _ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*, unsigned long, ncclWork*)"
 
@@ -86,6 +88,26 @@ def _late_in(*late_us: Sequence[float], size: int = 8) -> tuple[RunBuilder, ...]
     return ranks
 
 
+def _began_apart() -> tuple[RunBuilder, ...]:
+    """Four ranks of a single step: the last began it 1 ms after the others, and takes 200 us less until they meet; then rank 1
+    takes 500 us longer until they meet again."""
+    ranks = tuple(RunBuilder(rank=r, world_size=4) for r in range(4))
+    ranks[3].wait(1000)
+    with ExitStack() as step:
+        for r, b in enumerate(ranks):
+            step.enter_context(b.step())
+            b.loader(10)
+            with b.op("aten::mm"):
+                b.launch(800 if r == 3 else 1000)
+        _all_reduce(ranks)
+        for r, b in enumerate(ranks):
+            b.launch(1500 if r == 1 else 1000)
+        _all_reduce(ranks)
+        for b in ranks:
+            b.sync()
+    return ranks
+
+
 def _truth(*late_us: Sequence[float], on_time: Sequence[int] | None = None) -> float:
     """us of a step by which that job is faster if these ranks (all that are late, unless told) are as fast as the others."""
     on_time = range(len(late_us)) if on_time is None else on_time
@@ -114,6 +136,8 @@ def _all_reduce(ranks: Sequence[RunBuilder]) -> None:
         b.launch(meet - b.gpu_free + 200, _ALL_REDUCE)
 
 
+_WORTH_SAYING = 0.05
+"""share of the wait from which on a part of it is told apart"""
 _EIGHTY = 1.28
 """so many standard errors to either side hold 80%"""
 
@@ -135,6 +159,8 @@ class Straggler(Rule):
     that overlap in time, or end nearer to one another than to the next, take 95% of the time of their kind. On each rank the
     time beyond the shortest over all ranks is waiting. What overlaps with compute does not count. Stragglers wait least, are at
     most half of the ranks, and cause at least 80% of the waiting: it is in collectives at which they arrive last.
+    Without such ranks, a wait that takes 10% of the step on some rank is an info finding: how long the ranks wait, which one is last,
+    how often and by how much, and what of it is there because they began the first step at different times.
     What they do longer than the others is named as the cause where it covers 80% of the delay, a single part with its share from half
     of it on. A recording of `trace-doctor record` says how long ranks waited for a CPU: where that is half of the delay, it is the
     cause. Other traces do not tell, and the finding says so where the host takes longer.
@@ -193,6 +219,12 @@ class Straggler(Rule):
         "collectives of a single step that are enough to be sure",
         source="with 20 the error is below a quarter of the spread",
     )
+    min_wait: float = threshold(
+        0.1,
+        "wait of a rank in collectives that is an info finding without a straggler, as a share of its step",
+        unit="share",
+        source="from there on time that no finding owns leaves a rule undecided",
+    )
     min_explained: float = threshold(
         0.8, "part of the delay that a cause must cover to be named", unit="share", source="rule of thumb"
     )
@@ -209,9 +241,6 @@ class Straggler(Rule):
         Valid("ranks in step", lambda: _job(0, 0, 0, 0)),
         Valid("late by less than it costs", lambda: _job(0, 20, 0, 0)),
         Valid("late in one step of ten", lambda: _job(0, 900, 0, 0, steps=10, every=10)),
-        Valid("late in one step of two", lambda: _job(0, 900, 0, 0, steps=2, every=2)),
-        Valid("late to the only collective", lambda: _job(0, 900, 0, 0, steps=1)),
-        Valid("others cause as much", lambda: _job(0, 500, 0, 0), thresholds={"min_caused": 1.1}),
         Valid("one rank alone", lambda: _job(0), skipped="one rank"),
     ]
     INVALID = [
@@ -222,7 +251,7 @@ class Straggler(Rule):
             message="Each of the others waits at least 0.500 ms per step for it (29%). Excess time: compute.",
             confidence="medium",
             fixes=("They compute longer",),
-            shown="1 | 0.0 | 200.0 | 1.0 | yes | 500.0",
+            shown="1 | 0.0 | 200.0 | 1.0 | 5 | 500.0 | yes | 500.0",
         ),
         Invalid("one rank loads longer", lambda: _job(0, 0, 400, 0, loading=(2,)), message="data loading", fixes=("Their loader is slow",)),
         Invalid(
@@ -276,24 +305,39 @@ class Straggler(Rule):
             thresholds={"many": 6, "min_errors": 0.0},
             confidence="low",
         ),
+        Invalid(
+            "late in one step of two",
+            lambda: _job(0, 900, 0, 0, steps=2, every=2),
+            severity="info",
+            message="0.338 ms per step on average, rank 0 for 0.450 ms (27%). Rank 1 causes 100% of it: last to 1 of 2, by up to 0.900 ms.",
+        ),
+        Invalid("late to the only collective", lambda: _job(0, 900, 0, 0, steps=1), severity="info", confidence="low", message="last to 1 of 1"),
+        Invalid("others cause as much", lambda: _job(0, 500, 0, 0), thresholds={"min_caused": 1.1}, severity="info", message="for 0.500 ms (29%)."),
+        Invalid(
+            "began a single step later, and another rank is slower in it",
+            _began_apart,
+            thresholds={"min_errors": 9.0},
+            severity="info",
+            message="0.600 ms of the average was there because they began the first step up to 1.00 ms apart. Rank 1 causes 100% of the rest",
+            shown="0 | 1300.0 | 800.0 | 400.0 | 0.0 | 0",
+        ),
         Invalid("more causes than are named", lambda: _job(0, 500, 0, 0), thresholds={"max_causes": 0}, message="0.500 ms per step for it (29%).", fixes=("",)),
     ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         collectives, steps = ctx[RankedCollectives], ctx[Steps]
         late = _late(collectives, self.min_caused)
-        if not late or ctx.rank != collectives.ranks[late[0]]:
-            return
         others = [i for i in range(len(collectives.ranks)) if i not in late]
-        waited = collectives.saved_without(late)
+        waited = collectives.saved_without(late) if late else 0.0
         share = waited / steps.step_ns if steps.step_ns else 0.0
+        errors = _standard_errors(collectives, late, others) if late else 0.0
+        if not late or share < self.min_share or errors < self.min_errors:
+            yield from self._no_straggler(ctx, collectives)
+            return
+        if ctx.rank != collectives.ranks[late[0]]:
+            return
         caused = sum(collectives.caused_ns[i] for i in late) / sum(collectives.caused_ns)
         matched = sum(m.start.shape[1] for m in collectives.matches)
-        if share < self.min_share:
-            return
-        errors = _standard_errors(collectives, late, others)
-        if errors < self.min_errors:
-            return
         ranks = ctx[Ranks]
         numbers = [collectives.ranks[i] for i in late]
         who = named(numbers)
@@ -326,6 +370,47 @@ class Straggler(Rule):
                 for rank, waits in collectives.waits_for(late).items()
             },
             key="straggler",
+        )
+
+    def _no_straggler(self, ctx: Context, ranked: RankedCollectives) -> Iterator[Claim]:
+        """How long ranks wait for one another, where no few of them can be said to delay the rest."""
+        shares = [
+            wait / max(member[Steps].step_ns, 1)
+            for wait, member in zip(ranked.wait_ns, ranked.members, strict=True)
+        ]
+        worst = int(np.argmax(shares))
+        if shares[worst] < self.min_wait or ctx.rank != ranked.ranks[worst]:
+            return
+        late = lateness(ranked)
+        average, before = mean(ranked.wait_ns), mean(late.before_ns)
+        sentences = [
+            f"Ranks wait for one another in collectives for {milliseconds(average / 1e3)} per step on average, "
+            f"rank {ctx.rank} for {milliseconds(ranked.wait_ns[worst] / 1e3)} ({shares[worst]:.0%})."
+        ]
+        if before >= _WORTH_SAYING * average:
+            began = f"they began the first step up to {milliseconds(max(late.began_ns) / 1e3)} apart"
+            sentences.append(
+                f"{milliseconds(before / 1e3)} of the average {'was' if ranked.members[0][Steps].count == 1 else 'is'} there because {began}."
+            )
+        caused = [rank.caused_ns for rank in late.ranks]
+        if sum(caused) and average - before >= _WORTH_SAYING * average:
+            at = int(np.argmax(caused))
+            most = late.ranks[at]
+            sentences.append(
+                f"Rank {ranked.ranks[at]} causes {most.caused_ns / sum(caused):.0%} of {'the rest' if len(sentences) > 1 else 'it'}: "
+                f"last to {most.last_to} of {late.collectives}, by up to {milliseconds(most.longest_ns / 1e3)}."
+            )
+        yield Claim(
+            message=" ".join(sentences),
+            confidence="low",
+            severity="info",
+            location=Location(ranks=list(ranked.ranks)),
+            evidence=[_waits(ranked, {}), ctx[Ranks].table()],
+            fixes=[_record_more()],
+            owned_on={
+                rank: spans_of(waits) for rank, waits in ranked.waits_for(range(len(ranked.ranks))).items()
+            },
+            key="waits",
         )
 
     def _causes(
@@ -473,32 +558,32 @@ def _errors(values: npt.NDArray[np.number]) -> float:
 
 def _waits(ranked: RankedCollectives, alone: Mapping[int, float]) -> Table:
     """`alone`: the stragglers (positions), and the wait that ends with each of them alone."""
-    caused, untold = ranked.caused_ns, any(ranked.untold_ns)
+    late, caused = lateness(ranked), ranked.caused_ns
     everything = max(sum(caused), 1)
     worst_first = sorted(range(len(caused)), key=lambda i: (i not in alone, -caused[i]))
+    columns: dict[str, tuple[Unit, Sequence[Cell]]] = {
+        "rank": ("count", ranked.ranks),
+        "wait": ("us", [ns / 1e3 for ns in ranked.wait_ns]),
+        "of it before the first step": (
+            "us",
+            [ns / 1e3 for ns in late.before_ns] if any(late.before_ns) else (),
+        ),
+        "transfer": ("us", [ns / 1e3 for ns in ranked.transfer_ns]),
+        "wait or transfer": ("us", [ns / 1e3 for ns in ranked.untold_ns] if any(ranked.untold_ns) else ()),
+        "share of wait caused": ("share", [ns / everything for ns in caused]),
+        "last to": ("count", [rank.last_to for rank in late.ranks]),
+        "by up to": ("us", [rank.longest_ns / 1e3 for rank in late.ranks]),
+        "straggler": ("text", ["yes" if i in alone else "" for i in range(len(caused))] if alone else ()),
+        "waited for it alone": (
+            "us",
+            [alone[i] / 1e3 if i in alone else None for i in range(len(caused))] if alone else (),
+        ),
+    }
+    shown = {name: column for name, column in columns.items() if column[1]}
     return table(
         "Exposed collectives per steady step and rank",
-        {
-            "rank": "count",
-            "wait": "us",
-            "transfer": "us",
-            **({"wait or transfer": "us"} if untold else {}),
-            "share of wait caused": "share",
-            "straggler": "text",
-            "waited for it alone": "us",
-        },
-        [
-            [
-                ranked.ranks[i],
-                ranked.wait_ns[i] / 1e3,
-                ranked.transfer_ns[i] / 1e3,
-                *([ranked.untold_ns[i] / 1e3] if untold else []),
-                caused[i] / everything,
-                "yes" if i in alone else "",
-                alone[i] / 1e3 if i in alone else None,
-            ]
-            for i in worst_first
-        ],
+        {name: unit for name, (unit, _) in shown.items()},
+        [[cells[i] for _, cells in shown.values()] for i in worst_first],
     )
 
 
@@ -510,6 +595,19 @@ _LOOK = {
     _CONTENTION: "More threads run than there are cores. Start fewer processes per host, set OMP_NUM_THREADS and the "
     "number of workers to what the cores allow, or give the job more cores (`nproc`, the limits of its container).",
 }
+
+
+def _record_more() -> Fix:
+    return Fix(
+        title="Record more steps of all ranks",
+        kind="advice",
+        safety="display",
+        text="A rank that delays the others is late in every step. What ranks wait for in the first step was there before "
+        "it: start the profilers after a barrier, and record ten steps. If the last rank changes from step to step, balance "
+        "the work of each step (sequence lengths, samples, tables) over the ranks.",
+        verify="record all ranks again: the wait is shorter, or TD602 names a straggler",
+        risk="none: nothing is changed",
+    )
 
 
 def _advice(who: str, causes: Sequence[tuple[_Cause, Sequence[int]]]) -> Fix:

@@ -436,12 +436,16 @@ class MemorySpike(Rule):
         alone = f"lowers the peak by {size(named)}" if named else "does not lower the peak"
         first = f" The first of {len(shares)} call sites alone {alone}." if len(shares) > 1 else ""
         saved = more & ~short & history.alive(history.peak)
-        if fixes and fixes[0].title == _SDPA and saved.any():
+        attention = bool(fixes) and fixes[0].title == _SDPA
+        if attention and saved.any():
             scores = int(history.size[saved | (more & history.alive(history.peak))].sum())
             first = f" With those saved for backward, score matrices hold {size(scores)}."
+        if attention:
+            first += " Attention's score matrices grow with the square of the sequence length."
         return Claim(
             message=f"Short-lived tensors hold {in_one_unit(peak_bytes, history.peak_bytes)} at the peak, mostly from {what}{of}.{first}",
             confidence="high" if sure else "medium",
+            title="Attention's score matrices set the memory peak" if attention else "",
             saving=peak_saving(
                 history.peak_bytes,
                 after,

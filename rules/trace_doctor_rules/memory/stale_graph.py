@@ -212,9 +212,9 @@ class StaleGraph(Rule):
 
     VALID = [
         Valid("inference without gradients", lambda: _inference(keeps_graph=False)),
-        Valid("each graph is dropped before the next forward", lambda: _deep(rounds=3, dropped=True), skipped="no whole step"),
-        Valid("one forward", lambda: _inference(keeps_graph=True, rounds=1), skipped="no whole step"),
-        Valid("a graph that stands when the record ends", _still_there, skipped="no whole step"),
+        Valid("each graph is dropped before the next forward", lambda: _deep(rounds=3, dropped=True), skipped="no backward pass"),
+        Valid("one forward", lambda: _inference(keeps_graph=True, rounds=1), skipped="no backward pass"),
+        Valid("a graph that stands when the record ends", _still_there, skipped="no backward pass"),
         Valid("a cache that grows with each call", lambda: _inference(keeps_graph=True, grows=2)),
         Valid("the backward frees everything", lambda: _training(logits=200, kept=False)),
         Valid("small logits", lambda: _training(logits=8, kept=True), thresholds={"min_share": 0.0}),

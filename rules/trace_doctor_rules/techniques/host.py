@@ -77,7 +77,7 @@ _OFF_THE_STEP = {
     "data": (
         "Preprocess data in DataLoader workers",
         "DataLoader(dataset, collate_fn=prepare, num_workers=4)   # tokenize, decode and augment there\n"
-        "# or once, before the training: datasets.Dataset.map(tokenize, batched=True)",
+        "# or once, before the first step: datasets.Dataset.map(tokenize, batched=True)",
         "workers have random states of their own",
     ),
     "garbage": (

@@ -79,19 +79,25 @@ _CALLS = {
     "send and receive": "dist.isend(x, next_stage)",
 }
 _BESIDES = {
-    "all-to-all": "# half a batch at a time: one half communicates while the other computes; TorchRec: TrainPipelineSparseDist",
+    "all-to-all": "# half a batch at a time: one half communicates while the other computes",
     "send and receive": "# a pipeline: more micro-batches, or an interleaved or zero-bubble schedule (torch.distributed.pipelining)",
 }
 _BESIDES |= dict.fromkeys(("expert dispatch", "expert combine"), _BESIDES["all-to-all"])
+_TORCHREC = (
+    "; TorchRec: TrainPipelineSparseDist",
+    "; TorchRec's pipeline, which runs already, overlaps the exchange of inputs alone",
+)
 _ALL_REDUCE = "# gradients: DistributedDataParallel reduces them in buckets while backward runs, not one by one after it"
 
 
-def overlap_collective(verify: str, kind: str = "all-reduce") -> Fix:
-    """Advice for collectives that the script starts itself; `kind`: of the collective, as people call it."""
+def overlap_collective(verify: str, kind: str = "all-reduce", *, pipelined: bool = False) -> Fix:
+    """Advice for collectives that the script starts itself; `kind`: of the collective, as people call it. `pipelined`: whether
+    TorchRec's pipeline runs already."""
+    torchrec = _TORCHREC[pipelined] if kind == "all-to-all" else ""
     return advice(
         "Start the collective asynchronously",
         f"work = {_CALLS.get(kind, _CALLS['all-reduce'])}\n...                      # compute that does not need it\nwork.wait()\n"
-        f"{_BESIDES.get(kind, _ALL_REDUCE)}",
+        f"{_BESIDES.get(kind, _ALL_REDUCE)}{torchrec}",
         "buffers of pending collectives must not be written before wait()",
         verify,
     )

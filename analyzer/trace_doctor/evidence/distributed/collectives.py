@@ -283,7 +283,7 @@ class RankedCollectives(JobEvidence, frozen=True):
     def _in_order(self) -> list[tuple[I64, I64, I64]]:
         """(members, wait, time beside no compute) of each collective, by time. A gap behind the one before belongs to it: what
         leads from one to the other moves with them."""
-        alone = [_steady_alone(m) for m in self.members]
+        alone = [steady_alone(m) for m in self.members]
         ends = [
             np.sort(np.concatenate([m.end[m.members == i].ravel() for m in self.matches]))
             for i in range(len(alone))
@@ -431,16 +431,18 @@ def _steady(summary: RankSummary, key: Key) -> I64:
     """Places in `Collectives` of those of a kind from the first steady step on."""
     own = summary[Collectives]
     of_kind: I64 = np.flatnonzero(
-        np.array([k == key for k in own.keys]) & (own.start >= _steady_from(summary))
+        np.array([k == key for k in own.keys]) & (own.start >= steady_from(summary))
     )
     return of_kind
 
 
-def _steady_from(summary: RankSummary) -> int:
+def steady_from(summary: RankSummary) -> int:
+    """When the first steady step begins on the device, ns."""
     return next(iter(summary[Steps].on_device("steady")), summary[Steps].window)[0]
 
 
-def _steady_alone(summary: RankSummary) -> I64:
+def steady_alone(summary: RankSummary) -> I64:
+    """When a collective ran in a steady step and no compute beside it: a set."""
     return intersect(summary[Collectives].alone, intervals(summary[Steps].on_device("steady")))
 
 
@@ -453,7 +455,7 @@ def _alone(members: list[RankSummary], i: int, matches: list[Match]) -> tuple[in
             waiting.append(pairs(match.start[at], arrived))
             untold.append(pairs(arrived, moves))
             transferring.append(pairs(moves, match.end[at]))
-    alone, count = _steady_alone(members[i]), members[i][Steps].count
+    alone, count = steady_alone(members[i]), members[i][Steps].count
     moving = union(np.concatenate(transferring))
     either = subtract(union(np.concatenate(untold)), moving)
     still = subtract(subtract(union(np.concatenate(waiting)), moving), either)

@@ -23,6 +23,8 @@ _DATA_PARALLEL = re.compile(
     r"DataParallel\.forward|.*torch/nn/parallel/(?:data_parallel|parallel_apply)\.py\(\d+\): .*|nn\.Module: DataParallel_\d+"
     r"|ReduceAddCoalesced|BroadcastBackward"
 )
+_SPARSE_PIPELINE = re.compile(r"## (?:start_|wait_)?sparse_data_dist\b.*")
+"""as TorchRec's TrainPipelineSparseDist and what is derived from it mark their steps"""
 
 
 class Parallelism(Evidence, frozen=True):
@@ -36,6 +38,8 @@ class Parallelism(Evidence, frozen=True):
     """DeepSpeed's engine, which shares state as its ZeRO stage says"""
     data_parallel: bool
     """DataParallel: threads of one process"""
+    sparse_pipeline: bool
+    """TorchRec's TrainPipelineSparseDist, which distributes the sparse features of the next batch meanwhile"""
     world_size: int | None
     """number of ranks of the job, where the file names it"""
 
@@ -54,5 +58,6 @@ class Parallelism(Evidence, frozen=True):
             fsdp=is_marked(_FSDP),
             deepspeed=is_marked(_DEEPSPEED),
             data_parallel=is_marked(_DATA_PARALLEL),
+            sparse_pipeline=is_marked(_SPARSE_PIPELINE),
             world_size=run.meta.get("distributedInfo", {}).get("world_size") or None,
         )

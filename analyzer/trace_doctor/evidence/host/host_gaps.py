@@ -13,6 +13,7 @@ from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.host.host_gap_filters import GapLimits, Search, collectives, stretches
 from trace_doctor.evidence.idle.cpu_timeline import CpuTimeline, Processor
 from trace_doctor.evidence.idle.gaps import IdleCauses
+from trace_doctor.evidence.idle.host_causes import CAUSE, HostCauses
 from trace_doctor.evidence.intervals import (
     NOTHING,
     covered,
@@ -147,6 +148,13 @@ class HostGaps(Evidence, frozen=True):
             ],
             rest=subtract(idle, cover),
         )
+
+    def own(self, gap: HostGap) -> I64:
+        """What of its stretches is the host's own work: a loader, a blocking call or a compiler inside has its own cause of idle
+        time, and another finding. A set of intervals."""
+        cover = self._facts[HostCauses].on(self.thread)
+        others = cover.pieces[~np.isin(cover.cause, [CAUSE[cause] for cause in CAUSES])]
+        return subtract(intervals(gap.spans), others)
 
     def _idle(self, *causes: str) -> I64:
         ledger = self._facts[IdleCauses].ledger

@@ -19,7 +19,7 @@ from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.snapshot import NO_STACK, Action, BlockState, Snapshot
 
 CAPTURE_ADVICE = (
-    'torch.cuda.memory._record_memory_history(stacks="all", max_entries=100000), at least five training steps, '
+    'torch.cuda.memory._record_memory_history(stacks="all", max_entries=100000), at least five steps, '
     'then torch.cuda.memory._dump_snapshot("snapshot.pickle")'
 )
 BEFORE = -1

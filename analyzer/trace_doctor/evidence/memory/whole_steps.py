@@ -27,8 +27,18 @@ class WholeSteps(Evidence, frozen=True):
     def build(cls, facts: Facts) -> Self:
         count = max(map(_count, facts[MemoryBlocks].devices), default=0)
         if not count:
-            raise NotCaptured("no whole step in the allocation history", CAPTURE_ADVICE)
+            raise _no_whole_step(facts[MemoryBlocks].devices)
         return cls(count)
+
+
+def _no_whole_step(devices: Sequence[DeviceBlocks]) -> NotCaptured:
+    """Without a backward pass a step is a forward, and gradients are not known."""
+    if any(device.phases.has(Stage.BACKWARD, Stage.OPTIMIZER) for device in devices):
+        return NotCaptured("no whole step in the allocation history", CAPTURE_ADVICE)
+    return NotCaptured(
+        "no backward pass in the allocation history, and no forward that is followed by another",
+        CAPTURE_ADVICE,
+    )
 
 
 def must_hold_steps(whole: WholeSteps | None, least: int) -> None:
@@ -49,7 +59,7 @@ class PeakRecorded(Evidence, frozen=True):
         steps = max((_count(d) or _repeats(d) for d in devices), default=0)
         fails = any((d.history.action == Action.OOM).any() for d in devices)
         if not (steps or fails or all((d.history.born != BEFORE).all() for d in devices)):
-            raise NotCaptured("no whole step in the allocation history", CAPTURE_ADVICE)
+            raise _no_whole_step(facts[MemoryBlocks].devices)
         return cls(steps)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trace_doctor.model import Cell, Column, Result, Saving, Severity, Unit
+from trace_doctor.model import Cell, Column, Finding, Result, Saving, Severity, Unit
 from trace_doctor.reporters.html.dom import Child, Html, el, pre, text
 from trace_doctor.reporters.html.glossary import GLOSSARY
 from trace_doctor.reporters.labels import SYMBOL, saving_words
@@ -106,6 +106,11 @@ def mini_bar(share: float, kind: str = "accent") -> Html:
     return el(
         "svg", el("rect", width=width, height="100%", class_=f"b-{kind}"), class_="mini", aria_hidden="true"
     )
+
+
+def gain_look(finding: Finding) -> str:
+    """Of what a finding saves: an info finding is not certain, and its figure looks like it."""
+    return "gain-words uncertain" if finding.severity == "info" else "gain-words"
 
 
 def gain(saving: Saving | None) -> str:

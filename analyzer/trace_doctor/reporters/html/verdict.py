@@ -6,7 +6,7 @@ from trace_doctor.model import Finding, Fix, Result, Saving, ranks_text
 from trace_doctor.reporters.diagnosis import verdict
 from trace_doctor.reporters.html import captures
 from trace_doctor.reporters.html.dom import Child, Html, el
-from trace_doctor.reporters.html.parts import badge, gain, mini_bar, term, tile
+from trace_doctor.reporters.html.parts import badge, gain, gain_look, mini_bar, term, tile
 from trace_doctor.reporters.labels import (
     SEVERITIES,
     Names,
@@ -154,6 +154,7 @@ def _memory(result: Result) -> Html:
 def _saving(result: Result) -> Html:
     upto = result.summary.saving_up_to
     most = by_hand(result)
+    look = "gain" if _certain(result) else "gain uncertain"
     name = ["Saving, ", term("saving", how_known(upto if most is None else most))]
     if upto.share_of_step:
         time = f"{estimate_duration(upto.time_us_per_step)}/step" if upto.time_us_per_step else "of the step"
@@ -165,20 +166,20 @@ def _saving(result: Result) -> Html:
                 name,
                 estimate_share(most.share_of_step or 0.0),
                 f"by a manual fix{_of(result, most)}; by patches alone {gain}, {time}{more}",
-                class_="gain",
+                class_=look,
             )
-        return tile(name, gain, time + more, class_="gain")
+        return tile(name, gain, time + more, class_=look)
     if upto.bytes:
         first = max(
             (f.saving for f in result.findings if f.saving), key=lambda s: s.bytes or 0, default=Saving()
         )
-        return tile(name, bytes_words(upto)(upto.bytes), f"of {peak_words(first)}", class_="gain")
+        return tile(name, bytes_words(upto)(upto.bytes), f"of {peak_words(first)}", class_=look)
     if most is not None:
         return tile(
             name,
             estimate_share(most.share_of_step or 0.0),
             f"of the step, manual fix{_of(result, most)}",
-            class_="gain",
+            class_=look,
         )
     return (
         tile(name, "none", "no finding claims one")
@@ -192,6 +193,14 @@ def _saving(result: Result) -> Html:
             class_="missing",
         )
     )
+
+
+def _certain(result: Result) -> bool:
+    """Whether the finding that saves most is more than a note: an info finding is not certain, and the title says so."""
+    savings = [
+        (f.saving.share_of_step or f.saving.share_of_peak or 0.0, f) for f in result.findings if f.saving
+    ]
+    return bool(savings) and max(savings, key=lambda s: s[0])[1].severity != "info"
 
 
 def _of(result: Result, saving: Saving) -> str:
@@ -249,7 +258,7 @@ def _first(finding: Finding, result: Result) -> Html:
         "li",
         badge(finding.severity),
         el("a", finding.title or finding.name, href=f"#{finding.id}"),
-        el("span", gain(finding.saving), class_="gain-words"),
+        el("span", gain(finding.saving), class_=gain_look(finding)),
         el("code", where_briefly(finding.location), class_="where") if where(finding.location) else None,
         el("bdi", _seen_on(finding, names), class_="where"),
         _change(finding.fixes),
