@@ -73,7 +73,8 @@ def places(program: Project, home: Node, node: Node, depth: int = 0) -> Iterator
         (other, name)
         for other in program.scripts_with(function.name.value)
         for name in other.all(cst.Name)
-        if name.value == function.name.value and _is_use(other, name) and not other.within(name, function)
+        if name.value == function.name.value and _is_use(other, name)
+        if other is not script or not script.within(name, function)
     ]
     if not uses and script.nearest(function, cst.FunctionDef, cst.ClassDef) is not None:
         yield node
