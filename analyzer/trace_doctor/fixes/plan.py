@@ -23,6 +23,7 @@ from trace_doctor.program.edits import Candidate, Change, NoEdit
 from trace_doctor.program.place import Place
 from trace_doctor.program.project import Project
 from trace_doctor.program.queries.entry import entry_scripts, training_files
+from trace_doctor.program.queries.reached import uncalled_function
 from trace_doctor.program.script import FRAMEWORKS, Script
 from trace_doctor.program.source_tree import SourceTree, same_function
 from trace_doctor.program.text_file import TextFile
@@ -245,7 +246,10 @@ def _run(mod: Codemod, finding: Finding, fix: Fix, params: Parameters, source: _
     missing = NoEdit("unresolved", f"no script of the program holds what {mod.name} looks for")
     for attempt in places:
         try:
-            return _once(mod, attempt, params, mod.run(attempt, params))
+            change = _once(mod, attempt, params, mod.run(attempt, params))
+            if isinstance(change.script, Script) and change.script.name not in own:
+                _refuse_uncalled(project, change.script, change.line)
+            return change
         except NoEdit as refused:
             if refused.kind != "unresolved":
                 raise
@@ -265,6 +269,13 @@ def _refuse_no_script(tree: SourceTree, *places: Target | Location | None) -> No
             raise NoEdit(
                 "unresolved", f"the capture names {one_line(_short(place.file))}, which is no script"
             )
+
+
+def _refuse_uncalled(program: Project, script: Script, line: int) -> None:
+    """Raises NoEdit for a place in another file than the capture names, in a function that nothing there calls, as a test."""
+    if (function := uncalled_function(program, script, line)) is not None:
+        why = f"{script.name}:{line} is in {function.name.value}(), which nothing in the program calls"
+        raise NoEdit("display", why, [Candidate.of(script, line)])
 
 
 def _once(mod: Codemod, place: Place, params: Parameters, change: Change) -> Change:

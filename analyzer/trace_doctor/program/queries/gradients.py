@@ -73,7 +73,7 @@ def places(program: Project, home: Node, node: Node, depth: int = 0) -> Iterator
         (other, name)
         for other in program.scripts_with(function.name.value)
         for name in other.all(cst.Name)
-        if name.value == function.name.value and _is_use(other, name)
+        if name.value == function.name.value and is_use(other, name)
         if other is not script or not script.within(name, function)
     ]
     if not uses and script.nearest(function, cst.FunctionDef, cst.ClassDef) is not None:
@@ -82,7 +82,8 @@ def places(program: Project, home: Node, node: Node, depth: int = 0) -> Iterator
         yield from places(program, home, use, depth + 1)
 
 
-def _is_use(script: Script, name: cst.Name) -> bool:
+def is_use(script: Script, name: cst.Name) -> bool:
+    """Whether a name is read, and not what a definition, an import or an argument is called."""
     up = script.parent(name)
     defines = isinstance(up, cst.FunctionDef | cst.ClassDef | cst.ImportAlias | cst.ImportFrom | cst.Param)
     return not defines and not (isinstance(up, cst.Arg) and up.keyword is name)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 import libcst as cst
 
 from trace_doctor.program.project import Project
+from trace_doctor.program.queries.gradients import is_use
 from trace_doctor.program.script import Script
 
 _MOST = 400
@@ -41,3 +42,21 @@ def _called(program: Project, script: Script, func: cst.BaseExpression) -> list[
         return []
     where, node = match
     return [*program.lineage(where, node)] if isinstance(node, cst.ClassDef) else [(where, node)]
+
+
+def uncalled_function(program: Project, script: Script, line: int) -> cst.FunctionDef | None:
+    """The function of module level around a line, where no script of the program uses its name. One with a decorator, or called
+    `main`, may be called from outside."""
+    for function in script.all(cst.FunctionDef):
+        outermost = script.nearest(function, cst.FunctionDef, cst.ClassDef) is None
+        if outermost and script.covers(function, line):
+            name = function.name.value
+            uses = (
+                n
+                for s in program.scripts_with(name)
+                for n in s.all(cst.Name)
+                if n.value == name and is_use(s, n) and not (s is script and s.within(n, function))
+            )
+            called = name == "main" or bool(function.decorators) or next(uses, None) is not None
+            return None if called else function
+    return None
