@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import libcst as cst
 
@@ -40,10 +40,16 @@ _LOGS = ("log", "log_", "log2", "log10", "log1p", "logit")
 
 
 def refuse_half_precision(
-    program: Project, script: Script, run: Sequence[cst.CSTNode], home: cst.CSTNode, dtype: str
+    program: Project,
+    script: Script,
+    run: Sequence[cst.CSTNode],
+    home: cst.CSTNode,
+    dtype: str,
+    more: Iterable[tuple[Script, cst.CSTNode]],
 ) -> None:
-    """Raises NoEdit where a stretch of a step would fail or lose its meaning in a 16-bit type, or what reads it would."""
-    for where, node in reached(program, script, run):
+    """Raises NoEdit where a stretch of a step, or `more` that it may run, would fail or lose its meaning in a 16-bit type, or
+    what reads it would."""
+    for where, node in (*reached(program, script, run), *more):
         for bad, why in _unfit(program, where, node, dtype):
             raise refusal(where, bad, why)
     if dtype == "bfloat16" and (reader := _numpy_reader(program, script, run, home)) is not None:

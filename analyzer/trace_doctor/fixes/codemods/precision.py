@@ -21,6 +21,7 @@ from trace_doctor.program.queries.training import (
     find_step,
     lines_from,
     loss_assignments,
+    may_be,
     model_calls,
     part_calls,
     refuse_done,
@@ -77,7 +78,8 @@ def autocast(place: Place, params: Autocast) -> Change:
     if next(method_calls(script, "scale"), None) is not None:
         raise refusal(script, step.backward, "the script scales its loss itself")
     run = _forward(step)
-    refuse_half_precision(step.program, script, run, step.home, dtype)
+    unseen = may_be(step, model_calls(step, step.home))
+    refuse_half_precision(step.program, script, run, step.home, dtype, unseen)
     sharded = [(s, c) for s in place.program.scripts_with("fully_shard") for c in s.calls(*_FULLY_SHARD)]
     if sharded:
         return _policy(place, sharded, dtype)

@@ -215,6 +215,16 @@ def _is_module(program: Project, script: Script, owner: cst.ClassDef) -> bool:
     return bool(bases & {"torch.nn.Module", "torch.nn.Sequential", "transformers.PreTrainedModel"})
 
 
+def may_be(step: Step, calls: Sequence[cst.Call]) -> list[tuple[Script, cst.ClassDef]]:
+    """The modules of the program, where nothing more is known of what the step calls than that it is a module."""
+    program = step.program
+    made = [(s, o) for c in calls for s, o in program.of(step.script, c.func) if isinstance(o, cst.Call)]
+    if all(dataflow_of(s).is_model(o) or program.class_by_name(s, o.func) is not None for s, o in made):
+        return []
+    classes = [(s, c) for s in program.scripts_with("Module") for c in s.all(cst.ClassDef)]
+    return [(s, c) for s, c in classes if _is_module(program, s, c)]
+
+
 def trained_classes(program: Project) -> Iterator[tuple[Script, cst.ClassDef]]:
     """The classes of the models that training steps of a program call, or whose parameters an optimizer takes."""
     for script in program.scripts_with("backward("):
