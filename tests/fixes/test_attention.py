@@ -25,6 +25,7 @@ class Attention(nn.Module):
     def __init__(self, n, given=None):
         self.size = n // 2
         self.root = given or self.size ** -0.5
+        self.other_root = (n // 2) ** 0.5
         self.given = given
         self.temperature = nn.Parameter(torch.ones(n, 1, 1))
         self.drop = nn.Dropout(0.1)
@@ -32,6 +33,9 @@ class Attention(nn.Module):
         self.register_buffer("empty")
         self.register_buffer("tri", torch.tril(torch.ones(n, n)))
         self.register_buffer("wide", torch.tril(torch.ones(n, 2)))
+
+    def again(self, sizes):
+        return [Attention(size) for size in sizes]
 
     def forward(self, q, k, v, mask, n: float, d):
 """
@@ -228,7 +232,7 @@ def test_the_scale_that_is_the_default(by: str) -> None:
         ("/ q.size(-1) ** 2", "1 / (q.size(-1) ** 2)"),
         *((f"/ {x}", f"1 / {x}") for x in (
             "n", "2.0", "self.size", "q.size(n)", "math.sqrt(v.size(-1))", "math.sqrt(q.size(1))", "math.sqrt()",
-            "math.cbrt(q.size(-1))", "self.root",
+            "math.cbrt(q.size(-1))", "self.root", "self.other_root",
         )),
     ],
 )  # fmt: skip

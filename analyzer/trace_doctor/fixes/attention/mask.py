@@ -241,17 +241,19 @@ def is_number(script: Script, node: cst.BaseExpression, *, computed: bool = Fals
             or callee in _NUMBERS
             or (method_name(node) == "size" and bool(node.args))
         )
-    origins = [o for o in dataflow_of(script).of(node) if o is not node]
-    if origins:
-        return all(
-            literal(o) is None or flat(script, o).endswith((".shape", ".size()")) or again(o) for o in origins
-        )
     root = node
     while isinstance(root, cst.Attribute):
         root = root.value
     function = dataflow_of(script).parameter_of(root)
-    if function is None or (computed and function.name.value == "__init__"):
-        return function is not None
+    if computed and function is not None and function.name.value == "__init__":
+        return True
+    origins = [o for o in dataflow_of(script).of(node) if o is not node]
+    if origins:
+        values = [o for o in origins if literal(o) is not None]
+        sizes = (".shape", ".size()")
+        return bool(values) and all(flat(script, o).endswith(sizes) or again(o) for o in values)
+    if function is None:
+        return False
     own = next((p for p in function.params.params if p.name.value == dotted(node)), None)
     annotation = own.annotation.annotation if own is not None and own.annotation is not None else None
     return annotation is not None and script.code(annotation) in ("int", "float")
