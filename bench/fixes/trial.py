@@ -167,6 +167,7 @@ def _record(
         "places": [f"{c.file}:{c.line}: {c.code}" for c in item.candidates],
         "notes": item.change.notes if item.change else (),
         "text": item.fix.text if item.fix.kind == "command" else "",
+        "advice": [item.finding.name, item.fix.title, item.fix.text, item.fix.risk, item.fix.verify],
         "diff": item.diff.decode("utf-8", "replace"),
     }
 
