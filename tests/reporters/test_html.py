@@ -24,6 +24,7 @@ from trace_doctor.reporters.difference import render as render_difference
 from trace_doctor.reporters.embedded_json import embedded, extract
 from trace_doctor.reporters.html import LARGEST
 from trace_doctor.reporters.html.treatment import render as treatment_page
+from trace_doctor.reporters.labels import MEMORY
 from trace_doctor.testing import MIB, SnapshotBuilder
 
 VOID = {"meta", "br", "hr", "input", "link", "img"}
@@ -469,3 +470,20 @@ def test_of_many_ranks_the_streams_are_in_the_view_of_each(many_ranks: Result) -
     views = timeline.split('class="view"')
     assert [view.count(">stream 20</text>") for view in views[1:]] == [0, *([1] * 8)]
     assert "strips below a rank on its own are its streams" in timeline
+
+
+def test_the_classes_of_memory_are_named_above_their_picture(snapshot_result: Result) -> None:
+    page = render(snapshot_result, "html", zoom=False)
+    [series] = snapshot_result.memory_timeline
+    names = [MEMORY[name].label for name, held in series.live_by_category.items() if any(held)]
+    head = page[page.index('class="device"') : page.index('id="memory-chart-0')]
+    assert names
+    assert all(name in head for name in names)
+
+
+@pytest.mark.parametrize("result", ["ranks"], indirect=True)
+def test_eight_ranks_are_all_on_the_page_at_once(result: Result) -> None:
+    page = render(result, "html", zoom=False)
+    assert "Show all 8" not in page
+    table = page[page.index("The most severe finding of each capture") :]
+    assert all(f"rank {rank}" in table for rank in range(8))

@@ -9,7 +9,7 @@ from trace_doctor.reporters.labels import Names, main_rows
 from trace_doctor.reporters.units import plural
 
 _MOST = 24
-_FOLDED = 4
+_FOLDED = 8
 """rows before "Show all", the gravest first; one or two more are not worth the button"""
 _ELSEWHERE = "The same in other captures"
 """Title of the table in which a finding names the other captures that have it"""
@@ -65,13 +65,9 @@ def _captures(result: Result) -> list[int]:
 
 
 def _called(result: Result, names: Names, number: int) -> Html:
-    path = result.inputs[number].path
+    """By its rank where that tells it from the others: a row is then a line, and the files are listed below."""
     name = names.of(number)
-    return el(
-        "span",
-        el("bdi", name or path, class_="place" if name else None),
-        el("span", el("bdi", path), class_="signature") if name and name != path else None,
-    )
+    return el("bdi", name or result.inputs[number].path, class_="place" if name else None)
 
 
 def _findings(result: Result, number: int) -> tuple[Finding | None, int]:

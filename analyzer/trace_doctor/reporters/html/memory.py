@@ -125,8 +125,8 @@ def _device(
     index, series = placed or (-1, None)
     elements = (
         [
-            chart.draw(series, f"memory-chart-{n}"),
             _memory_keys(series),
+            chart.draw(series, f"memory-chart-{n}"),
             showing(series.shown, series.of, "points; highs and lows are kept"),
             of_memory(index),
         ]
@@ -138,10 +138,15 @@ def _device(
 
 
 def _memory_keys(series: MemorySeries) -> Html:
+    """Above the picture, whose foot may lie below the screen."""
     kinds = {m.kind for m in series.marks}
-    keys = (
-        [el("li", _line_key("reserved"), "reserved")] if any(r is not None for r in series.reserved) else []
-    )
+    keys = [
+        el("li", swatch(f"mem-{name}"), MEMORY[name].label)
+        for name, held in series.live_by_category.items()
+        if any(held)
+    ]
+    if any(r is not None for r in series.reserved):
+        keys.append(el("li", _line_key("reserved"), "reserved"))
     if "segment_alloc" in kinds:
         keys.append(el("li", _line_key("mark-segment_alloc"), "segment taken from the device"))
     if "segment_free" in kinds:
