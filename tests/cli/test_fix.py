@@ -307,6 +307,25 @@ def test_usage_errors_exit_2_in_one_line(job: Path, arguments: list[str]) -> Non
     assert len(done.stderr.strip().splitlines()) == 1
 
 
+def test_a_finding_without_a_patch_says_what_is_missing_where_and_sketches_the_edit(job: Path) -> None:
+    (job / "job" / "train.py").write_text(SCRIPT.replace("DataLoader([1, 2]", "DataLoader(samples"))
+    done = run("fix", "result.json", "--source", "job", "--select", "TD101", cwd=job)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr.splitlines() == [
+        "TD101-1 rule-TD101: Load in workers  [manual]: train.py:4: cannot see whether samples is an IterableDataset, "
+        "whose data workers would repeat",
+        "    sketch, not applied:",
+        "    train.py:4",
+        "    - loader = DataLoader(samples, batch_size=1)",
+        "    + loader = DataLoader(samples, batch_size=1, num_workers=4)",
+    ]
+    (job / "job" / "train.py").write_text("import torch\n")
+    nowhere = run("fix", "result.json", "--source", "job", "--select", "TD101", cwd=job)
+    assert nowhere.stderr.splitlines() == [
+        "TD101-1 rule-TD101: Load in workers  [no match]: no script of the program holds DataLoader"
+    ]
+
+
 def test_nothing_to_fix_is_no_failure(job: Path) -> None:
     (job / "result.json").write_bytes(Result().to_json())
     done = run("fix", "result.json", "--source", "job", cwd=job)

@@ -400,7 +400,25 @@ def test_unresolved_fix_becomes_display_and_shows_both_places(tmp_path: Path) ->
     assert (shown.safety, shown.diff) == ("display", None)
     assert "train.py:4:" in shown.text
     assert "train.py:15:" in shown.text
+    assert ": train.py:4, train.py:15\n" in shown.text, "in the one line of the reason"
+    assert shown.sketch.split("\n") == [
+        "train.py:4",
+        "- loader = DataLoader([1, 2], batch_size=1)",
+        "+ loader = DataLoader([1, 2], batch_size=1, num_workers=4, persistent_workers=True)",
+        "train.py:15",
+        "- other = DataLoader([3])",
+        "+ other = DataLoader([3], num_workers=4, persistent_workers=True)",
+    ]
     assert with_diffs(told, tmp_path) == told
+    (tmp_path / "train.py").write_text(LOOP)
+    assert with_diffs(told, tmp_path).findings[0].fixes[0].sketch == "", "of the script as it was"
+
+
+def test_advice_names_the_line_that_it_is_about(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LOOP)
+    made = plan(result(finding(1, fix(None), file="/home/me/train.py", line=11, function="train")), tmp_path)
+    assert made.items[0].missing == "train.py:11: no codemod makes this edit"
+    assert made.items[0].candidates[0].code == "loss = f(x)"
 
 
 def test_saved_result_with_diffs_gives_the_same_patch(tmp_path: Path) -> None:

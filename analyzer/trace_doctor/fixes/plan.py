@@ -14,12 +14,12 @@ from trace_doctor.fixes.codemods import Codemod, codemods
 from trace_doctor.fixes.diffs import unified_diff
 from trace_doctor.fixes.framework_fixes import in_framework, settings_first
 from trace_doctor.fixes.frameworks.trainers import minimum_versions
-from trace_doctor.fixes.resolved import PlannedFix, Status, new_bytes, together
+from trace_doctor.fixes.resolved import PlannedFix, Status, new_bytes, sketch_of, together
 from trace_doctor.model import NOT_PATCHED, Finding, Fix, Location, Result, Target
 from trace_doctor.model.parameters import Parameters
 from trace_doctor.program import edits as editing
 from trace_doctor.program import versions
-from trace_doctor.program.edits import Candidate, Change, NoEdit
+from trace_doctor.program.edits import Candidate, Change, NoEdit, sketched
 from trace_doctor.program.place import Place
 from trace_doctor.program.project import Project
 from trace_doctor.program.queries.entry import entry_scripts, training_files
@@ -152,7 +152,8 @@ def _resolve(finding: Finding, index: int, fix: Fix, source: _Source) -> Planned
     fix = _without_notes(fix)
     bare = PlannedFix(finding, index, fix, "advice")
     if fix.codemod is None:
-        return bare
+        named = _named_line(fix.target or finding.location, source) if fix.kind == "advice" else ()
+        return replace(bare, why="no codemod makes this edit" if named else "", candidates=named)
     if fix.codemod not in codemods():
         why = f"this version has no codemod named {one_line(fix.codemod)[:60]}"
         return replace(bare, status="display", why=why)
@@ -160,10 +161,11 @@ def _resolve(finding: Finding, index: int, fix: Fix, source: _Source) -> Planned
     try:
         change = _run(mod, finding, fix, _parameters(mod, fix), source)
         after = [(file, new_bytes(file, changes)) for file, changes in change.files]
-        _check_versions(change, source.torch)
+        with sketched(change):
+            _check_versions(change, source.torch)
     except NoEdit as refusal:
-        instead = _instead(fix, refusal)
-        return replace(bare, status=refusal.kind, why=refusal.why, candidates=refusal.candidates, fix=instead)
+        bare = replace(bare, status=refusal.kind, why=refusal.why, fix=_instead(fix, refusal))
+        return replace(bare, candidates=refusal.candidates, sketch=sketch_of(refusal.sketches))
     except UnreadableScript as error:
         return replace(bare, status="unresolved", why=str(error))
     diff = b"".join(unified_diff(source.prefix + file.name, file.data, new) for file, new in after)
@@ -172,7 +174,19 @@ def _resolve(finding: Finding, index: int, fix: Fix, source: _Source) -> Planned
     ready = replace(bare, status="ready", change=change, diff=diff)
     if ready.safety != "display":
         return ready
-    return replace(ready, status="display", why="shown only: it has to be judged by a person")
+    why = "shown only: it has to be judged by a person"
+    return replace(ready, status="display", why=why, sketch=sketch_of([change]))
+
+
+def _named_line(where: Target | Location, source: _Source) -> tuple[Candidate, ...]:
+    """The line of the script that advice is about, where the capture names one."""
+    target = Target(file=where.file, line=where.line, function=where.function)
+    try:
+        place = _place(target, source, Place(()))
+    except NoEdit:
+        return ()
+    script = place.script if place is not None else None
+    return (Candidate.of(script, place.line),) if script and place and place.line else ()
 
 
 def _parameters(mod: Codemod, fix: Fix) -> Parameters:
@@ -207,7 +221,7 @@ def _without_notes(fix: Fix) -> Fix:
     own = [line for line in lines if not line.startswith(NOT_PATCHED)]
     if len(own) == len(lines):
         return fix
-    return msgspec.structs.replace(fix, safety="unsafe", text="\n".join(own))
+    return msgspec.structs.replace(fix, safety="unsafe", text="\n".join(own), sketch="")
 
 
 def _run(mod: Codemod, finding: Finding, fix: Fix, params: Parameters, source: _Source) -> Change:
@@ -233,17 +247,37 @@ def _run(mod: Codemod, finding: Finding, fix: Fix, params: Parameters, source: _
         scripts = tree.scripts_with(*words, among=names)
         wider = ([s for s in scripts if s.name in own], scripts)
         places += [replace(anywhere, scripts=some) for some in wider if some]
-    missing = NoEdit("unresolved", f"no script of the program holds what {mod.name} looks for")
+    sought = params.mentions or " or ".join(mod.words) or f"what {mod.name} looks for"
+    missing = NoEdit("unresolved", f"no script of the program holds {sought}")
     for attempt in places:
         try:
             return _once(mod, attempt, params, mod.run(attempt, params))
         except NoEdit as refused:
+            if refused.kind == "ambiguous":
+                refused.sketches = _at_each(mod, anywhere, params, refused, tree)
             if refused.kind != "unresolved":
                 raise
             missing = refused
     if not settings_first(mod.name) and (change := in_framework(place or anywhere, mod.name, params)):
         return change
     raise missing
+
+
+def _at_each(
+    mod: Codemod, anywhere: Place, params: Parameters, refused: NoEdit, tree: SourceTree
+) -> tuple[Change, ...]:
+    """The edit at each of the few places that it may be for; none where one of them has no edit of its own."""
+    changes = []
+    for place in refused.candidates if len(refused.candidates) <= 3 else ():
+        script = tree.script(place.file) if is_python_file(place.file) else None
+        if script is None:
+            return ()
+        try:
+            changes.append(mod.run(replace(anywhere, scripts=[script], line=place.line), params))
+        except NoEdit:
+            return ()
+    apart = {(file.name, edits) for change in changes for file, edits in change.files}
+    return tuple(changes) if len(apart) >= len(changes) else ()
 
 
 def _refuse_no_script(tree: SourceTree, *places: Target | Location | None) -> None:
@@ -272,7 +306,8 @@ def _once(mod: Codemod, place: Place, params: Parameters, change: Change) -> Cha
     if again.script is not after or new_bytes(after, again.edits) == after.data:
         return change
     why = f"after the edit {after.name}:{place.line} would be another place like it"
-    raise NoEdit("display", why, [Candidate.of(script, change.line)])
+    with sketched(change):
+        raise NoEdit("display", why, [Candidate.of(script, change.line)])
 
 
 def _packages(tree: SourceTree, names: list[str]) -> dict[str, tuple[int, int]]:

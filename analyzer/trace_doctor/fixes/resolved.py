@@ -10,6 +10,7 @@ from itertools import combinations
 from typing import Literal
 
 from trace_doctor.errors import UnreadableScript
+from trace_doctor.fixes.diffs import sketch
 from trace_doctor.model import Finding, Fix, Safety
 from trace_doctor.program import edits as editing
 from trace_doctor.program.edits import Candidate, Change, NoEdit
@@ -20,6 +21,8 @@ from trace_doctor.program.text_file import TextFile
 Status = Literal[
     "ready", "held", "conflict", "covered", "already", "ambiguous", "unresolved", "display", "advice"
 ]
+_LONGEST = 40
+"""lines of a sketch"""
 _VERSION = "Python " + ".".join(platform.python_version_tuple()[:2])
 
 
@@ -36,6 +39,17 @@ class PlannedFix:
     candidates: tuple[Candidate, ...] = ()
     change: Change | None = None
     diff: bytes = b""
+    sketch: str = ""
+    """of a fix that is not made: what it would change in the script"""
+
+    @property
+    def missing(self) -> str:
+        """Why the fix is not made and, where the reason has a place, that place; one line."""
+        places = list(dict.fromkeys(f"{c.file}:{c.line}" for c in self.candidates))
+        if self.status == "ambiguous":
+            more = f" and {len(places) - 3} more" if len(places) > 3 else ""
+            return f"{self.why}: {', '.join(places[:3])}{more}"
+        return f"{places[0]}: {self.why}" if places and places[0] not in self.why else self.why
 
     @property
     def label(self) -> str:
@@ -46,6 +60,20 @@ class PlannedFix:
     def safety(self) -> Safety:
         """What the rule says of it; only shown where the codemod says so."""
         return self.change.safety if self.change and self.fix.safety == "unsafe" else self.fix.safety
+
+
+def sketch_of(changes: Iterable[Change]) -> str:
+    """What changes would do, as `path:line` with `-` and `+` lines; empty where one of them would break its file."""
+    files = [file for change in changes for file in change.files]
+    try:
+        for file, edits in files:
+            new_bytes(file, edits)
+    except NoEdit:
+        return ""
+    parts = (sketch(file.name, file.text, editing.apply(file, edits)) for file, edits in files)
+    lines = "\n".join(parts).split("\n")
+    more = len(lines) - _LONGEST
+    return "\n".join([*lines[:_LONGEST], f"... {more} more lines"] if more > 1 else lines)
 
 
 def new_bytes(script: TextFile, changes: Iterable[editing.Edit]) -> bytes:

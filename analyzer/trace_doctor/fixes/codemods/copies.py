@@ -9,7 +9,14 @@ import libcst as cst
 from trace_doctor.fixes.codemods import codemod
 from trace_doctor.model.parameters import Parameters
 from trace_doctor.program.dataflow import dataflow_of, method_of
-from trace_doctor.program.edits import Change, add_arguments, insert_after, insert_before, set_argument
+from trace_doctor.program.edits import (
+    Change,
+    add_arguments,
+    insert_after,
+    insert_before,
+    set_argument,
+    sketched,
+)
 from trace_doctor.program.place import Place, already, on_line, only, refusal
 from trace_doctor.program.project import Project
 from trace_doctor.program.queries.dataloaders import refuse_batches_on_gpu
@@ -49,7 +56,6 @@ def pinned_copies(place: Place, params: Parameters) -> Change:
     assert loader is not None
     if any(a.star for a in loader.args):
         raise refusal(script, loader, "the loader takes *args or **kwargs that may pin")
-    refuse_batches_on_gpu(place.program, script, loader)
     pin_memory = argument(loader, "pin_memory", 7)
     if pin_memory is None:
         edits += add_arguments(script, loader, {"pin_memory": "True"})
@@ -60,7 +66,10 @@ def pinned_copies(place: Place, params: Parameters) -> Change:
     for copy in copies:
         if _written_later(script, loop, copy):
             raise refusal(script, copy, "what is copied is changed in place afterwards")
-    return Change(script, tuple(edits), script.line(copies[0]))
+    change = Change(script, tuple(edits), script.line(copies[0]))
+    with sketched(change):
+        refuse_batches_on_gpu(place.program, script, loader)
+    return change
 
 
 def _non_blocking(copy: cst.Call) -> cst.Arg | None:
@@ -143,9 +152,7 @@ def channels_last(place: Place, params: Parameters) -> Change:
     homes = {id(s): s for s in (script, model.construction[0], *(model.definition or ())[:1])}
     if not images and not any(s.calls("torch.nn.Conv2d") for s in homes.values()):
         raise refusal(*model.construction, "the model has no Conv2d in these scripts")
-    if not images:
-        _refuse_other_inputs(place, model)
-    elif model.callee.startswith(_NO_IMAGES):
+    if images and model.callee.startswith(_NO_IMAGES):
         raise refusal(*model.construction, "the model takes no batch of images of four dimensions")
     arg = call.args[0].value if call.args and call.args[0].keyword is None else None
     if arg is None or not isinstance(arg, cst.Name) or len(model.calls) > 1:
@@ -163,7 +170,11 @@ def channels_last(place: Place, params: Parameters) -> Change:
     else:
         code = f"{arg.value} = {arg.value}.to(memory_format={layout})"
         edits.append(insert_before(script, whole_line(script, call), code, "channels-last-input"))
-    return Change(script, tuple(edits), script.line(whole))
+    change = Change(script, tuple(edits), script.line(whole))
+    with sketched(change):
+        if not images:
+            _refuse_other_inputs(place, model)
+    return change
 
 
 _NO_IMAGES = (

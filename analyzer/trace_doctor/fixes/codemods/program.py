@@ -12,7 +12,7 @@ from trace_doctor.fixes.frameworks.launch_environment import assignments_of
 from trace_doctor.fixes.frameworks.launchers import say_what_is_not_checked
 from trace_doctor.fixes.literals import source_text
 from trace_doctor.model.parameters import AllocatorSetting, SetConfig, is_true
-from trace_doctor.program.edits import Candidate, Change, Edit, NoEdit, insert_after, insert_before
+from trace_doctor.program.edits import Candidate, Change, Edit, NoEdit, insert_after, insert_before, sketched
 from trace_doctor.program.place import Place, already, candidate, refusal, started_script
 from trace_doctor.program.queries.imports import below_imports, bindings, end_of_imports
 from trace_doctor.program.script import Script, dotted, imported_modules, key_of, literal
@@ -206,8 +206,14 @@ def configure(script: Script, name: str, state: bool) -> Change:
         for a in script.all(cst.Assign)
         if any(script.qualified(t.target) in against for t in a.targets) and literal(a.value) is not False
     ]
-    for node in (*script.calls(*against), *set_here):
-        raise refusal(script, node, "the script asks for the same results in every run")
+    change = _assignment(script, name, value)
+    with sketched(change):
+        for node in (*script.calls(*against), *set_here):
+            raise refusal(script, node, "the script asks for the same results in every run")
+    return change
+
+
+def _assignment(script: Script, name: str, value: str) -> Change:
     for assign in script.all(cst.Assign):
         if any(script.qualified(t.target) == name or dotted(t.target) == name for t in assign.targets):
             if script.code(assign.value) == value:
