@@ -62,7 +62,7 @@ TOPICS: Mapping[str, tuple[str, ...]] = {
         "update_in_place",
         "newer_torch",
     ),
-    "8-bit optimizers and Adafactor": ("less_optimizer_state",),
+    "8-bit optimizers and Adafactor": ("less_optimizer_state", "adafactor"),
     "DeepSpeed offload": ("offload",),
     "Grouped GEMM for mixtures of experts": ("grouped_gemm",),
     "Containers": ("one_image",),
@@ -110,7 +110,7 @@ def page() -> str:
         "# Techniques",
         "",
         "What findings recommend, and how it is done: *edit* is a tested codemod that changes the source or a configuration "
-        "file, *shown* one whose edit a person has to judge, *advice* is code to adapt manually. This page is generated.",
+        "file, *shown* one that is made only if you select it, *advice* is code to adapt manually. This page is generated.",
         "",
         "| wanted | technique | how | rules |",
         "| --- | --- | --- | --- |",

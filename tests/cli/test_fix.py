@@ -298,6 +298,7 @@ def test_the_place_in_a_launch_script_is_found_again(job: Path) -> None:
         ["--source", "job", "--diff", "--apply"],
         ["--source", "job", "--select", "TD999"],
         ["--source", "job", "--select", "TD101-9"],
+        ["--source", "job", "--select", "TD101-1.9"],
         ["--source", "job", "--select", "*"],
     ],
 )

@@ -98,12 +98,13 @@ def fix(
 def _refuse_unknown(selector: str, result: Result) -> None:
     """Raises UsageError for a selector that means no finding of the result, and no rule either."""
     from trace_doctor.fixes.plan import is_selected
+    from trace_doctor.fixes.resolved import labels_of
     from trace_doctor.registry import resolve
 
-    if any(is_selected(f, [selector]) for f in result.findings):
+    if any(is_selected(f, [selector]) or selector.upper() in labels_of(f) for f in result.findings):
         return
     code, _, number = selector.rpartition("-")
-    if not (code and number.isdigit()):
+    if not (code and number.partition(".")[0].isdigit()):
         resolve(selector)
         return
     there = ", ".join(f.id for f in result.findings) or "none"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -96,16 +96,22 @@ def plan(
 ) -> Plan:
     """Resolves every fix of a result against the scripts below `source` (a folder or one file).
 
-    `unsafe` also readies fixes that may change numerics; `select` keeps findings by id, code prefix or name. Raises
-    UsageError when there is no such source.
+    `unsafe` also readies fixes that may change numerics; `select` keeps findings by id, code prefix or name, or one fix by its
+    label, which alone readies one that people decide on. Raises UsageError when there is no such source.
     """
     tree = tree or SourceTree(source)
     prefix = git_prefix(tree.root)
     torch = bounds(result, _requirements(tree.root), torch_version)
     excerpts = {name: dict(lines) for name, lines in result.source_excerpts.items()}
     source_ = _Source(tree, prefix, torch, _named_files(result, tree), excerpts)
-    fixes = list(_resolve_all((f for f in result.findings if is_selected(f, select)), source_))
-    on_hold = {id(i) for i in fixes if not unsafe and i.status == "ready" and i.safety == "unsafe"}
+    labels = {s.upper() for s in select}
+    selected = (f for f in result.findings if is_selected(f, [s.partition(".")[0] for s in select]))
+    fixes = [
+        _if_chosen(i, labels)
+        for i in _resolve_all(selected, source_)
+        if i.label.upper() in labels or is_selected(i.finding, select)
+    ]
+    on_hold = {id(i) for i in fixes if not unsafe and i.status == "ready"}
     why = "unsafe: needs --unsafe-fixes"
     items = together([replace(i, status="held", why=why) if id(i) in on_hold else i for i in fixes])
     return Plan(tree, prefix, tuple(items), tuple(tree.notes))
@@ -117,6 +123,16 @@ def is_selected(finding: Finding, select: Sequence[str]) -> bool:
         finding.code.startswith(s.upper()) or finding.id.upper() == s.upper() or finding.name == s
         for s in select
     )
+
+
+def _if_chosen(item: PlannedFix, labels: Collection[str]) -> PlannedFix:
+    """A fix that people decide on is ready where they name it, and it alone."""
+    if item.status != "display" or item.change is None:
+        return item
+    if item.label.upper() not in labels:
+        return replace(item, why=f"for you to decide: --select {item.label}")
+    fix = msgspec.structs.replace(item.fix, safety="unsafe")
+    return replace(item, status="ready", fix=fix, change=replace(item.change, safety="unsafe"), sketch="")
 
 
 # ---------------------------------------------------------------------- resolving one fix
@@ -174,8 +190,7 @@ def _resolve(finding: Finding, index: int, fix: Fix, source: _Source) -> Planned
     ready = replace(bare, status="ready", change=change, diff=diff)
     if ready.safety != "display":
         return ready
-    why = "shown only: it has to be judged by a person"
-    return replace(ready, status="display", why=why, sketch=sketch_of([change]))
+    return replace(ready, status="display", sketch=sketch_of([change]))
 
 
 def _named_line(where: Target | Location, source: _Source) -> tuple[Candidate, ...]:

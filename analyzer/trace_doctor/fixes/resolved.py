@@ -54,12 +54,18 @@ class PlannedFix:
     @property
     def label(self) -> str:
         """The finding's id, with the number of the fix (from 1) where it has several."""
-        return self.finding.id if len(self.finding.fixes) == 1 else f"{self.finding.id}.{self.index + 1}"
+        return labels_of(self.finding)[self.index]
 
     @property
     def safety(self) -> Safety:
         """What the rule says of it; only shown where the codemod says so."""
         return self.change.safety if self.change and self.fix.safety == "unsafe" else self.fix.safety
+
+
+def labels_of(finding: Finding) -> list[str]:
+    """What its fixes are called: its id, with their numbers (from 1) where they are several."""
+    several = len(finding.fixes) > 1
+    return [f"{finding.id}.{n}" if several else finding.id for n, _ in enumerate(finding.fixes, 1)]
 
 
 def sketch_of(changes: Iterable[Change]) -> str:

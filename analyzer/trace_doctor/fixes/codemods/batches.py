@@ -15,7 +15,7 @@ from trace_doctor.program.place import Place, already, only, refusal
 from trace_doctor.program.queries.dataloaders import loaders_on_line, training_loaders
 from trace_doctor.program.queries.loops import method_calls, optimizer_steps, zero_grads
 from trace_doctor.program.queries.training import Step, find_step, refuse_done, whole_line
-from trace_doctor.program.script import Script, dotted
+from trace_doctor.program.script import Script, dotted, literal
 
 _SIZE = {"transformers": "TrainingArguments(per_device_train_batch_size=...)"}
 _ACCUMULATE = {
@@ -88,12 +88,25 @@ def gradient_accumulation(place: Place, params: GradientAccumulation) -> Change:
         script,
         tuple(edits) if apart else (*smaller.edits, *edits),
         script.line(step.backward),
-        notes=smaller.notes,
+        notes=(*smaller.notes, *_counted(script, loop, counter, run), _LAST.format(count=count)),
         more=((smaller.script, smaller.edits),) if apart else (),
     )
     with sketched(change):
         refuse_divided(origin, place.program)
     return change
+
+
+_LAST = "the last step of an epoch may be of fewer than {count} batches, whose loss is divided by {count} all the same"
+
+
+def _counted(script: Script, loop: cst.For, counter: str, run: list[cst.SimpleStatementLine]) -> list[str]:
+    """Which numbers of the loop count steps now, and smaller batches after the edit."""
+    names = {counter} if script.variables(counter, loop.body) else set()
+    for addition in script.all(cst.AugAssign, within=loop.body):
+        outside = not any(script.within(addition, line) for line in run)
+        if outside and isinstance(literal(addition.value), int) and (name := dotted(addition.target)):
+            names.add(name)
+    return [f"{name} counts the smaller batches, no longer the steps" for name in sorted(names)]
 
 
 def _counter(script: Script, loop: cst.For) -> tuple[str, list[Edit]]:

@@ -39,6 +39,10 @@ _EIGHT_BIT = {
     "torch.optim.AdamW": "bitsandbytes.optim.AdamW8bit",
     "torch.optim.Adam": "bitsandbytes.optim.Adam8bit",
 }
+_NEEDS = {
+    "adamw-8bit": "the package bitsandbytes has to be installed",
+    "adafactor": "its learning rate is relative to the size of each parameter: tune it again",
+}
 _OF_TORCH_ONLY = ("fused", "foreach", "capturable", "differentiable", "maximize")
 
 
@@ -174,7 +178,10 @@ def replace_optimizer(place: Place, params: ReplaceOptimizer) -> Change:
     text, imports = name_for(script, new, call)
     arguments = _for_adafactor(script, call, name) if goal == "adafactor" else _without(script, call)
     edits = (*imports, Edit(*script.span(call.func), text), *arguments)
-    return Change(script, edits, script.line(call))
+    notes = [_NEEDS[goal]]
+    if any("load_state_dict" in s.text for s in place.program.scripts_with("load_state_dict")):
+        notes.append(f"optimizer state of {name.rpartition('.')[2]} in checkpoints does not load into it")
+    return Change(script, edits, script.line(call), notes=tuple(notes))
 
 
 def _without(script: Script, call: cst.Call) -> list[Edit]:
