@@ -33,20 +33,6 @@ def unified_diff(path: str, before: bytes, after: bytes) -> bytes:
     return "".join(text[:3]).encode("utf-8") + "".join(text[3:]).encode("latin-1")
 
 
-def sketch(path: str, before: str, after: str) -> str:
-    """What changes, without the lines around it, in a form that no tool applies: `path:line`, then `-` and `+` lines."""
-    a, b = before.split("\n"), after.split("\n")
-    lines = []
-    for tag, i1, i2, j1, j2 in difflib.SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
-        if tag != "equal":
-            lines += [
-                f"{path}:{i1 + 1}",
-                *(f"- {line}" for line in a[i1:i2]),
-                *(f"+ {line}" for line in b[j1:j2]),
-            ]
-    return "\n".join(line.rstrip() for line in lines)
-
-
 def _lines(data: bytes) -> list[str]:
     """Lines with their end, split at LF only, as git does; a range line marks those without."""
     return re.findall(r"[^\n]*\n|[^\n]+", data.decode("latin-1"))

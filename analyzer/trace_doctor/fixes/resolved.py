@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import platform
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +11,6 @@ from itertools import combinations
 from typing import Literal
 
 from trace_doctor.errors import UnreadableScript
-from trace_doctor.fixes.diffs import sketch
 from trace_doctor.model import Finding, Fix, Safety
 from trace_doctor.program import edits as editing
 from trace_doctor.program.edits import Candidate, Change, NoEdit
@@ -76,10 +76,24 @@ def sketch_of(changes: Iterable[Change]) -> str:
             new_bytes(file, edits)
     except NoEdit:
         return ""
-    parts = (sketch(file.name, file.text, editing.apply(file, edits)) for file, edits in files)
+    parts = (_sketch(file.name, file.text, editing.apply(file, edits)) for file, edits in files)
     lines = "\n".join(parts).split("\n")
     more = len(lines) - _LONGEST
     return "\n".join([*lines[:_LONGEST], f"... {more} more lines"] if more > 1 else lines)
+
+
+def _sketch(path: str, before: str, after: str) -> str:
+    """What changes, without the lines around it, in a form that no tool applies: `path:line`, then `-` and `+` lines."""
+    a, b = before.split("\n"), after.split("\n")
+    lines = []
+    for tag, i1, i2, j1, j2 in difflib.SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
+        if tag != "equal":
+            lines += [
+                f"{path}:{i1 + 1}",
+                *(f"- {line}" for line in a[i1:i2]),
+                *(f"+ {line}" for line in b[j1:j2]),
+            ]
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def new_bytes(script: TextFile, changes: Iterable[editing.Edit]) -> bytes:
