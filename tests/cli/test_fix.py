@@ -327,6 +327,19 @@ def test_a_finding_without_a_patch_says_what_is_missing_where_and_sketches_the_e
     ]
 
 
+def test_a_fix_that_people_decide_on_is_made_by_its_name_and_says_what_it_needs(job: Path) -> None:
+    text = SCRIPT.replace("for x", "optimizer = torch.optim.AdamW(model.parameters())\nfor x")
+    (job / "job" / "train.py").write_text(text)
+    eight_bit = Fix(title="8-bit", kind="patch", safety="display", codemod="replace-optimizer")
+    (job / "result.json").write_bytes(Result(findings=[finding("TD407", eight_bit)]).to_json())
+    command = ("fix", "result.json", "--source", "job", "--apply", "--unsafe-fixes", "--allow-dirty")
+    unasked = run(*command, cwd=job)
+    assert "--select TD407-1" in unasked.stderr and script(job) == text
+    asked = run(*command, "--select", "TD407-1", cwd=job)
+    assert "    the package bitsandbytes has to be installed" in asked.stderr.splitlines()
+    assert "optimizer = AdamW8bit(model.parameters())" in script(job)
+
+
 def test_nothing_to_fix_is_no_failure(job: Path) -> None:
     (job / "result.json").write_bytes(Result().to_json())
     done = run("fix", "result.json", "--source", "job", cwd=job)

@@ -190,6 +190,9 @@ def _explain(plan: Plan, console: Console) -> None:
             _line(f"{head}  [{item.safety}]  {item.change.script.name}:{item.change.line}", console)
             if item.change.elsewhere:
                 _line(f"    {item.change.elsewhere}", console)
+            named = finding.fixes[item.index].safety == "display"  # a package that it needs, say
+            for note in item.change.notes if named and not console.verbose else ():
+                _line(f"    {note}", console)
         else:
             how = _HOW.get(item.status, item.status)
             _line(f"{head}  [{how}]{': ' if item.missing else ''}{item.missing}", console)
