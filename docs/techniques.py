@@ -62,7 +62,7 @@ TOPICS: Mapping[str, tuple[str, ...]] = {
         "update_in_place",
         "newer_torch",
     ),
-    "8-bit optimizers and Adafactor": ("less_optimizer_state",),
+    "8-bit optimizers and Adafactor": ("less_optimizer_state", "adafactor"),
     "DeepSpeed offload": ("offload",),
     "Grouped GEMM for mixtures of experts": ("grouped_gemm",),
     "Containers": ("one_image",),
@@ -110,7 +110,7 @@ def page() -> str:
         "# Techniques",
         "",
         "What findings recommend, and how it is done: *edit* is a tested codemod that changes the source or a configuration "
-        "file, *shown* one whose edit a person has to judge, *advice* is code to adapt manually. This page is generated.",
+        "file, *shown* one that is made if you name it (`fix --select TD407-1.1`), *advice* is code to adapt manually. This page is generated.",
         "",
         "| wanted | technique | how | rules |",
         "| --- | --- | --- | --- |",
@@ -121,6 +121,13 @@ def page() -> str:
             codes = " ".join(f"[{c}](rules/{c}.md)" for c in sorted(named.get(name, ())))
             lines.append(f"| {topic} | {title} | {how} | {codes} |")
     lines += [
+        "",
+        "No edit is written where the script does not hold what decides:",
+        "",
+        "- FlexAttention: its mask is a function of positions. A mask that is a tensor does not say which one.",
+        "- xFormers, TransformerEngine: tensors have other layouts, and parameters other names in checkpoints.",
+        "- Padding, a first step with the largest shape: which dimension varies, what it is padded with, and whether the loss "
+        "leaves padding out.",
         "",
         "## In the words of frameworks",
         "",

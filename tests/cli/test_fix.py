@@ -303,6 +303,7 @@ def test_the_place_in_a_launch_script_is_found_again(job: Path) -> None:
         ["--source", "job", "--diff", "--apply"],
         ["--source", "job", "--select", "TD999"],
         ["--source", "job", "--select", "TD101-9"],
+        ["--source", "job", "--select", "TD101-1.9"],
         ["--source", "job", "--select", "*"],
     ],
 )
@@ -310,6 +311,38 @@ def test_usage_errors_exit_2_in_one_line(job: Path, arguments: list[str]) -> Non
     done = run("fix", "result.json", *arguments, cwd=job)
     assert done.returncode == 2
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_finding_without_a_patch_says_what_is_missing_where_and_sketches_the_edit(job: Path) -> None:
+    (job / "job" / "train.py").write_text(SCRIPT.replace("DataLoader([1, 2]", "DataLoader(samples"))
+    done = run("fix", "result.json", "--source", "job", "--select", "TD101", cwd=job)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr.splitlines() == [
+        "TD101-1 rule-TD101: Load in workers  [manual]: train.py:4: cannot see whether samples is an IterableDataset, "
+        "whose data workers would repeat",
+        "    sketch, not applied:",
+        "    train.py:4",
+        "    - loader = DataLoader(samples, batch_size=1)",
+        "    + loader = DataLoader(samples, batch_size=1, num_workers=4)",
+    ]
+    (job / "job" / "train.py").write_text("import torch\n")
+    nowhere = run("fix", "result.json", "--source", "job", "--select", "TD101", cwd=job)
+    assert nowhere.stderr.splitlines() == [
+        "TD101-1 rule-TD101: Load in workers  [no match]: no script of the program holds DataLoader"
+    ]
+
+
+def test_a_fix_that_people_decide_on_is_made_by_its_name_and_says_what_it_needs(job: Path) -> None:
+    text = SCRIPT.replace("for x", "optimizer = torch.optim.AdamW(model.parameters())\nfor x")
+    (job / "job" / "train.py").write_text(text)
+    eight_bit = Fix(title="8-bit", kind="patch", safety="display", codemod="replace-optimizer")
+    (job / "result.json").write_bytes(Result(findings=[finding("TD407", eight_bit)]).to_json())
+    command = ("fix", "result.json", "--source", "job", "--apply", "--unsafe-fixes", "--allow-dirty")
+    unasked = run(*command, cwd=job)
+    assert "--select TD407-1" in unasked.stderr and script(job) == text
+    asked = run(*command, "--select", "TD407-1", cwd=job)
+    assert "    the package bitsandbytes has to be installed" in asked.stderr.splitlines()
+    assert "optimizer = AdamW8bit(model.parameters())" in script(job)
 
 
 def test_nothing_to_fix_is_no_failure(job: Path) -> None:

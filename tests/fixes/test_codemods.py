@@ -9,7 +9,7 @@ input
 ```python
 output
 ```
-or, instead of the second block, `refuses: kind, words of the reason`. With `runs: expression` both scripts are run and
+or, instead of the second block, `refuses: kind, words of the reason` and, where there is one, a block `sketch`. With `runs: expression` both scripts are run and
 the expression's value (numbers or tensors) agrees within `tolerance: 1e-5`; without a tolerance, bit by bit.
 """
 
@@ -29,7 +29,7 @@ import libcst as cst
 import pytest
 
 from trace_doctor.fixes.codemods import codemods
-from trace_doctor.fixes.resolved import new_bytes
+from trace_doctor.fixes.resolved import new_bytes, sketch_of
 from trace_doctor.program.edits import Change, Edit, NoEdit
 from trace_doctor.program.place import Place
 from trace_doctor.program.script import Script, dotted, method_name
@@ -47,6 +47,7 @@ class Case:
     before: str
     after: str | None
     refuses: tuple[str, str] | None
+    sketch: str
     runs: str | None
     tolerance: float
     notes: str
@@ -81,11 +82,13 @@ def read_cases(path: Path) -> list[Case]:
             )
         )
         kind, _, words = fields.get("refuses", "").partition(", ")
+        drawn = re.search(r"^```sketch\n(.*?)\n```$", body, re.DOTALL | re.MULTILINE)
         assert bool(kind) == (len(codes) == 1), f"{path.name}: {title}"
         found.append(
             Case(
                 path.stem, title, json.loads(fields.get("params", "{}")), fields.get("at"), fields.get("torch"),
                 codes[0], codes[1] if len(codes) == 2 else None, (kind, words) if kind else None,
+                drawn[1] if drawn else "",
                 fields.get("runs"), float(fields.get("tolerance", 0)), fields.get("notes", ""),
             )
         )  # fmt: skip
@@ -140,6 +143,7 @@ def test_refusal_says_why(case: Case) -> None:
     assert (refused.value.kind, case.refuses[1] in refused.value.why) == (case.refuses[0], True), (
         refused.value.why
     )
+    assert sketch_of(refused.value.sketches) == case.sketch
     if refused.value.kind == "ambiguous":
         assert len(refused.value.candidates) > 1
 

@@ -216,6 +216,27 @@ def test_unsafe_fixes_are_held_back(tmp_path: Path) -> None:
     assert [i.status for i in made.items] == ["held", "held"]
 
 
+def test_what_people_decide_on_is_made_only_where_they_name_it(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LOOP.replace("SGD", "AdamW"))
+    asked = result(finding(1, WORKERS, fix("replace-optimizer", "display", to="adafactor")))
+    for select in ([], ["TD101"], ["TD101-1"]):
+        made = plan(asked, tmp_path, select=select, torch_version="2.9")
+        assert [i.status for i in made.items] == ["ready", "display"]
+        assert made.items[1].why == "for you to decide: --select TD101-1.2"
+        assert (
+            "+ optimizer = torch.optim.Adafactor(params, lr=0.1, weight_decay=0.01)" in made.items[1].sketch
+        )
+        assert b"Adafactor" not in made.patch()
+    one = plan(asked, tmp_path, select=["td101-1.2"], torch_version="2.9")
+    assert [(i.label, i.status, i.safety) for i in one.items] == [("TD101-1.2", "ready", "unsafe")]
+    assert b"+optimizer = torch.optim.Adafactor(" in one.patch() and b"num_workers" not in one.patch()
+    held = plan(asked, tmp_path, unsafe=False, select=["TD101-1.2"], torch_version="2.9")
+    assert [i.status for i in held.items] == ["held"]
+    alone = result(finding(1, fix("replace-optimizer", "display", to="adafactor")))
+    by_id = plan(alone, tmp_path, select=["TD101-1"], torch_version="2.9")
+    assert [i.status for i in by_id.items] == ["ready"], "the label of an only fix is the id of its finding"
+
+
 @pytest.mark.parametrize(("asked", "ready"), [("TD1", 1), ("td101-1", 1), ("a-rule", 1), ("TD4", 0)])
 def test_select_by_code_id_and_name(tmp_path: Path, asked: str, ready: int) -> None:
     (tmp_path / "train.py").write_text(LOOP)
@@ -414,7 +435,25 @@ def test_unresolved_fix_becomes_display_and_shows_both_places(tmp_path: Path) ->
     assert (shown.safety, shown.diff) == ("display", None)
     assert "train.py:4:" in shown.text
     assert "train.py:15:" in shown.text
+    assert ": train.py:4, train.py:15\n" in shown.text, "in the one line of the reason"
+    assert shown.sketch.split("\n") == [
+        "train.py:4",
+        "- loader = DataLoader([1, 2], batch_size=1)",
+        "+ loader = DataLoader([1, 2], batch_size=1, num_workers=4, persistent_workers=True)",
+        "train.py:15",
+        "- other = DataLoader([3])",
+        "+ other = DataLoader([3], num_workers=4, persistent_workers=True)",
+    ]
     assert with_diffs(told, tmp_path) == told
+    (tmp_path / "train.py").write_text(LOOP)
+    assert with_diffs(told, tmp_path).findings[0].fixes[0].sketch == "", "of the script as it was"
+
+
+def test_advice_names_the_line_that_it_is_about(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LOOP)
+    made = plan(result(finding(1, fix(None), file="/home/me/train.py", line=11, function="train")), tmp_path)
+    assert made.items[0].missing == "train.py:11: no codemod makes this edit"
+    assert made.items[0].candidates[0].code == "loss = f(x)"
 
 
 def test_saved_result_with_diffs_gives_the_same_patch(tmp_path: Path) -> None:

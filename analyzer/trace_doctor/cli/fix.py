@@ -98,12 +98,13 @@ def fix(
 def _refuse_unknown(selector: str, result: Result) -> None:
     """Raises UsageError for a selector that means no finding of the result, and no rule either."""
     from trace_doctor.fixes.plan import is_selected
+    from trace_doctor.fixes.resolved import labels_of
     from trace_doctor.registry import resolve
 
-    if any(is_selected(f, [selector]) for f in result.findings):
+    if any(is_selected(f, [selector]) or selector.upper() in labels_of(f) for f in result.findings):
         return
     code, _, number = selector.rpartition("-")
-    if not (code and number.isdigit()):
+    if not (code and number.partition(".")[0].isdigit()):
         resolve(selector)
         return
     there = ", ".join(f.id for f in result.findings) or "none"
@@ -164,15 +165,20 @@ def _analyzed(paths: list[str], source: Path, config: Config, loading: o.Loading
 
 
 def _explain(plan: Plan, console: Console) -> None:
-    """Each fix in a line on stderr: what it does, or why the script is not edited. --verbose adds what may go wrong, how to
-    verify it, and the fixes for which the script has no place."""
+    """Each fix in a line on stderr: what it does, or why the script is not edited. Of a finding without a patch also the lines
+    that the edit would change; --verbose adds these of others, what may go wrong, how to verify it, and the fixes for which the
+    script has no place."""
+    patched = {item.finding.id for item in plan.of("ready", "held", "conflict", "covered")}
     left_out: Counter[str] = Counter()
     shown: set[tuple[str, str, str]] = set()
     for item in plan.items:
         finding, fix_ = item.finding, item.fix
         if item.status == "advice" and fix_.framework not in ("torch", "", *plan.frameworks):
             continue  # advice for a framework that the scripts do not use
-        if item.status in ("unresolved", "already") and not console.verbose:
+        in_full = console.verbose or finding.id not in patched
+        if (not in_full and item.status == "unresolved") or (
+            not console.verbose and item.status == "already"
+        ):
             left_out[item.status] += 1
             continue
         same = (fix_.title, item.status, item.why)  # what two findings advise, as for out of memory
@@ -184,9 +190,16 @@ def _explain(plan: Plan, console: Console) -> None:
             _line(f"{head}  [{item.safety}]  {item.change.script.name}:{item.change.line}", console)
             if item.change.elsewhere:
                 _line(f"    {item.change.elsewhere}", console)
+            named = finding.fixes[item.index].safety == "display"  # a package that it needs, say
+            for note in item.change.notes if named and not console.verbose else ():
+                _line(f"    {note}", console)
         else:
             how = _HOW.get(item.status, item.status)
-            _line(f"{head}  [{how}]{': ' if item.why else ''}{item.why}", console)
+            _line(f"{head}  [{how}]{': ' if item.missing else ''}{item.missing}", console)
+            if item.sketch and in_full:
+                _block(f"sketch, not applied:\n{item.sketch}", console)
+            elif item.status == "advice" and item.candidates and not console.verbose and in_full:
+                _block(f"{item.candidates[0].code}\n{fix_.text}", console)
         if console.verbose:
             _in_full(item, console)
     for note in plan.notes:
@@ -207,7 +220,7 @@ def _in_full(item: PlannedFix, console: Console) -> None:
     if (more := len(item.candidates) - _MOST_PLACES) > 0:
         console.hint(f"    and {more:,} more")
     if item.status not in ("ready", "held", "already") and item.fix.text:
-        console.hint("".join(f"    {line}\n" for line in item.fix.text.splitlines()).rstrip("\n"))
+        _block(item.fix.text, console)
     if item.status != "already":
         _consequences(item, console)
 
@@ -225,6 +238,10 @@ def _consequences(item: PlannedFix, console: Console) -> None:
 def _line(text: str, console: Console) -> None:
     """What a result says cannot begin a line of its own."""
     console.hint(text.replace("\n", " "))
+
+
+def _block(text: str, console: Console) -> None:
+    console.hint("".join(f"    {line}\n" for line in text.splitlines()).rstrip("\n"))
 
 
 _MOST_PLACES = 20

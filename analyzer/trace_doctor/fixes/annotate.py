@@ -73,10 +73,13 @@ def _annotate(item: PlannedFix, lines: bool) -> Fix:
             f"\n{NOT_PATCHED}  {c.file}:{c.line}: {c.code if lines else ''}".rstrip(": ")
             for c in item.candidates
         )
-        why = item.why if lines else _WITHHELD
+        why = item.missing if lines else _WITHHELD
         text = "\n".join(filter(None, [fix.text, f"{NOT_PATCHED} {why}{places}"]))
         return msgspec.structs.replace(
-            fix, safety=fix.safety if item.status == "already" else "display", text=text
+            fix,
+            safety=fix.safety if item.status == "already" else "display",
+            text=text,
+            sketch=item.sketch if lines else "",
         )
     change = item.change
     notes = [*change.notes, *filter(None, [change.elsewhere])] if lines else ()

@@ -24,7 +24,9 @@ def divided_batch(place: Place, count: int) -> Change:
         "construct a DataLoader that feeds training",
         "the loader whose batches get smaller was not found",
     )
-    return resize(place, *part_of_batch(place, script, call, count))
+    origin, size = part_of_batch(place, script, call, count)
+    refuse_divided(origin, place.program)
+    return resize(origin, size)
 
 
 def part_of_batch(place: Place, script: Script, call: cst.Call, count: int) -> tuple[WhereSet, int]:
@@ -52,9 +54,8 @@ def batch_size_of(place: Place, script: Script, call: cst.Call) -> tuple[WhereSe
     return origin, size
 
 
-def resize(place: Place, origin: WhereSet, size: int) -> Change:
-    """Another batch size, where no learning rate or number of steps is computed from it."""
-    refuse_divided(origin, place.program)
+def resize(origin: WhereSet, size: int) -> Change:
+    """Another batch size, of which nothing may be computed: see `refuse_divided`."""
     edits = set_origin(origin, source_text(size), "batch-size")
     notes = (f"a command line that passes {origin.flag} decides itself",) if origin.flag else ()
     return Change(origin.script, tuple(edits), origin.script.line(origin.value), notes=notes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,12 +14,12 @@ from trace_doctor.fixes.codemods import Codemod, codemods
 from trace_doctor.fixes.diffs import unified_diff
 from trace_doctor.fixes.framework_fixes import in_framework, settings_first
 from trace_doctor.fixes.frameworks.trainers import minimum_versions
-from trace_doctor.fixes.resolved import PlannedFix, Status, new_bytes, together
+from trace_doctor.fixes.resolved import PlannedFix, Status, new_bytes, sketch_of, together
 from trace_doctor.model import NOT_PATCHED, Finding, Fix, Location, Result, Target
 from trace_doctor.model.parameters import Parameters
 from trace_doctor.program import edits as editing
 from trace_doctor.program import versions
-from trace_doctor.program.edits import Candidate, Change, NoEdit
+from trace_doctor.program.edits import Candidate, Change, NoEdit, sketched
 from trace_doctor.program.place import Place
 from trace_doctor.program.project import Project
 from trace_doctor.program.queries.entry import entry_scripts, training_files
@@ -97,8 +97,8 @@ def plan(
 ) -> Plan:
     """Resolves every fix of a result against the scripts below `source` (a folder or one file).
 
-    `unsafe` also readies fixes that may change numerics; `select` keeps findings by id, code prefix or name. Raises
-    UsageError when there is no such source.
+    `unsafe` also readies fixes that may change numerics; `select` keeps findings by id, code prefix or name, or one fix by its
+    label, which alone readies one that people decide on. Raises UsageError when there is no such source.
     """
     tree = tree or SourceTree(source)
     prefix = git_prefix(tree.root)
@@ -107,8 +107,14 @@ def plan(
     used = {(row.input, row.device) for row in result.time_ledger if row.device >= 0}
     one_device = bool(used) and len({number for number, _ in used}) == len(used)
     source_ = _Source(tree, prefix, torch, _named_files(result, tree), excerpts, one_device)
-    fixes = list(_resolve_all((f for f in result.findings if is_selected(f, select)), source_))
-    on_hold = {id(i) for i in fixes if not unsafe and i.status == "ready" and i.safety == "unsafe"}
+    labels = {s.upper() for s in select}
+    selected = (f for f in result.findings if is_selected(f, [s.partition(".")[0] for s in select]))
+    fixes = [
+        _if_chosen(i, labels)
+        for i in _resolve_all(selected, source_)
+        if i.label.upper() in labels or is_selected(i.finding, select)
+    ]
+    on_hold = {id(i) for i in fixes if not unsafe and i.status == "ready"}
     why = "unsafe: needs --unsafe-fixes"
     items = together([replace(i, status="held", why=why) if id(i) in on_hold else i for i in fixes])
     return Plan(tree, prefix, tuple(items), tuple(tree.notes))
@@ -120,6 +126,16 @@ def is_selected(finding: Finding, select: Sequence[str]) -> bool:
         finding.code.startswith(s.upper()) or finding.id.upper() == s.upper() or finding.name == s
         for s in select
     )
+
+
+def _if_chosen(item: PlannedFix, labels: Collection[str]) -> PlannedFix:
+    """A fix that people decide on is ready where they name it, and it alone."""
+    if item.status != "display" or item.change is None:
+        return item
+    if item.label.upper() not in labels:
+        return replace(item, why=f"for you to decide: --select {item.label}")
+    fix = msgspec.structs.replace(item.fix, safety="unsafe")
+    return replace(item, status="ready", fix=fix, change=replace(item.change, safety="unsafe"), sketch="")
 
 
 # ---------------------------------------------------------------------- resolving one fix
@@ -157,7 +173,8 @@ def _resolve(finding: Finding, index: int, fix: Fix, source: _Source) -> Planned
     fix = _without_notes(fix)
     bare = PlannedFix(finding, index, fix, "advice")
     if fix.codemod is None:
-        return bare
+        named = _named_line(fix.target or finding.location, source) if fix.kind == "advice" else ()
+        return replace(bare, why="no codemod makes this edit" if named else "", candidates=named)
     if fix.codemod not in codemods():
         why = f"this version has no codemod named {one_line(fix.codemod)[:60]}"
         return replace(bare, status="display", why=why)
@@ -165,10 +182,11 @@ def _resolve(finding: Finding, index: int, fix: Fix, source: _Source) -> Planned
     try:
         change = _run(mod, finding, fix, _parameters(mod, fix), source)
         after = [(file, new_bytes(file, changes)) for file, changes in change.files]
-        _check_versions(change, source.torch)
+        with sketched(change):
+            _check_versions(change, source.torch)
     except NoEdit as refusal:
-        instead = _instead(fix, refusal)
-        return replace(bare, status=refusal.kind, why=refusal.why, candidates=refusal.candidates, fix=instead)
+        bare = replace(bare, status=refusal.kind, why=refusal.why, fix=_instead(fix, refusal))
+        return replace(bare, candidates=refusal.candidates, sketch=sketch_of(refusal.sketches))
     except UnreadableScript as error:
         return replace(bare, status="unresolved", why=str(error))
     diff = b"".join(unified_diff(source.prefix + file.name, file.data, new) for file, new in after)
@@ -177,7 +195,18 @@ def _resolve(finding: Finding, index: int, fix: Fix, source: _Source) -> Planned
     ready = replace(bare, status="ready", change=change, diff=diff)
     if ready.safety != "display":
         return ready
-    return replace(ready, status="display", why="shown only: it has to be judged by a person")
+    return replace(ready, status="display", sketch=sketch_of([change]))
+
+
+def _named_line(where: Target | Location, source: _Source) -> tuple[Candidate, ...]:
+    """The line of the script that advice is about, where the capture names one."""
+    target = Target(file=where.file, line=where.line, function=where.function)
+    try:
+        place = _place(target, source, Place(()))
+    except NoEdit:
+        return ()
+    script = place.script if place is not None else None
+    return (Candidate.of(script, place.line),) if script and place and place.line else ()
 
 
 def _parameters(mod: Codemod, fix: Fix) -> Parameters:
@@ -211,7 +240,7 @@ def _without_notes(fix: Fix) -> Fix:
     own = [line for line in lines if not line.startswith(NOT_PATCHED)]
     if len(own) == len(lines):
         return fix
-    return msgspec.structs.replace(fix, safety="unsafe", text="\n".join(own))
+    return msgspec.structs.replace(fix, safety="unsafe", text="\n".join(own), sketch="")
 
 
 def _run(mod: Codemod, finding: Finding, fix: Fix, params: Parameters, source: _Source) -> Change:
@@ -243,7 +272,8 @@ def _run(mod: Codemod, finding: Finding, fix: Fix, params: Parameters, source: _
         scripts = tree.scripts_with(*words, among=names)
         wider = ([s for s in scripts if s.name in own], scripts)
         places += [replace(anywhere, scripts=some) for some in wider if some]
-    missing = NoEdit("unresolved", f"no script of the program holds what {mod.name} looks for")
+    sought = params.mentions or " or ".join(mod.words) or f"what {mod.name} looks for"
+    missing = NoEdit("unresolved", f"no script of the program holds {sought}")
     for attempt in places:
         try:
             change = _once(mod, attempt, params, mod.run(attempt, params))
@@ -251,12 +281,31 @@ def _run(mod: Codemod, finding: Finding, fix: Fix, params: Parameters, source: _
                 _refuse_uncalled(project, change.script, change.line)
             return change
         except NoEdit as refused:
+            if refused.kind == "ambiguous":
+                refused.sketches = _at_each(mod, anywhere, params, refused, tree)
             if refused.kind != "unresolved":
                 raise
             missing = refused
     if not settings_first(mod.name) and (change := in_framework(place or anywhere, mod.name, params)):
         return change
     raise missing
+
+
+def _at_each(
+    mod: Codemod, anywhere: Place, params: Parameters, refused: NoEdit, tree: SourceTree
+) -> tuple[Change, ...]:
+    """The edit at each of the few places that it may be for; none where one of them has no edit of its own."""
+    changes = []
+    for place in refused.candidates if len(refused.candidates) <= 3 else ():
+        script = tree.script(place.file) if is_python_file(place.file) else None
+        if script is None:
+            return ()
+        try:
+            changes.append(mod.run(replace(anywhere, scripts=[script], line=place.line), params))
+        except NoEdit:
+            return ()
+    apart = {(file.name, edits) for change in changes for file, edits in change.files}
+    return tuple(changes) if len(apart) >= len(changes) else ()
 
 
 def _refuse_no_script(tree: SourceTree, *places: Target | Location | None) -> None:
@@ -292,7 +341,8 @@ def _once(mod: Codemod, place: Place, params: Parameters, change: Change) -> Cha
     if again.script is not after or new_bytes(after, again.edits) == after.data:
         return change
     why = f"after the edit {after.name}:{place.line} would be another place like it"
-    raise NoEdit("display", why, [Candidate.of(script, change.line)])
+    with sketched(change):
+        raise NoEdit("display", why, [Candidate.of(script, change.line)])
 
 
 def _packages(tree: SourceTree, names: list[str]) -> dict[str, tuple[int, int]]:

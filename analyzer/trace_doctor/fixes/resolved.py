@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import platform
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,6 +21,8 @@ from trace_doctor.program.text_file import TextFile
 Status = Literal[
     "ready", "held", "conflict", "covered", "already", "ambiguous", "unresolved", "display", "advice"
 ]
+_LONGEST = 40
+"""lines of a sketch"""
 _VERSION = "Python " + ".".join(platform.python_version_tuple()[:2])
 
 
@@ -36,16 +39,61 @@ class PlannedFix:
     candidates: tuple[Candidate, ...] = ()
     change: Change | None = None
     diff: bytes = b""
+    sketch: str = ""
+    """of a fix that is not made: what it would change in the script"""
+
+    @property
+    def missing(self) -> str:
+        """Why the fix is not made and, where the reason has a place, that place; one line."""
+        places = list(dict.fromkeys(f"{c.file}:{c.line}" for c in self.candidates))
+        if self.status == "ambiguous":
+            more = f" and {len(places) - 3} more" if len(places) > 3 else ""
+            return f"{self.why}: {', '.join(places[:3])}{more}"
+        return f"{places[0]}: {self.why}" if places and places[0] not in self.why else self.why
 
     @property
     def label(self) -> str:
         """The finding's id, with the number of the fix (from 1) where it has several."""
-        return self.finding.id if len(self.finding.fixes) == 1 else f"{self.finding.id}.{self.index + 1}"
+        return labels_of(self.finding)[self.index]
 
     @property
     def safety(self) -> Safety:
         """What the rule says of it; only shown where the codemod says so."""
         return self.change.safety if self.change and self.fix.safety == "unsafe" else self.fix.safety
+
+
+def labels_of(finding: Finding) -> list[str]:
+    """What its fixes are called: its id, with their numbers (from 1) where they are several."""
+    several = len(finding.fixes) > 1
+    return [f"{finding.id}.{n}" if several else finding.id for n, _ in enumerate(finding.fixes, 1)]
+
+
+def sketch_of(changes: Iterable[Change]) -> str:
+    """What changes would do, as `path:line` with `-` and `+` lines; empty where one of them would break its file."""
+    files = [file for change in changes for file in change.files]
+    try:
+        for file, edits in files:
+            new_bytes(file, edits)
+    except NoEdit:
+        return ""
+    parts = (_sketch(file.name, file.text, editing.apply(file, edits)) for file, edits in files)
+    lines = "\n".join(parts).split("\n")
+    more = len(lines) - _LONGEST
+    return "\n".join([*lines[:_LONGEST], f"... {more} more lines"] if more > 1 else lines)
+
+
+def _sketch(path: str, before: str, after: str) -> str:
+    """What changes, without the lines around it, in a form that no tool applies: `path:line`, then `-` and `+` lines."""
+    a, b = before.split("\n"), after.split("\n")
+    lines = []
+    for tag, i1, i2, j1, j2 in difflib.SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
+        if tag != "equal":
+            lines += [
+                f"{path}:{i1 + 1}",
+                *(f"- {line}" for line in a[i1:i2]),
+                *(f"+ {line}" for line in b[j1:j2]),
+            ]
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def new_bytes(script: TextFile, changes: Iterable[editing.Edit]) -> bytes:

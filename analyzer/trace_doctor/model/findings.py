@@ -177,6 +177,9 @@ class Fix(Struct, frozen=True, kw_only=True):
     diff: str | None = None
     left_out: str = ""
     """Of a diff that `trace-doctor fix` leaves out beside those of the others: why. Empty where it makes it."""
+    sketch: str = ""
+    """Of an edit that is not made, where its place is known: `file:line` with `-` and `+` lines. The reason against it is in
+    `text`; no tool applies it."""
     text: str = ""
     verify: str = ""
     risk: str = ""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -114,7 +115,7 @@ class NoEdit(Exception):
 
     `already`: nothing to do; `ambiguous`: several places, none chosen; `unresolved`: the place was not found or is not
     understood; `display`: understood, but not to be done by a machine. `command` is what to type instead, in the terms
-    of `framework`.
+    of `framework`; `sketches` what the edit would be: one, or one for each of the places that it may be for.
     """
 
     def __init__(
@@ -132,6 +133,18 @@ class NoEdit(Exception):
         self.candidates = tuple(candidates)
         self.command = command
         self.framework = framework
+        self.sketches: tuple[Change, ...] = ()
+
+
+@contextmanager
+def sketched(change: Change) -> Iterator[None]:
+    """What is refused within is an edit that is known, and that people may make once they have judged the reason."""
+    try:
+        yield
+    except NoEdit as refused:
+        if refused.kind == "display" and not refused.sketches:
+            refused.sketches = (change,)
+        raise
 
 
 def clash(a: Iterable[Edit], b: Iterable[Edit]) -> bool:

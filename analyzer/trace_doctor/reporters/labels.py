@@ -120,7 +120,7 @@ BASIS_MEANING = {
 }
 SAFETY = {
     "unsafe": "may change numerics, randomness, memory or checkpoints: review it",
-    "display": "shown for you to decide, never applied",
+    "display": "for you to decide: made only if you name it with --select",
 }
 
 

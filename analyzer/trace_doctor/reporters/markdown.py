@@ -167,6 +167,7 @@ def _fix(fix: Fix) -> str:
     if is_patch(fix):
         return f"Fix: {md(fix.title)} [{fix_words(fix)}]\n\n{fenced(fix.diff or '', 'diff')}"
     text = f"\n\n{fenced(fix.text)}" if fix.text else ""
+    text += f"\n\nSketch, not applied:\n\n{fenced(fix.sketch, 'diff')}" if fix.sketch else ""
     return f"Fix: {md(fix.title)} [{fix_words(fix)}]{text}"
 
 

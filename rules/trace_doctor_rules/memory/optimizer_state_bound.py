@@ -111,7 +111,7 @@ class OptimizerStateBound(Rule):
             confidence="high",
             codemod="replace-optimizer",
             saving_bytes=600 * MIB,
-            fix_bytes=(600 * MIB, 800 * MIB),
+            fix_bytes=(600 * MIB, None, 800 * MIB),
             file="/home/me/train.py",
             line=14,
         ),
@@ -160,6 +160,7 @@ class OptimizerStateBound(Rule):
             ],
             fixes=[
                 replace(techniques.less_optimizer_state(_VERIFY), saving=eight_bit),
+                techniques.adafactor(_VERIFY),
                 replace(techniques.offload(_VERIFY), saving=offloaded),
             ],
             key="optimizer-state",

@@ -146,7 +146,7 @@ class OutOfMemoryRule(Rule):
     Fix safety
     The allocator setting is unsafe: what else sets or reads the variable does not show in a script. Checkpointing
     and scaled_dot_product_attention are unsafe: results are not bitwise identical. Smaller batches with
-    accumulation and another optimizer are shown only: the choice is yours.
+    accumulation and another optimizer are made only if you select them: the choice is yours.
 
     When to ignore
     When the script catches the error on purpose, to find the largest batch.

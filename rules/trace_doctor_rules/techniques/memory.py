@@ -204,11 +204,25 @@ def less_optimizer_state(verify: str) -> Fix:
     return patch(
         "Use an 8-bit optimizer",
         "replace-optimizer",
-        'an 8-bit optimizer (bitsandbytes AdamW8bit, HF optim="adamw_bnb_8bit"), Adafactor, or with several ranks ZeRO / '
+        'an 8-bit optimizer (bitsandbytes AdamW8bit, HF optim="adamw_bnb_8bit"), or with several ranks ZeRO / '
         "FSDP, which shards the state; DeepSpeed offload (offload_optimizer: cpu) keeps it on the host",
         "other update rules or rounding: check the loss curve; bitsandbytes must be installed",
         verify,
         params={"to": "adamw-8bit"},
+        safety="display",
+    )
+
+
+def adafactor(verify: str) -> Fix:
+    """Shown only: no first moment, and of the second the sums of rows and columns."""
+    return patch(
+        "Use Adafactor",
+        "replace-optimizer",
+        "torch.optim.Adafactor(model.parameters(), lr=1e-2)   # torch 2.5 and later\n"
+        '# HF: TrainingArguments(optim="adafactor")',
+        "another update rule, whose learning rate is relative to the size of each parameter: check the loss curve",
+        verify,
+        params={"to": "adafactor"},
         safety="display",
     )
 

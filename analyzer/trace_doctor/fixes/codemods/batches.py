@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import libcst as cst
 
-from trace_doctor.fixes.batch_sizes import batch_size_of, part_of_batch, resize
+from trace_doctor.fixes.batch_sizes import batch_size_of, part_of_batch, refuse_divided, resize
 from trace_doctor.fixes.codemods import codemod
 from trace_doctor.fixes.codemods.zero_grad import refuse_changed_gradients
 from trace_doctor.fixes.literals import source_text
 from trace_doctor.model.parameters import BatchSize, GradientAccumulation
 from trace_doctor.program.dataflow import dataflow_of
-from trace_doctor.program.edits import Change, Edit, insert_after, remove, wrap
+from trace_doctor.program.edits import Change, Edit, insert_after, remove, sketched, wrap
 from trace_doctor.program.place import Place, already, only, refusal
 from trace_doctor.program.queries.dataloaders import loaders_on_line, training_loaders
 from trace_doctor.program.queries.loops import method_calls, optimizer_steps, zero_grads
 from trace_doctor.program.queries.training import Step, find_step, refuse_done, whole_line
-from trace_doctor.program.script import Script, dotted
+from trace_doctor.program.script import Script, dotted, literal
 
 _SIZE = {"transformers": "TrainingArguments(per_device_train_batch_size=...)"}
 _ACCUMULATE = {
@@ -36,7 +36,10 @@ def batch_size(place: Place, params: BatchSize) -> Change:
     origin, size = batch_size_of(place, script, call)
     if size >= params.size:
         raise already(origin.script, origin.value, f"sets a batch of {size} already")
-    return resize(place, origin, params.size)
+    change = resize(origin, params.size)
+    with sketched(change):
+        refuse_divided(origin, place.program)
+    return change
 
 
 # ---------------------------------------------------------------------- gradient accumulation
@@ -63,7 +66,8 @@ def gradient_accumulation(place: Place, params: GradientAccumulation) -> Change:
     loaders = [o for o in dataflow_of(script).of(loop.iter) if dataflow_of(script).is_dataloader(o)]
     if len(loaders) != 1 or not isinstance(loaders[0], cst.Call):
         raise refusal(script, loop, "the loader of the loop, whose batches get smaller, was not found")
-    smaller = resize(place, *part_of_batch(place, script, loaders[0], count))
+    origin, size = part_of_batch(place, script, loaders[0], count)
+    smaller = resize(origin, size)
     counter, counter_edits = _counter(script, loop)
     run, clearing = _step_lines(step, loop)
     test = f"({counter} + 1) % {source_text(count)} == 0"
@@ -79,11 +83,30 @@ def gradient_accumulation(place: Place, params: GradientAccumulation) -> Change:
         inner = script.level(script.indent(run[-1]))
         after = insert_after(script, run[-1].body[-1], inner + script.code(clearing), "accumulate")
         edits.append(after)
-    line = script.line(step.backward)
-    if smaller.script.name != script.name:
-        more = ((smaller.script, smaller.edits),)
-        return Change(script, tuple(edits), line, notes=smaller.notes, more=more)
-    return Change(script, (*smaller.edits, *edits), line, notes=smaller.notes)
+    apart = smaller.script.name != script.name
+    change = Change(
+        script,
+        tuple(edits) if apart else (*smaller.edits, *edits),
+        script.line(step.backward),
+        notes=(*smaller.notes, *_counted(script, loop, counter, run), _LAST.format(count=count)),
+        more=((smaller.script, smaller.edits),) if apart else (),
+    )
+    with sketched(change):
+        refuse_divided(origin, place.program)
+    return change
+
+
+_LAST = "the last step of an epoch may be of fewer than {count} batches, whose loss is divided by {count} all the same"
+
+
+def _counted(script: Script, loop: cst.For, counter: str, run: list[cst.SimpleStatementLine]) -> list[str]:
+    """Which numbers of the loop count steps now, and smaller batches after the edit."""
+    names = {counter} if script.variables(counter, loop.body) else set()
+    for addition in script.all(cst.AugAssign, within=loop.body):
+        outside = not any(script.within(addition, line) for line in run)
+        if outside and isinstance(literal(addition.value), int) and (name := dotted(addition.target)):
+            names.add(name)
+    return [f"{name} counts the smaller batches, no longer the steps" for name in sorted(names)]
 
 
 def _counter(script: Script, loop: cst.For) -> tuple[str, list[Edit]]:

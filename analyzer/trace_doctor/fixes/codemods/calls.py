@@ -12,7 +12,15 @@ from trace_doctor.fixes.codemods.compiling import OPTIONS
 from trace_doctor.fixes.literals import source_text
 from trace_doctor.model.parameters import PARAMETERS, CompileCall, RemoveCall
 from trace_doctor.program.dataflow import dataflow_of
-from trace_doctor.program.edits import Change, Edit, add_arguments, remove, remove_argument, set_argument
+from trace_doctor.program.edits import (
+    Change,
+    Edit,
+    add_arguments,
+    remove,
+    remove_argument,
+    set_argument,
+    sketched,
+)
 from trace_doctor.program.place import Place, already, in_function, on_line, only, refusal
 from trace_doctor.program.queries.arguments import refuse_configured, refuse_explained
 from trace_doctor.program.queries.loops import enclosing_loop, in_handler, of_steps
@@ -33,12 +41,14 @@ def remove_call(place: Place, params: RemoveCall) -> Change:
     statement = script.statement_of(call)
     if not isinstance(statement, cst.Expr) or statement.value is not call:
         raise refusal(script, call, f"the value of {name}() is used")
-    if name.endswith(".synchronize") and (clock := _clock_after(script, statement)) is not None:
-        why = "the clock is read right after it: without the wait the time that is taken means nothing"
-        raise refusal(script, call, why, clock)
+    change = Change(script, (remove(script, statement),), script.line(call))
     if name.endswith(".synchronize") and (copy := _unawaited_copy(script, call)) is not None:
         raise refusal(script, call, "a copy to the host that does not wait is read after it", copy)
-    return Change(script, (remove(script, statement),), script.line(call))
+    with sketched(change):
+        if name.endswith(".synchronize") and (clock := _clock_after(script, statement)) is not None:
+            why = "the clock is read right after it: without the wait the time that is taken means nothing"
+            raise refusal(script, call, why, clock)
+    return change
 
 
 def _unawaited_copy(script: Script, call: cst.Call) -> cst.CSTNode | None:
@@ -101,7 +111,11 @@ def set_call_args(place: Place, params: CompileCall) -> Change:
         end = script.span(node.decorator)[1]
         text = "(" + ", ".join(f"{name}={value}" for name, value in values.items()) + ")"
         return Change(script, (Edit(end, end, text, f"decorator:{end}", text),), script.line(node))
-    return Change(script, tuple(_edits(script, node, values, removals)), script.line(node))
+    change = Change(script, tuple(_edits(script, node, values, removals)), script.line(node))
+    with sketched(change):
+        refuse_configured(script, node, *(argument(node, name) for name in (*values, *removals)))
+        refuse_explained(script, node, (*values, *removals))
+    return change
 
 
 def _edits(script: Script, call: cst.Call, values: dict[str, str], removals: Sequence[str]) -> list[Edit]:
@@ -110,8 +124,6 @@ def _edits(script: Script, call: cst.Call, values: dict[str, str], removals: Seq
     if "mode" in values and argument(call, "options"):
         raise refusal(script, call, "mode and options exclude each other")
     edits, additions = [], {}
-    refuse_configured(script, call, *(argument(call, name) for name in (*values, *removals)))
-    refuse_explained(script, call, (*values, *removals))
     for name, value in values.items():
         there = argument(call, name)
         if there is None:

@@ -10,7 +10,7 @@ from trace_doctor.fixes.codemods import codemod
 from trace_doctor.fixes.literals import source_text
 from trace_doctor.model.parameters import Compile, MarkDynamic
 from trace_doctor.program.dataflow import dataflow_of, method_of, parameters
-from trace_doctor.program.edits import Change, Edit, NoEdit, insert_after, insert_before
+from trace_doctor.program.edits import Change, Edit, NoEdit, insert_after, insert_before, sketched
 from trace_doctor.program.place import Place, already, on_line, only, refusal
 from trace_doctor.program.queries.imports import name_for
 from trace_doctor.program.queries.loops import Loop, method_calls
@@ -72,11 +72,13 @@ def compile_model(place: Place, params: Compile) -> Change:
     model, notes = _model(place), replicas(place, _COPIES)
     script, options = model.script, _arguments(params)
     name, whole = ready(model, place.program, "torch.compile")
+    edit = insert_after(script, whole, f"{name}.compile({options})", "compile-model")
+    in_place = Change(script, (edit,), script.line(whole), notes=notes)
     if accepts(place.torch, "torch.nn.Module.compile"):
-        edit = insert_after(script, whole, f"{name}.compile({options})", "compile-model")
-        return Change(script, (edit,), script.line(whole), notes=notes)
+        return in_place
     if place.program.scripts_with(*_STATE):
-        raise refusal(script, model.setup, _RENAMED)
+        with sketched(in_place):
+            raise refusal(script, model.setup, _RENAMED)
     torch, imports = name_for(script, "torch", model.setup)
     code = f"{name} = {_compile_call(torch, name, options)}"
     edit = insert_after(script, whole, code, "compile-model")

@@ -16,6 +16,7 @@ from trace_doctor.program.edits import (
     insert_after,
     insert_before,
     set_argument,
+    sketched,
 )
 from trace_doctor.program.place import Place, already, on_line, only, refusal
 from trace_doctor.program.project import Project
@@ -60,7 +61,6 @@ def pinned_copies(place: Place, params: Parameters) -> Change:
     home, loader = made
     if any(a.star for a in loader.args):
         raise refusal(home, loader, "the loader takes *args or **kwargs that may pin")
-    refuse_batches_on_gpu(program, home, loader)
     pin_memory = argument(loader, "pin_memory", 7)
     if pin_memory is None:
         edits.keep(home, add_arguments(home, loader, {"pin_memory": "True"}))
@@ -71,7 +71,10 @@ def pinned_copies(place: Place, params: Parameters) -> Change:
     for copy in copies:
         if _written_later(script, loop, copy):
             raise refusal(script, copy, "what is copied is changed in place afterwards")
-    return edits.change(script, script.line(copies[0]), None)
+    change = edits.change(script, script.line(copies[0]), None)
+    with sketched(change):
+        refuse_batches_on_gpu(program, home, loader)
+    return change
 
 
 def _non_blocking(copy: cst.Call) -> cst.Arg | None:
@@ -147,9 +150,7 @@ def channels_last(place: Place, params: Parameters) -> Change:
     homes = {id(s): s for s in (script, model.script, model.construction[0], *(model.definition or ())[:1])}
     if not images and not any(s.calls("torch.nn.Conv2d") for s in homes.values()):
         raise refusal(*model.construction, "the model has no Conv2d in these scripts")
-    if not images:
-        _refuse_other_inputs(place, model)
-    elif any(name.startswith(_NO_IMAGES) for name in callees):
+    if images and any(name.startswith(_NO_IMAGES) for name in callees):
         raise refusal(*model.construction, "the model takes no batch of images of four dimensions")
     arg = call.args[0].value if call.args and call.args[0].keyword is None else None
     if arg is None or not isinstance(arg, cst.Name) or len(model.calls) > 1:
@@ -171,7 +172,11 @@ def channels_last(place: Place, params: Parameters) -> Change:
         code = f"{arg.value} = {arg.value}.to(memory_format={layout})"
         edits.append(insert_before(script, whole_line(script, call), code, "channels-last-input"))
     gathered.keep(script, edits)
-    return gathered.change(model.script, model.script.line(whole), None)
+    change = gathered.change(model.script, model.script.line(whole), None)
+    with sketched(change):
+        if not images:
+            _refuse_other_inputs(place, model)
+    return change
 
 
 _NO_IMAGES = (

@@ -10,7 +10,7 @@ from trace_doctor.fixes.codemods import codemod
 from trace_doctor.fixes.literals import source_text
 from trace_doctor.model.parameters import DataLoaderArgs
 from trace_doctor.program.dataflow import method_of
-from trace_doctor.program.edits import Change, Gathered
+from trace_doctor.program.edits import Change, Gathered, sketched
 from trace_doctor.program.place import Place, already, only, refusal
 from trace_doctor.program.project import Project
 from trace_doctor.program.queries.arguments import Argument, Arguments, refuse_explained, set_value
@@ -81,10 +81,7 @@ class _Loader:
     def set_arguments(self, settings: dict[str, Any]) -> Change:
         """`settings`: name -> value, workers first. Raises NoEdit where they are there, or what holds them cannot be seen."""
         script = self.script
-        if settings.get("num_workers"):
-            _refuse_iterable(self.project, script, self.call)
         self._refuse_hidden(settings)
-        refuse_batches_on_gpu(self.project, script, self.call)
         workers = self.arguments.find("num_workers")
         count = self._set_workers(workers, int(settings.get("num_workers") or 0))
         additions = {"num_workers": source_text(count)} if workers is None and count else {}
@@ -103,7 +100,6 @@ class _Loader:
         if not self.edits.files:
             raise already(script, self.call, "sets its workers and pinning already")
         names = {e.key.rpartition(":")[2] for _, edits in self.edits.files.values() for e in edits}
-        refuse_explained(script, self.call, names & set(_ORDER))
         has_guard = any("__main__" in s.text for s in self.project.scripts_with("__main__", "DataLoader"))
         if names != {"pin_memory"} and not has_guard:
             self.edits.notes.append(_SPAWN)
@@ -116,7 +112,16 @@ class _Loader:
             )
         file, edits = self.edits.files.get(script.name) or next(iter(self.edits.files.values()))
         line = script.line(self.call) if file.name == script.name else file.line_of(edits[0].start)
-        return self.edits.change(file, line, None)
+        change = self.edits.change(file, line, None)
+        doubt = _may_repeat(self.project, script, self.call) if settings.get("num_workers") else ""
+        if doubt == _SHARDING:
+            raise refusal(script, self.call, doubt)
+        with sketched(change):
+            if doubt:
+                raise refusal(script, self.call, doubt)
+            refuse_batches_on_gpu(self.project, script, self.call)
+            refuse_explained(script, self.call, names & set(_ORDER))
+        return change
 
     def _refuse_hidden(self, settings: dict[str, Any]) -> None:
         script, call, hidden = self.script, self.call, self.arguments.hidden
@@ -171,23 +176,23 @@ def _inner(project: Project, script: Script, call: cst.Call) -> tuple[Script, cs
     return script, call
 
 
-def _refuse_iterable(project: Project, script: Script, call: cst.Call) -> None:
-    """Workers multiply the data of an IterableDataset: raises unless the dataset is known to be map-style."""
+def _may_repeat(project: Project, script: Script, call: cst.Call) -> str:
+    """Why workers would, or may, multiply the data of an IterableDataset; empty where the dataset is known to be map-style."""
     for name, position in (("shuffle", 2), ("sampler", 3), ("batch_sampler", 4)):
         arg = argument(call, name, position)
         value = literal(arg.value) if arg is not None else None
         if value not in (None, False) and (value is not ... or name != "shuffle"):
-            return  # an IterableDataset raises with these
+            return ""  # an IterableDataset raises with these
     dataset = argument(call, "dataset", 0)
     if dataset is None:
-        raise refusal(script, call, "the loader's dataset is not visible")
+        return "the loader's dataset is not visible"
     for where, origin in project.of(script, dataset.value):
         style = _style(project, where, origin)
         if style == "iterable":
-            raise refusal(script, call, _SHARDING)
+            return _SHARDING
         if style == "unknown":
-            unsure = f"cannot see whether {where.code(origin)} is an IterableDataset"
-            raise refusal(script, call, f"{unsure}, whose data workers would repeat")
+            return f"cannot see whether {where.code(origin)} is an IterableDataset, whose data workers would repeat"
+    return ""
 
 
 def _style(project: Project, script: Script, origin: cst.BaseExpression) -> str:

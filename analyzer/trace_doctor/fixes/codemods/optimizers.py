@@ -18,6 +18,7 @@ from trace_doctor.program.edits import (
     argument_end,
     remove_argument,
     set_argument,
+    sketched,
 )
 from trace_doctor.program.place import Place, already, only, refusal
 from trace_doctor.program.queries.arguments import refuse_configured, refuse_explained
@@ -40,6 +41,10 @@ _EIGHT_BIT = {
 }
 _ONE_BY_ONE = ("torch.optim.LBFGS", "torch.optim.Muon", "torch.optim.SparseAdam")
 _ON_CPU = "torch.optim.AdamW(fused) on the CPU"
+_NEEDS = {
+    "adamw-8bit": "the package bitsandbytes has to be installed",
+    "adafactor": "its learning rate is relative to the size of each parameter: tune it again",
+}
 _OF_TORCH_ONLY = ("fused", "foreach", "capturable", "differentiable", "maximize")
 
 
@@ -59,31 +64,19 @@ def optimizer_args(place: Place, params: OptimizerArgs) -> Change:
     option = "foreach" if params.foreach is not None else "fused"
     value = params.foreach if params.foreach is not None else params.fused is not False
     script, call = _optimizer(place, params.optimizer, _INSTEAD["fused"])
-    name = script.callee(call)
-    if option == "fused" and value and not has_fused(name, place.torch):
-        raise refusal(script, call, f"{name} has no fused form in every torch version this can be")
-    if option == "foreach" and name in _ONE_BY_ONE:
-        raise refusal(script, call, f"{name} takes no foreach")
+    if option == "foreach" and script.callee(call) in _ONE_BY_ONE:
+        raise refusal(script, call, f"{script.callee(call)} takes no foreach")
     if any(a.star for a in call.args):
         raise refusal(script, call, "the optimizer takes *args or **kwargs that may hold these")
     differentiable = argument(call, "differentiable")
     if value and differentiable is not None and literal(differentiable.value) is not False:
         raise refusal(script, call, f"differentiable=True and {option}=True exclude each other")
-    there = argument(call, option)
+    there, other = argument(call, option), argument(call, _ALTERNATIVE[option])
     edits: list[Edit] = []
     if there is not None:
-        now = literal(there.value)
-        if now is value:
+        if literal(there.value) is value:
             raise already(script, call, f"passes {option}={value} already")
-        if now is not None and option == "fused":
-            raise refusal(script, call, f"{option} is set on purpose")
         edits.append(set_argument(script, call, there, source_text(value)))
-    if option == "fused" and value and not accepts(place.torch, _ON_CPU) and not _on_device(script, call):
-        why = "its parameters may still be on the CPU there, where only torch 2.4 and newer have a fused form"
-        raise refusal(script, call, f"{why} (say --torch-version)")
-    other = argument(call, _ALTERNATIVE[option])
-    refuse_configured(script, call, there, other if value else None)
-    refuse_explained(script, call, (option, _ALTERNATIVE[option]))
     if value and other is not None:
         edits.append(remove_argument(script, call, other))
     if there is None and value and other is not None and other is call.args[-1]:
@@ -91,7 +84,25 @@ def optimizer_args(place: Place, params: OptimizerArgs) -> Change:
         edits = [Edit(start, argument_end(script, other), text, f"arg:{start}", text)]
     elif there is None:
         edits += add_arguments(script, call, {option: source_text(value)})
-    return Change(script, tuple(edits), script.line(call))
+    change = Change(script, tuple(edits), script.line(call))
+    with sketched(change):
+        if option == "fused" and there is not None and literal(there.value) not in (None, ...):
+            raise refusal(script, call, f"{option} is set on purpose")
+        refuse_configured(script, call, there, other if value else None)
+        refuse_explained(script, call, (option, _ALTERNATIVE[option]))
+        if option == "fused" and value:
+            _refuse_fused(place, script, call)
+    return change
+
+
+def _refuse_fused(place: Place, script: Script, call: cst.Call) -> None:
+    """Raises NoEdit where the torch that runs may have no fused form of an optimizer."""
+    name = script.callee(call)
+    if not has_fused(name, place.torch):
+        raise refusal(script, call, f"{name} has no fused form in every torch version this can be")
+    if not accepts(place.torch, _ON_CPU) and not _on_device(script, call):
+        why = "its parameters may still be on the CPU there, where only torch 2.4 and newer have a fused form"
+        raise refusal(script, call, f"{why} (say --torch-version)")
 
 
 def _on_device(script: Script, call: cst.Call) -> bool:
@@ -171,7 +182,10 @@ def replace_optimizer(place: Place, params: ReplaceOptimizer) -> Change:
     text, imports = name_for(script, new, call)
     arguments = _for_adafactor(script, call, name) if goal == "adafactor" else _without(script, call)
     edits = (*imports, Edit(*script.span(call.func), text), *arguments)
-    return Change(script, edits, script.line(call))
+    notes = [_NEEDS[goal]]
+    if any("load_state_dict" in s.text for s in place.program.scripts_with("load_state_dict")):
+        notes.append(f"optimizer state of {name.rpartition('.')[2]} in checkpoints does not load into it")
+    return Change(script, edits, script.line(call), notes=tuple(notes))
 
 
 def _without(script: Script, call: cst.Call) -> list[Edit]:

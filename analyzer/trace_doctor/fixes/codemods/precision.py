@@ -12,7 +12,7 @@ from trace_doctor.fixes.half_precision import refuse_half_precision
 from trace_doctor.fixes.literals import source_text
 from trace_doctor.model.parameters import Autocast, Parameters
 from trace_doctor.program.dataflow import dataflow_of
-from trace_doctor.program.edits import Change, Gathered, NoEdit, add_arguments, wrap
+from trace_doctor.program.edits import Change, Edit, Gathered, NoEdit, add_arguments, sketched, wrap
 from trace_doctor.program.place import Place, already, refusal, started_script
 from trace_doctor.program.queries.imports import below_imports, end_of_imports, name_for
 from trace_doctor.program.queries.loops import Loop, method_calls
@@ -66,7 +66,7 @@ def autocast(place: Place, params: Autocast) -> Change:
 
     params: `dtype` (bfloat16, float16), `device` (cuda).
     """
-    dtype, device = params.dtype, params.device
+    dtype = params.dtype
     refuse_done(place.scripts, _INSTEAD[dtype], "autocast(", "autocast")
     for script in place.program.scripts_with(*_SPARSE):
         raise NoEdit("display", f"{script.name} multiplies sparse matrices, which autocast leaves in fp32")
@@ -78,11 +78,16 @@ def autocast(place: Place, params: Autocast) -> Change:
     if next(method_calls(script, "scale"), None) is not None:
         raise refusal(script, step.backward, "the script scales its loss itself")
     run = _forward(step)
-    unseen = may_be(step, model_calls(step, step.home))
-    refuse_half_precision(step.program, script, run, step.home, dtype, unseen)
     sharded = [(s, c) for s in place.program.scripts_with("fully_shard") for c in s.calls(*_FULLY_SHARD)]
-    if sharded:
-        return _policy(place, sharded, dtype)
+    change = _policy(sharded, dtype) if sharded else _under_autocast(place, step, run, params)
+    with sketched(change):
+        unseen = may_be(step, model_calls(step, step.home))
+        refuse_half_precision(step.program, script, run, step.home, dtype, unseen)
+    return change
+
+
+def _under_autocast(place: Place, step: Step, run: Sequence[cst.CSTNode], params: Autocast) -> Change:
+    script, dtype, device = step.script, params.dtype, params.device
     for other in place.program.scripts_with("FullyShardedDataParallel"):
         for call in other.calls(_FSDP):
             if argument(call, "mixed_precision") is not None:
@@ -142,7 +147,7 @@ def _device_type(step: Step, device: str) -> str:
 # ---------------------------------------------------------------------- FSDP2
 
 
-def _policy(place: Place, calls: Sequence[tuple[Script, cst.Call]], dtype: str) -> Change:
+def _policy(calls: Sequence[tuple[Script, cst.Call]], dtype: str) -> Change:
     """The types of FSDP2 in place of autocast: parameters are gathered in 16 bits, gradients reduced in fp32."""
     edits = Gathered()
     for script, call in calls:
@@ -191,17 +196,20 @@ def matmul_precision(place: Place, params: Parameters) -> Change:
         for call in other.calls("torch.set_float32_matmul_precision"):
             if call.args and literal(call.args[0].value) in ("high", "medium"):
                 raise already(other, call, already_on)
-            raise refusal(other, call, on_purpose)
+            with sketched(_instead(other, call.args[0].value if call.args else call, '"high"')):
+                raise refusal(other, call, on_purpose)
         for assign in other.all(cst.Assign):
             names = [other.qualified(t.target) or "" for t in assign.targets]
             if f"{_MATMUL}.allow_tf32" in names:
                 if literal(assign.value) is True:
                     raise already(other, assign, already_on)
-                raise refusal(other, assign, "TF32 is switched off on purpose")
+                with sketched(_instead(other, assign.value, "True")):
+                    raise refusal(other, assign, "TF32 is switched off on purpose")
             if any(n in (f"{_MATMUL}.{_NEW}", f"torch.backends.{_NEW}") for n in names):
                 if literal(assign.value) == "tf32":
                     raise already(other, assign, already_on)
-                raise refusal(other, assign, on_purpose)
+                with sketched(_instead(other, assign.value, '"tf32"')):
+                    raise refusal(other, assign, on_purpose)
             new |= any(n.startswith("torch.backends.") and n.endswith(f".{_NEW}") for n in names)
     anchor = end_of_imports(script)
     if anchor is None or (not script.frameworks and "torch" not in script.text):
@@ -210,3 +218,7 @@ def matmul_precision(place: Place, params: Parameters) -> Change:
     code = f'backends.cuda.matmul.{_NEW} = "tf32"' if new else 'set_float32_matmul_precision("high")'
     edit = below_imports(script, anchor, f"{torch}.{code}", "matmul-precision")
     return Change(script, (*imports, edit), script.line(anchor))
+
+
+def _instead(script: Script, value: cst.BaseExpression, text: str) -> Change:
+    return Change(script, (Edit(*script.span(value), text),), script.line(value))

@@ -12,7 +12,7 @@ from trace_doctor.fixes.frameworks.launch_environment import assignments_of
 from trace_doctor.fixes.frameworks.launchers import say_what_is_not_checked
 from trace_doctor.fixes.literals import source_text
 from trace_doctor.model.parameters import AllocatorSetting, SetConfig, is_true
-from trace_doctor.program.edits import Candidate, Change, Edit, NoEdit, insert_after, insert_before
+from trace_doctor.program.edits import Candidate, Change, Edit, NoEdit, insert_after, insert_before, sketched
 from trace_doctor.program.place import Place, already, candidate, refusal, started_script
 from trace_doctor.program.project import Project
 from trace_doctor.program.queries.imports import below_imports, bindings, end_of_imports
@@ -204,22 +204,35 @@ def configure(script: Script, program: Project, name: str, state: bool) -> Chang
     the program sets it, or what is at odds with it."""
     against, value = _DETERMINISM.get(name, ()), source_text(state)
     words = [n.rpartition(".")[2] for n in (name, *against)]
-    for other in (script, *(s for s in program.scripts_with(*words) if s is not script)):
-        assignments = other.all(cst.Assign)
-        set_there = [
-            a
-            for a in assignments
-            if any(other.qualified(t.target) in against for t in a.targets) and literal(a.value) is not False
-        ]
-        for node in (*other.calls(*against), *set_there):
-            raise refusal(other, node, "the script asks for the same results in every run")
-        for assign in assignments:
-            if not any(other.qualified(t.target) == name or dotted(t.target) == name for t in assign.targets):
+    others = [s for s in program.scripts_with(*words) if s is not script]
+    for other in others:
+        for assign in other.all(cst.Assign):
+            if name not in (other.qualified(t.target) for t in assign.targets):
                 continue
             if other.code(assign.value) == value:
                 raise already(other, assign, f"sets {name} already")
-            if literal(assign.value) is ... or other is not script:
-                raise refusal(other, assign, f"{name} is set from something else")
+            raise refusal(other, assign, f"{name} is set from something else")
+    change = _assignment(script, name, value)
+    with sketched(change):
+        for other in (script, *others):
+            set_there = [
+                a
+                for a in other.all(cst.Assign)
+                if any(other.qualified(t.target) in against for t in a.targets)
+                and literal(a.value) is not False
+            ]
+            for node in (*other.calls(*against), *set_there):
+                raise refusal(other, node, "the script asks for the same results in every run")
+    return change
+
+
+def _assignment(script: Script, name: str, value: str) -> Change:
+    for assign in script.all(cst.Assign):
+        if any(script.qualified(t.target) == name or dotted(t.target) == name for t in assign.targets):
+            if script.code(assign.value) == value:
+                raise already(script, assign, f"sets {name} already")
+            if literal(assign.value) is ...:
+                raise refusal(script, assign, f"{name} is set from something else")
             start, end = script.span(assign.value)
             return Change(script, (Edit(start, end, value, f"config:{name}", value),), script.line(assign))
     last = end_of_imports(script)

@@ -7,7 +7,7 @@ import libcst as cst
 from trace_doctor.fixes.codemods import codemod
 from trace_doctor.model.parameters import ZeroGrad
 from trace_doctor.program.dataflow import dataflow_of
-from trace_doctor.program.edits import Change, NoEdit, insert_after, remove, remove_argument
+from trace_doctor.program.edits import Change, NoEdit, insert_after, remove, remove_argument, sketched
 from trace_doctor.program.place import Place, already, candidate, on_line, only, refusal
 from trace_doctor.program.queries.gradients import (
     backwards,
@@ -152,8 +152,7 @@ def _move(
         if arg is None:
             what = "clears the gradients between the step and the next forward pass already"
             raise already(script, call, what)
-        _refuse_missed_zeros(place, script, call)
-        return Change(script, (remove_argument(script, call, arg),), script.line(call))
+        return _free(place, script, call, arg)
     owner = receiver(call)
     if owner is not None and script.code(owner) != optimizer:
         _refuse_other_steps(place, script, old, call)
@@ -300,8 +299,14 @@ def _drop(place: Place) -> Change:
     script, call = only(writes, "pass set_to_none=False", "no zero_grad(set_to_none=False) was found")
     arg = _keeps_zeros(call)
     assert arg is not None
-    _refuse_missed_zeros(place, script, call)
-    return Change(script, (remove_argument(script, call, arg),), script.line(call))
+    return _free(place, script, call, arg)
+
+
+def _free(place: Place, script: Script, call: cst.Call, arg: cst.Arg) -> Change:
+    change = Change(script, (remove_argument(script, call, arg),), script.line(call))
+    with sketched(change):
+        _refuse_missed_zeros(place, script, call)
+    return change
 
 
 def _keeps_zeros(call: cst.Call) -> cst.Arg | None:

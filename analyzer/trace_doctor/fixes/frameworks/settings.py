@@ -121,7 +121,7 @@ class _Construction:
             raise refusal(*here, f"{arg.script.code(arg.value)} is set somewhere else")
         now = literal(origin.value) if origin is not None else now
         if instead_of and now is not None and now not in (goal, *instead_of):
-            raise NoEdit("display", f"{arg.name}={now} is set on purpose")
+            raise refusal(*here, f"{arg.name}={now} is set on purpose")
         if origin is not None and wish == "batch_size":
             refuse_divided(origin, program)
         if _fulfils(wish, now, goal):

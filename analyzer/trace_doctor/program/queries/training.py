@@ -11,7 +11,7 @@ from typing import NoReturn
 import libcst as cst
 
 from trace_doctor.program.dataflow import dataflow_of
-from trace_doctor.program.edits import NoEdit, shares_line
+from trace_doctor.program.edits import Candidate, NoEdit, shares_line
 from trace_doctor.program.place import Place, candidate, only, refusal
 from trace_doctor.program.project import Project
 from trace_doctor.program.queries.loops import Loop, enclosing_loop, in_handler, method_calls
@@ -123,7 +123,9 @@ def refuse_done(
     for script in scripts:
         for framework, sign in _RUNS_THE_LOOP:
             if framework in script.frameworks and sign in script.text and framework in instead:
-                raise NoEdit("display", f"{framework.capitalize()} has its own switch: {instead[framework]}")
+                where = [Candidate.of(script, script.line_of(script.text.index(sign)))]
+                why = f"{framework.capitalize()} has its own switch: {instead[framework]}"
+                raise NoEdit("display", why, where)
         if word and word in script.text:
             raise NoEdit("already", f"{script.name} uses {what or word} already")
 

@@ -276,6 +276,12 @@ def _fix(fix: Fix, finding: int, n: int) -> Html:
             class_="fix-line",
         ),
         copyable(fix.diff, label="Copy patch", path=f"{path}.diff", diff=True) if fix.diff else None,
+        [
+            el("p", "Sketch, not applied:", class_="limit"),
+            copyable(fix.sketch, label="Copy sketch", path=f"{path}.sketch", diff=True),
+        ]
+        if fix.sketch
+        else None,
         copyable(
             fix.text, label="Copy command" if fix.kind in ("env", "command") else "Copy", path=f"{path}.text"
         )

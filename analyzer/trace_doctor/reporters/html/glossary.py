@@ -37,7 +37,7 @@ GLOSSARY: dict[str, tuple[str, str]] = {
     ),
     "safety": (
         "Fix safety",
-        "Unsafe: may change numerics, randomness, memory or checkpoints. Manual (“display” in the JSON): shown, never applied.",
+        "Unsafe: may change numerics, randomness, memory or checkpoints. Manual (“display” in the JSON): for you to decide, made only if named with --select.",
     ),
     "skipped": (
         "Skipped rule",
