@@ -32,9 +32,9 @@ print(total)
 """
 
 
-def planned(folder: Path, *edits: tuple[str, dict[str, object]], script: str = SCRIPT) -> Plan:
+def planned(folder: Path, *edits: tuple[str, dict[str, object]]) -> Plan:
     path = folder / "train.py"
-    path.write_text(script)
+    path.write_text(SCRIPT)
     findings = [
         Finding(
             id=f"TD{n}-1",
