@@ -10,12 +10,24 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from trace_doctor import NOTE_FROM, Claim, Confidence, Context, Fix, Location, Rule, Saving, Table, threshold
+from trace_doctor import (
+    NOTE_FROM,
+    Cell,
+    Claim,
+    Confidence,
+    Context,
+    Fix,
+    Location,
+    Rule,
+    Saving,
+    Table,
+    Unit,
+    threshold,
+)
 from trace_doctor.evidence.distributed.collectives import RankedCollectives
 from trace_doctor.evidence.distributed.ranks import PARTS, Ranks, listed, named
 from trace_doctor.evidence.durations import milliseconds
 from trace_doctor.evidence.trace.steps import Steps
-from trace_doctor.model import Cell, Unit
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules._shared import spans_of, table
 from trace_doctor_rules.comms._straggler_evidence import lateness
