@@ -197,6 +197,7 @@ def stand_in_modules() -> None:
     module("gymnasium", **gym)
     module("tqdm", tqdm=Tqdm, trange=lambda n, **named: Tqdm(range(n)))
     module("tqdm.auto", tqdm=Tqdm)
+    module("torch.utils.tensorboard")
     sys.meta_path.append(Finder())
 
 
@@ -220,11 +221,11 @@ class OnCPU(TorchFunctionMode):
 
 
 def emulate_cuda() -> None:
-    """autocast is one of the CPU in bfloat16, and refuses what autocast of CUDA refuses."""
+    """autocast is one of the CPU, and refuses what autocast of CUDA refuses."""
     enter = torch.amp.autocast_mode.autocast.__init__
 
     def autocast(self: Any, device_type: str, dtype: Any = None, *given: Any, **named: Any) -> None:
-        enter(self, "cpu", None if dtype is None else torch.bfloat16, *given, **named)
+        enter(self, "cpu", dtype, *given, **named)
 
     torch.amp.autocast_mode.autocast.__init__ = autocast
     entropy = functional.binary_cross_entropy
@@ -235,6 +236,9 @@ def emulate_cuda() -> None:
         return entropy(*given, **named)
 
     functional.binary_cross_entropy = binary_cross_entropy
+    for owner in (functional, torch, torch.Tensor):
+        for name in ("softmax", "log_softmax"):
+            setattr(owner, name, in_fp32(getattr(owner, name)))
     torch.cuda.set_device = lambda *given: None
     torch.cuda.manual_seed = torch.cuda.manual_seed_all = lambda seed: None
     begin = torch.distributed.init_process_group
@@ -276,6 +280,16 @@ def emulate_cuda() -> None:
     torch.multiprocessing.spawn = lambda *given, **named: torch.multiprocessing.start_processes(
         *given, **named, start_method="fork"
     )
+
+
+def in_fp32(function: Any) -> Any:
+    """What autocast of CUDA computes in fp32, and that of the CPU does not."""
+
+    def called(x: torch.Tensor, *given: Any, **named: Any) -> Any:
+        half = torch.is_autocast_enabled("cpu") and x.dtype in (torch.float16, torch.bfloat16)
+        return function(x.float() if half else x, *given, **named)
+
+    return called
 
 
 def pretend_cuda(devices: int) -> None:
@@ -351,15 +365,15 @@ def run(asked: dict[str, Any], folder: Path) -> str:
     except SystemExit as error:
         return "ended" if not error.code else f"exit {error.code}"
     except BaseException as error:
-        where = [f for f in traceback.extract_tb(error.__traceback__) if asked["root"] in f.filename]
-        return f"{type(error).__name__}: {error} at {where[-1].line if where else ''}"[:600]
+        where = [f.line for f in traceback.extract_tb(error.__traceback__) if asked["root"] in f.filename]
+        return f"{type(error).__name__}: {str(error)[:300]} {str(error)[300:][-500:]} at {where[-1:]}"
     return "ended"
 
 
 def forked(asked: dict[str, Any], rank: int, port: int, folder: Path) -> int:
     if child := os.fork():
         return child
-    if asked["ranks"] > 1:
+    if asked["processes"] > 1:
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(asked["ranks"])}
         os.environ |= {
             "MASTER_ADDR": "127.0.0.1",
@@ -400,7 +414,7 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     subprocess.run(["ip", "link", "set", "lo", "up"], check=False)
     torch.set_num_threads(1)
-    torch.backends.mkldnn.set_flags(False)  # it has no LSTM in bfloat16 on every CPU
+    torch.backends.mkldnn.set_flags(False)  # it has no LSTM in half precision on every CPU
     stand_in_modules()
     emulate_cuda()
     answers = os.fdopen(os.dup(1), "w")

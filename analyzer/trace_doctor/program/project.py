@@ -246,8 +246,8 @@ class Project:
         name = dotted(node) or ""
         calls = self._memo(self._calls, function, lambda: self._callers(script, function))
         arguments = [(s, dataflow_of(script).argument_for(function, name, c)) for s, c in calls]
-        trails = [(s, value, item) for s, value in arguments if value is not None]
         default = default_of(function, name)
+        trails = [(script if v is default else s, v, item) for s, v in arguments if v is not None]
         return trails if trails or local or default is None else [(script, default, item)]
 
     def arguments_for(self, script: Script, function: cst.FunctionDef, name: str) -> list[Place]:
