@@ -1,18 +1,19 @@
-"""What has to hold for every patch: it applies, the file parses, names resolve, nothing else changes, and once is enough."""
+"""What has to hold for every patch: it applies, the file parses, ruff says nothing new, nothing else changes, and once is
+enough."""
 
 from __future__ import annotations
 
-import builtins
 import io
 import keyword
 import re
 import subprocess
-import symtable
 import tempfile
 import tokenize
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+
+from style import new_messages
 
 from trace_doctor.fixes import Plan, plan
 from trace_doctor.model import Finding, Result
@@ -77,6 +78,10 @@ class Checker:
 
     def __init__(self, tree: SourceTree) -> None:
         self.tree = tree
+        self.files = 0
+        """patched Python files"""
+        self.messages: Counter[str] = Counter()
+        """codemods and code of a new message of ruff -> how many"""
         self._seen: set[bytes] = set()
         self._repeated: set[tuple[str | None, str]] = set()
 
@@ -90,12 +95,18 @@ class Checker:
         self._seen.add(patch)
         found = list(_applied(made, patch))
         for name, (file, new) in made.outputs.items():
-            found += _sound(name, file.data, new) if name.endswith(".py") else ()
             written = [
                 i.fix.codemod or ""
                 for i in made.of("ready")
                 if i.change and name in [f.name for f, _ in i.change.files]
             ]
+            if name.endswith(".py"):
+                found += _sound(name, new)
+                said = list(new_messages(self.tree.path(name), file.data, new))
+                found += [f"{name}: {message}" for message in said]
+                codemods = " and ".join(sorted(set(written)))
+                self.messages.update(f"{codemods}: {m.split()[0]} ({m.split('(')[-1]}" for m in said)
+                self.files += 1
             known = self._blocks() if _OF_THE_MODEL & set(written) else set()
             found += _unexpected(name, file.data, new, written, known)
         written = {(i.fix.codemod, i.change.script.name) for i in made.of("ready") if i.change}
@@ -147,41 +158,11 @@ def _applied(made: Plan, patch: bytes) -> Iterator[str]:
                 yield f"{name}: git apply gives other bytes than the plan"
 
 
-def _sound(name: str, old: bytes, new: bytes) -> Iterator[str]:
+def _sound(name: str, new: bytes) -> Iterator[str]:
     try:
         compile(new, name, "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         yield f"{name}: {error}"
-        return
-    if unknown := undefined(new, name) - undefined(old, name):
-        yield f"{name}: undefined {sorted(unknown)}"
-
-
-def undefined(data: bytes, name: str) -> set[str]:
-    """Names that are read and bound nowhere, as `function: name`."""
-    top = symtable.symtable(data.decode("utf-8", "replace"), name, "exec")
-    known = {
-        s.get_name() for s in top.get_symbols() if s.is_assigned() or s.is_imported() or s.is_namespace()
-    }
-    known |= set(dir(builtins)) | {"__file__", "__path__", "__class__"}
-    found, open_ = set(), [top]
-    while open_:
-        table = open_.pop()
-        open_ += table.get_children()
-        for symbol in table.get_symbols():
-            free = (
-                symbol.is_global()
-                if table is not top
-                else not symbol.is_assigned() and not symbol.is_imported()
-            )
-            if (
-                free
-                and symbol.is_referenced()
-                and symbol.get_name() not in known
-                and not symbol.is_namespace()
-            ):
-                found.add(f"{table.get_name()}: {symbol.get_name()}")
-    return found
 
 
 def _unexpected(name: str, old: bytes, new: bytes, codemods: list[str], known: set[str]) -> Iterator[str]:

@@ -47,6 +47,8 @@ class Trial:
     """(framework, rule, outcome, whether the script can have the fault) -> findings"""
     complaints: list[tuple[str, str]] = field(default_factory=list)
     together: Counter[str] = field(default_factory=Counter)
+    messages: Counter[str] = field(default_factory=Counter)
+    files: int = 0
     patches: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, other: Trial) -> None:
@@ -55,6 +57,8 @@ class Trial:
                 getattr(self, name).setdefault(kind, set()).update(found)
         self.outcomes += other.outcomes
         self.together += other.together
+        self.messages += other.messages
+        self.files += other.files
         self.complaints += other.complaints
 
 
@@ -140,6 +144,7 @@ def _run(source: Path, repository: str, trial: Trial) -> None:
             for item in made.items
             if item.fix.codemod
         ]
+    trial.messages, trial.files = checker.messages, checker.files
 
 
 def _together(checker: Checker, made: Plan, mine: list[Finding]) -> list[str]:
@@ -222,6 +227,7 @@ def main() -> int:
         print(f"{kind}: {len(trial.scripts[kind])} scripts of {len(trial.repositories[kind])} repositories")
     print(f"{len(set().union(*trial.repositories.values()))} repositories\n")
     print("\n".join([*table(trial, 0), "", *table(trial, 1), ""]))
+    print(f"new messages of ruff in {trial.files} patched files:", dict(sorted(trial.messages.items())))
     print("all of a script together:", dict(sorted(trial.together.items())))
     return bool(trial.complaints)
 

@@ -67,7 +67,7 @@ class Plan:
                 by_file.setdefault(file.name, (file, []))[1].append(changes)
         edits = ((name, file, editing.union(groups)) for name, (file, groups) in sorted(by_file.items()))
         try:
-            return {name: (file, new_bytes(file, changes)) for name, file, changes in edits}
+            return {name: (file, new_bytes(file, changes, self.tree)) for name, file, changes in edits}
         except NoEdit as reason:
             raise UsageError(f"these fixes cannot be made together ({reason.why}): choose fewer") from None
 
@@ -181,7 +181,7 @@ def _resolve(finding: Finding, index: int, fix: Fix, source: _Source) -> Planned
     mod = codemods()[fix.codemod]
     try:
         change = _run(mod, finding, fix, _parameters(mod, fix), source)
-        after = [(file, new_bytes(file, changes)) for file, changes in change.files]
+        after = [(file, new_bytes(file, changes, source.tree)) for file, changes in change.files]
         with sketched(change):
             _check_versions(change, source.torch)
     except NoEdit as refusal:

@@ -11,11 +11,13 @@ from itertools import combinations
 from typing import Literal
 
 from trace_doctor.errors import UnreadableScript
+from trace_doctor.fixes.tidy import tidied
 from trace_doctor.model import Finding, Fix, Safety
 from trace_doctor.program import edits as editing
 from trace_doctor.program.edits import Candidate, Change, NoEdit
 from trace_doctor.program.nesting_guard import PLAIN, nesting
 from trace_doctor.program.script import Script
+from trace_doctor.program.source_tree import SourceTree
 from trace_doctor.program.text_file import TextFile
 
 Status = Literal[
@@ -96,15 +98,16 @@ def _sketch(path: str, before: str, after: str) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def new_bytes(script: TextFile, changes: Iterable[editing.Edit]) -> bytes:
-    """The file's new bytes, which parse. Raises NoEdit where an edit would break the file."""
-    text = editing.apply(script, changes)
-    try:
+def new_bytes(script: TextFile, changes: Iterable[editing.Edit], tree: SourceTree | None = None) -> bytes:
+    """The file's new bytes, which parse. Raises NoEdit where an edit would break the file. `tree` has the files that may
+    import from it."""
+    shallow = script if isinstance(script, Script) and nesting(script.text) <= PLAIN else None
+    try:  # deeper ones may end the process
+        text = tidied(shallow, changes, tree) if shallow else editing.apply(script, changes)
         data = script.encode(text)
         script.rewritten(data)
     except (UnreadableScript, UnicodeError):
         raise NoEdit("unresolved", f"the edit would leave {script.name} unreadable") from None
-    shallow = isinstance(script, Script) and nesting(script.text) <= PLAIN  # deeper ones may end the process
     if shallow and not _compiles(text) and _compiles(script.text):
         raise NoEdit("unresolved", f"{_VERSION} could not read {script.name} after the edit")
     return data

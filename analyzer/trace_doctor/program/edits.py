@@ -16,10 +16,6 @@ from trace_doctor.program.text_file import TextFile
 Refusal = Literal["already", "ambiguous", "unresolved", "display"]
 
 
-_WIDTH = 100
-"""of a line of arguments that is made longer"""
-_LONGEST = 120
-"""characters of a line that gets longer behind a call as well"""
 _LINE = "line:"
 """starts the keys of edits that put a line a level deeper"""
 
@@ -334,29 +330,12 @@ def add_arguments(script: Script, call: cst.Call, values: Mapping[str, str]) -> 
         column = script.span(last)[0] - script.line_starts[script.line(last) - 1]
         gap = "\n" + script.line_text(script.line(last))[:column]
         return [Edit(at, at, f",{gap}{text}", key, value) for key, text, value in pairs]
-    aligned_gap = _aligned_gap(script, call)
-    width, edits = at - script.line_starts[script.line_of(at) - 1], []
-    line = len(script.line_text(script.line_of(at)))
-    behind, longest = line - width, max(line, _LONGEST)
-    for key, text, value in pairs:
-        fits = width + len(text) + 3 <= _WIDTH and width + len(text) + 2 + behind <= longest
-        gap = " " if fits else aligned_gap
-        width = (width + 2 if fits else len(gap)) + len(text)
-        edits.append(Edit(at, at, f",{gap}{text}", key, value))
-    return edits
+    return [Edit(at, at, f", {text}", key, value) for key, text, value in pairs]
 
 
 def _one_per_line(script: Script, call: cst.Call) -> bool:
     starts = [script.line(a) for a in call.args]
     return script.line(call.func) < starts[0] and len(set(starts)) == len(starts)
-
-
-def _aligned_gap(script: Script, call: cst.Call) -> str:
-    """A new line, with the next argument under the first one."""
-    first = call.args[0]
-    column = script.span(first)[0] - script.line_starts[script.line(first) - 1]
-    lead = script.indent(first)
-    return "\n" + lead + " " * (column - len(lead))
 
 
 def remove_argument(script: Script, call: cst.Call, arg: cst.Arg) -> Edit:

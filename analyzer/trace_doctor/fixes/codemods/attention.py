@@ -89,7 +89,7 @@ def _change(script: Script, a: Attention, torch: TorchBounds) -> Change:
     elif a.scale is not None:  # 2.0 has no `scale`: it always divides by the square root of the last size
         query = f"{query} * ({a.scale} * {query}.size(-1) ** 0.5)".replace("(1.0 * ", "(")
     start, end = _range(script, a.matmul)
-    text = _call(script, a, name, [query, a.key, a.value, *arguments], start, end)
+    text = f"{name}({', '.join([query, a.key, a.value, *arguments])})"
     edits.append(Edit(start, end, text + ".transpose(1, 2)" * a.swapped))
     edits += _removals(script, drop, titled=a.condition is None)
     return Change(script, (*imports, *edits), script.line(a.matmul))
@@ -128,17 +128,3 @@ def _range(script: Script, matmul: cst.BaseExpression) -> tuple[int, int]:
     start, end = script.outer_span(matmul)
     behind_word = start > 0 and (script.text[start - 1].isalnum() or script.text[start - 1] == "_")
     return script.span(matmul) if behind_word or len(matmul.lpar) != 1 else (start, end)
-
-
-def _call(script: Script, a: Attention, name: str, values: list[str], start: int, end: int) -> str:
-    """The call on one line where it fits, else one argument a line."""
-    column = start - script.line_starts[script.line_of(start) - 1]
-    last = script.line_of(end)
-    behind = len(script.line_text(last)) - (end - script.line_starts[last - 1])
-    text = f"{name}({', '.join(values)})"
-    longest = max(map(len, script.text.splitlines()))
-    if column + len(text) + behind <= min(max(longest, 100), 120):
-        return text
-    indent = script.indent(a.matmul)
-    inner = indent + script.level(indent)
-    return f"{name}(\n" + "".join(f"{inner}{v},\n" for v in values) + f"{indent})"

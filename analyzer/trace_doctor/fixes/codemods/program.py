@@ -11,11 +11,18 @@ from trace_doctor.fixes.codemods import codemod
 from trace_doctor.fixes.frameworks.launch_environment import assignments_of
 from trace_doctor.fixes.frameworks.launchers import say_what_is_not_checked
 from trace_doctor.fixes.literals import source_text
+from trace_doctor.fixes.tidy import without_import
 from trace_doctor.model.parameters import AllocatorSetting, SetConfig, is_true
 from trace_doctor.program.edits import Candidate, Change, Edit, NoEdit, insert_after, insert_before, sketched
 from trace_doctor.program.place import Place, already, candidate, refusal, started_script
 from trace_doctor.program.project import Project
-from trace_doctor.program.queries.imports import below_imports, bindings, end_of_imports
+from trace_doctor.program.queries.imports import (
+    add_import,
+    below_imports,
+    bindings,
+    end_of_imports,
+    last_import,
+)
 from trace_doctor.program.script import Script, dotted, imported_modules, key_of, literal
 from trace_doctor.program.versions import allocator_variable
 
@@ -67,7 +74,16 @@ def _set_allocator(place: Place, params: AllocatorSetting) -> Change:
         if above is None:
             code = f"import os\n\n{code}"
         else:
-            edits.append(insert_after(script, above.body[-1], "import os", "import os"))
+            edit = add_import(script, above, "import os", "import os")
+            late = edit.start > script.line_starts[script.line(first) - 1]
+            edits.append(insert_after(script, above.body[-1], "import os", "import os") if late else edit)
+        later = [
+            (n, a)
+            for n in script.all(cst.Import)
+            for a in n.names
+            if script.parent(script.parent(n) or n) is script.module
+        ]
+        edits += [e for n, a in later if script.code(a) == "os" for e in without_import(script, n, a)]
     if above is not None and script.line(first) == script.lines(above)[1] + 1:
         code = f"\n{code}"
     edits.append(insert_before(script, first, code, "allocator-setting"))
@@ -239,9 +255,10 @@ def _assignment(script: Script, name: str, value: str) -> Change:
     if last is None:
         raise NoEdit("unresolved", f"{script.name} imports no torch")
     module = next((m for m in _LAZY_MODULES if name.startswith(m + ".")), "torch")
-    code = f"{name} = {value}"
+    edits = [below_imports(script, last, f"{name} = {value}", f"config:{name}")]
     above = (node for node in script.all(cst.Import) if script.line(node) <= script.line(last))
     if not any(dotted(a.name) == module and a.asname is None for node in above for a in node.names):
-        code = f"import {module}\n\n{code}"
-    edit = below_imports(script, last, code, f"config:{name}")
-    return Change(script, (edit,), script.line(last))
+        edits.insert(
+            0, add_import(script, last_import(script) or last, f"import {module}", f"import {module}")
+        )
+    return Change(script, tuple(edits), script.line(last))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import sys
+from bisect import bisect_right
 from collections.abc import Iterator
+from dataclasses import replace
 
 import libcst as cst
 
-from trace_doctor.program.edits import Edit, NoEdit, insert_after
+from trace_doctor.program.edits import Edit, NoEdit, insert_after, insert_before
 from trace_doctor.program.script import Script, dotted, imported_modules
 
 _SUBMODULES = (
@@ -46,11 +49,81 @@ def name_for(script: Script, qualified: str, at: cst.CSTNode) -> tuple[str, tupl
         text, name, new = f"import {module or qualified}", qualified, "torch"
     else:
         text, name, new = f"from {module} import {leaf}", leaf, leaf
-        if _uses(script, new):
+        if uses(script, new):
             text, name, new = f"import {module}", qualified, qualified.split(".")[0]
-    if _uses(script, new) and not _is_package(script, new):
+    if uses(script, new) and not _is_package(script, new):
         raise NoEdit("display", f"the script has a {new} of its own, so {qualified} has no plain name in it")
-    return name, (insert_after(script, anchor.body[-1], text, f"import {name}"),)
+    return name, (add_import(script, anchor, text, f"import {name}"),)
+
+
+def add_import(script: Script, anchor: cst.SimpleStatementLine, text: str, key: str) -> Edit:
+    """An import among those around a line that is one: of the same module beside its other names, else where it sorts if they
+    are sorted, else below the line. The first of the standard library stands above all, apart from them."""
+    (new,) = cst.ensure_type(cst.parse_statement(text), cst.SimpleStatementLine).body
+    assert isinstance(new, cst.Import | cst.ImportFrom)
+    root = imported_modules(new)[0].split(".")[0]
+    lines = [line for line, _ in _imports_at_top(script)]
+    if lines and root in sys.stdlib_module_names and not _is_standard(anchor):
+        edit = insert_before(script, lines[0], f"{text}\n", key)
+        return replace(edit, meaning=text)
+    block = _block_of(script, anchor)
+    for old in (line.body[0] for line in block if isinstance(new, cst.ImportFrom)):
+        named = isinstance(old, cst.ImportFrom) and not isinstance(old.names, cst.ImportStar)
+        if named and isinstance(old, cst.ImportFrom) and imported_modules(old) == imported_modules(new):
+            return _with_name(script, old, text.rpartition(" ")[2], key)
+    for order in (_by_kind, _by_module):
+        keys = [order(line.body[0]) for line in block]
+        if keys == sorted(keys):
+            before = [line for line, sort in zip(block, keys, strict=True) if sort <= order(new)]
+            if not before:
+                return insert_before(script, block[0], text, key)
+            anchor = before[-1]
+            break
+    return insert_after(script, anchor.body[-1], text, key)
+
+
+def _by_module(node: cst.CSTNode) -> tuple[bool | str, ...]:
+    assert isinstance(node, cst.Import | cst.ImportFrom)
+    return (imported_modules(node)[0].lower(),)
+
+
+def _by_kind(node: cst.CSTNode) -> tuple[bool | str, ...]:
+    return (isinstance(node, cst.ImportFrom), *_by_module(node))
+
+
+def _block_of(script: Script, anchor: cst.SimpleStatementLine) -> list[cst.SimpleStatementLine]:
+    """The imports around one without an empty line, a comment or other code between them."""
+    blocks: list[list[cst.SimpleStatementLine]] = [[]]
+    for line in script.module.body:
+        alone = isinstance(line, cst.SimpleStatementLine) and len(line.body) == 1
+        if not alone or line.leading_lines:
+            blocks.append([])
+        if isinstance(line, cst.SimpleStatementLine) and isinstance(
+            line.body[0], cst.Import | cst.ImportFrom
+        ):
+            blocks[-1].append(line)
+        else:
+            blocks.append([])
+    return next((block for block in blocks if anchor in block), [anchor])
+
+
+def _with_name(script: Script, node: cst.ImportFrom, new: str, key: str) -> Edit:
+    """`from a import b, c` with one more name, in its place if they are sorted."""
+
+    def order(name: str) -> tuple[int, str]:
+        return 0 if name.isupper() else 1 if name[:1].isupper() else 2, name
+
+    assert not isinstance(node.names, cst.ImportStar)
+    aliases = list(node.names)
+    orders, rows = [order(dotted(a.name) or "") for a in aliases], [script.line(a) for a in aliases]
+    below = rows[0] > script.line(node) or 1 < len(rows) == len(set(rows))
+    gap = "\n" + script.indent(aliases[0]) if below else " "
+    place = bisect_right(orders, order(new)) if orders == sorted(orders) else len(orders)
+    if place < len(aliases):
+        at = script.span(aliases[place])[0]
+        return Edit(at, at, f"{new},{gap}", key, new)
+    at = script.span(aliases[-1])[0] + len(script.code(aliases[-1]))
+    return Edit(at, at, f",{gap}{new}", key, new)
 
 
 def last_import(
@@ -61,6 +134,24 @@ def last_import(
 
     With `before`, only lines above the top-level statement that holds this node count.
     """
+    imports = _imports_at_top(script, before)
+    own = [line for line, roots in imports if package in roots]
+    own = own or [line for line, _ in imports if package in sys.stdlib_module_names and _is_standard(line)]
+    torch = [line for line, roots in imports if "torch" in roots]
+    return next(reversed(own or torch or [line for line, _ in imports]), None)
+
+
+def _is_standard(line: cst.SimpleStatementLine) -> bool:
+    """Whether a line imports from the standard library."""
+    node = line.body[-1]
+    assert isinstance(node, cst.Import | cst.ImportFrom)
+    return imported_modules(node)[0].split(".")[0] in sys.stdlib_module_names
+
+
+def _imports_at_top(
+    script: Script, before: cst.CSTNode | None = None
+) -> list[tuple[cst.SimpleStatementLine, set[str]]]:
+    """The lines that import above the script's definitions, with the packages that they import from."""
     imports: list[tuple[cst.SimpleStatementLine, set[str]]] = []
     above_code: int | None = None
     end = len(script.text) if before is None else script.span(before)[0]
@@ -75,10 +166,7 @@ def last_import(
             imports.append((statement, {module.split(".")[0] for module in imported_modules(node)}))
     if any(roots != {"__future__"} for _, roots in imports[:above_code]):
         imports = imports[:above_code]
-    imports = [(line, roots) for line, roots in imports if roots != {"__future__"}]
-    own = [line for line, roots in imports if package in roots]
-    torch = [line for line, roots in imports if "torch" in roots]
-    return next(reversed(own or torch or [line for line, _ in imports]), None)
+    return [(line, roots) for line, roots in imports if roots != {"__future__"}]
 
 
 _PREPARES = re.compile(
@@ -108,11 +196,10 @@ def end_of_imports(script: Script) -> cst.SimpleStatementLine | None:
 
 
 def below_imports(script: Script, anchor: cst.SimpleStatementLine, code: str, key: str) -> Edit:
-    """Lines below an import, set off by empty lines; a first `import` line joins the imports above."""
+    """Lines below an import, set off by empty lines."""
     edit = insert_after(script, anchor.body[-1], code, key)
-    above = "" if code.startswith("import ") else "\n"
     next_line = script.line_text(script.lines(anchor)[1] + 1).strip()
-    return Edit(edit.start, edit.end, above + edit.text + ("\n" if next_line else ""), key, code)
+    return Edit(edit.start, edit.end, "\n" + edit.text + ("\n" if next_line else ""), key, code)
 
 
 def bindings(script: Script) -> Iterator[tuple[str, str, cst.Import | cst.ImportFrom]]:
@@ -148,7 +235,7 @@ def _rebound(script: Script, name: str, at: cst.CSTNode) -> bool:
     return name.split(".")[0] in local_names
 
 
-def _uses(script: Script, name: str) -> list[cst.Name]:
+def uses(script: Script, name: str) -> list[cst.Name]:
     """Where an identifier stands for a variable, or is bound by an import: not in the `a.b` of `from a.b import c` and of
     `import a.b as c`."""
     unbound: list[cst.CSTNode] = [a.name for a in script.all(cst.ImportAlias) if a.asname is not None]
@@ -160,4 +247,4 @@ def _is_package(script: Script, name: str) -> bool:
     """Whether a name is an imported top-level package everywhere it is used."""
     imported = any(alias == full == name for alias, full, _ in bindings(script))
     targets = [t.target for t in script.all(cst.AssignTarget)] + [p.name for p in script.all(cst.Param)]
-    return imported and not any(use in targets for use in _uses(script, name))
+    return imported and not any(use in targets for use in uses(script, name))
