@@ -105,7 +105,7 @@ OF_OLD = re.compile(
     r"|nn\.Module\.(?:|__init__|to|cuda|zero_grad)(?:\(\w+\))?"
     r"|nn\.attention\.SDPBackend(?:\.(?!CUDNN)\w+)?"  # beside sdpa_kernel, which is in the table
     r"|backends\.cuda\.matmul\.fp32_precision"  # in scripts that use this interface already
-    r"|distributed(?:\._composable)?\.fsdp\.(?:MixedPrecisionPolicy|fully_shard\(mp_policy\)))"  # where the script has fully_shard from  # from where the script has fully_shard
+    r"|distributed(?:\._composable)?\.fsdp\.(?:MixedPrecisionPolicy|fully_shard\(mp_policy\)))"  # where the script has fully_shard
 )
 """what every torch has of which captures can be read, and what is written only beside something else that the version has"""
 
