@@ -61,7 +61,9 @@ def _lengthened(script: Script, edits: Sequence[Edit], after: TextFile, most: in
         begin, new = edit.start + shift, edit.text.replace("\n", script.newline)
         shift += len(new) - (edit.end - edit.start)
         first, last = after.line_of(begin), after.line_of(begin + len(new))
-        before = {first: script.line_of(edit.start), last: script.line_of(edit.end)}
+        # a long line that only moves, or has another value, is left alone
+        stays = edit.start < edit.end or not new.rpartition("\n")[2].strip()
+        before = {first: script.line_of(edit.start), last: script.line_of(edit.end)} if stays else {}
         long = {n for n, old in before.items() if len(script.line_text(old)) > most}
         found |= {n for n in range(first, last + 1) if len(after.line_text(n)) > most} - long
     return found
