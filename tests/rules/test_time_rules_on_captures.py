@@ -54,7 +54,6 @@ def test_a_training_process_that_loads_its_own_batches(captures_dir: Path, file:
         "num_workers": 2,
         "pin_memory": True,
         "persistent_workers": True,
-        "prefetch_factor": 2,
     }
 
 

@@ -144,8 +144,14 @@ for batch in loader:
     train(batch)
 """
 _PATCHED = """from torch.utils.data import DataLoader
-loader = DataLoader(dataset, batch_size=32, shuffle=True, num_workers=2, pin_memory=True,
-                    persistent_workers=True, prefetch_factor=2)
+loader = DataLoader(
+    dataset,
+    batch_size=32,
+    shuffle=True,
+    num_workers=2,
+    pin_memory=True,
+    persistent_workers=True,
+)
 for batch in loader:
     train(batch)
 """
@@ -181,8 +187,8 @@ class DataLoaderStarvation(TimeRule):
 
     Fix
     num_workers = max(2, ceil(1.25 · loader / (step − exposed loader))), at most the captured machine's cores (8 where
-    these are unknown), together with persistent_workers=True, pin_memory=True (with a GPU) and prefetch_factor. What is done again
-    for the same input is done once instead: workers would only repeat it elsewhere. Where
+    these are unknown), together with persistent_workers=True, pin_memory=True (with a GPU) and prefetch_factor, where it
+    is not the default. What is done again for the same input is done once instead: workers would only repeat it elsewhere. Where
     workers exist already: more of them, more prefetching, or cheaper work per sample.
 
     Fix safety

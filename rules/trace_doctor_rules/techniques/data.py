@@ -7,6 +7,8 @@ from typing import Any
 from trace_doctor import Fix, Target
 from trace_doctor_rules._shared import advice, patch
 
+_DEFAULT_PREFETCH = 2
+"""batches that each worker of a DataLoader prepares ahead"""
 _WORKERS_RISK = (
     "each worker has its own random state, so augmentation and losses change; each holds a copy of the dataset object; "
     "spawned workers need a script guarded by __main__"
@@ -56,12 +58,9 @@ def start_workers_in_lightning(workers: int, verify: str, *, pin: bool, prefetch
 
 
 def _arguments(workers: int, pin: bool, prefetch: int) -> dict[str, Any]:
-    return {
-        "num_workers": workers,
-        "pin_memory": pin,
-        "persistent_workers": True,
-        "prefetch_factor": prefetch,
-    }
+    """Without what DataLoader does by default."""
+    arguments = {"num_workers": workers, "pin_memory": pin, "persistent_workers": True}
+    return arguments if prefetch == _DEFAULT_PREFETCH else {**arguments, "prefetch_factor": prefetch}
 
 
 def _shown(workers: int, pin: bool, prefetch: int) -> list[str]:
