@@ -25,7 +25,7 @@ from typing import Any
 _CHILD = r"""
 import importlib.util, json, os, re, resource, signal, sys
 import torch
-from stand_ins import Finder
+from missing_packages import Finder
 torch.set_num_threads(1)
 
 def imported(file, paths):

@@ -29,7 +29,7 @@ import torch
 import torch._dynamo
 import torch.distributed
 import torch.multiprocessing
-from stand_ins import Finder
+from missing_packages import Finder
 from torch.nn import functional
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.overrides import TorchFunctionMode

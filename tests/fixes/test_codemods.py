@@ -102,7 +102,7 @@ OF_OLD = re.compile(
     r"torch\.(?:b?float16|float32|channels_last|backends\.cudnn\.benchmark|backends\.cuda\.matmul\.allow_tf32|utils\.checkpoint\.\w+"
     r"|(?:arange|ones|randn|zeros)(?:\(device\))?|nn\.functional\.cross_entropy|cuda\.amp\.GradScaler"
     r"|utils\.data\.(?:DataLoader(?:\(\w+\))?|get_worker_info)|nn\.parallel\.DistributedDataParallel"
-    r"|nn\.Module\.(?:|__init__|to|cuda|zero_grad)(?:\(\w+\))?"
+    r"|nn\.Module\.(?:|__init__|to|cuda|zero_grad|all|masked_fill)(?:\(\w+\))?"
     r"|nn\.attention\.SDPBackend(?:\.(?!CUDNN)\w+)?"  # beside sdpa_kernel, which is in the table
     r"|backends\.cuda\.matmul\.fp32_precision"  # in scripts that use this interface already
     r"|distributed(?:\._composable)?\.fsdp\.(?:MixedPrecisionPolicy|fully_shard\(mp_policy\)))"  # where the script has fully_shard

@@ -160,7 +160,7 @@ def test_two_fixes_add_arguments_to_one_call(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(LOOP)
     made = plan(result(finding(1, WORKERS), finding(2, PIN, code="TD102")), tmp_path)
     assert [i.status for i in made.items] == ["ready", "ready"]
-    assert b"batch_size=1, num_workers=4, persistent_workers=True, pin_memory=True)" in made.patch()
+    assert b"batch_size=1, num_workers=4, persistent_workers=True, pin_memory=True\n" in made.patch()
 
 
 def test_contradicting_fixes_are_refused_together(tmp_path: Path) -> None:

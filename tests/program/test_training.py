@@ -83,7 +83,9 @@ def test_the_edit_is_made_where_it_belongs(
 
 
 def test_a_file_without_the_model_says_so(tmp_path: Path) -> None:
-    (tmp_path / "alone.py").write_text(TRAIN.replace("net", "elsewhere"))
+    """Nor whether it is a module at all, as nothing asks it for its parameters."""
+    unasked = TRAIN.replace("optimizer = torch.optim.AdamW(model.parameters())\n", "")
+    (tmp_path / "alone.py").write_text(unasked.replace("net", "elsewhere"))
     tree = SourceTree(tmp_path)
     scripts = [s for name in tree.files if (s := tree.script(name)) is not None]
     mod = codemods()["compile-model"]

@@ -82,5 +82,5 @@ def test_what_backward_needs_next_counts(captures_dir: Path) -> None:
         == pytest.approx(3367 * MIB, rel=0.001)
     )
     text = render(result, "text")
-    assert "Chunk or fuse the loss [up to 11.7 GiB, unsafe" in text
+    assert "Chunk or fuse the loss [up to 11.7 GiB, manual" in text
     assert "not enough alone" in render(result, "html")

@@ -63,7 +63,10 @@ def _lengthened(script: Script, edits: Sequence[Edit], after: TextFile, most: in
         first, last = after.line_of(begin), after.line_of(begin + len(new))
         # a long line that only moves, or has another value, is left alone
         stays = edit.start < edit.end or not new.rpartition("\n")[2].strip()
-        before = {first: script.line_of(edit.start), last: script.line_of(edit.end)} if stays else {}
+        whole = "\n" in new and edit.start == script.line_starts[script.line_of(edit.start) - 1]
+        before = {last: script.line_of(edit.end)} if stays else {}
+        if stays and not whole:  # else a line of its own stands above
+            before[first] = script.line_of(edit.start)
         long = {n for n, old in before.items() if len(script.line_text(old)) > most}
         found |= {n for n in range(first, last + 1) if len(after.line_text(n)) > most} - long
     return found

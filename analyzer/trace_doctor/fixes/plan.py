@@ -277,7 +277,7 @@ def _run(mod: Codemod, finding: Finding, fix: Fix, params: Parameters, source: _
     for attempt in places:
         try:
             change = _once(mod, attempt, params, mod.run(attempt, params))
-            if isinstance(change.script, Script) and change.script.name not in own:
+            if own and isinstance(change.script, Script) and change.script.name not in own:
                 _refuse_uncalled(project, change.script, change.line)
             return change
         except NoEdit as refused:

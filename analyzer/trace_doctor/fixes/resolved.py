@@ -78,7 +78,7 @@ def sketch_of(changes: Iterable[Change]) -> str:
             new_bytes(file, edits)
     except NoEdit:
         return ""
-    parts = (_sketch(file.name, file.text, editing.apply(file, edits)) for file, edits in files)
+    parts = (_sketch(file.name, file.text, _new_text(file, edits)) for file, edits in files)
     lines = "\n".join(parts).split("\n")
     more = len(lines) - _LONGEST
     return "\n".join([*lines[:_LONGEST], f"... {more} more lines"] if more > 1 else lines)
@@ -98,17 +98,27 @@ def _sketch(path: str, before: str, after: str) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
+def _is_shallow(script: TextFile) -> bool:
+    """Deeper ones may end the process."""
+    return isinstance(script, Script) and nesting(script.text) <= PLAIN
+
+
+def _new_text(script: TextFile, changes: Iterable[editing.Edit], tree: SourceTree | None = None) -> str:
+    if isinstance(script, Script) and _is_shallow(script):
+        return tidied(script, changes, tree)
+    return editing.apply(script, changes)
+
+
 def new_bytes(script: TextFile, changes: Iterable[editing.Edit], tree: SourceTree | None = None) -> bytes:
     """The file's new bytes, which parse. Raises NoEdit where an edit would break the file. `tree` has the files that may
     import from it."""
-    shallow = script if isinstance(script, Script) and nesting(script.text) <= PLAIN else None
-    try:  # deeper ones may end the process
-        text = tidied(shallow, changes, tree) if shallow else editing.apply(script, changes)
+    try:
+        text = _new_text(script, changes, tree)
         data = script.encode(text)
         script.rewritten(data)
     except (UnreadableScript, UnicodeError):
         raise NoEdit("unresolved", f"the edit would leave {script.name} unreadable") from None
-    if shallow and not _compiles(text) and _compiles(script.text):
+    if _is_shallow(script) and not _compiles(text) and _compiles(script.text):
         raise NoEdit("unresolved", f"{_VERSION} could not read {script.name} after the edit")
     return data
 

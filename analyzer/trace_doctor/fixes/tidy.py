@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import libcst as cst
 
@@ -90,7 +91,11 @@ def without_import(
         )
         yield Edit(first, script.span(alias)[1] if last else script.outer_span(alias)[1], "")
     elif len(script.block_of(node)[0].body) > 1:
-        yield remove(script, node)
+        removal = remove(script, node)
+        if script.parent(node) is script.module.body[0]:  # with the empty lines that set it off
+            rest = script.text[removal.end :]
+            removal = replace(removal, end=removal.end + len(rest) - len(rest.lstrip("\r\n")))
+        yield removal
 
 
 def _pure(script: Script, assign: cst.Assign) -> bool:

@@ -161,12 +161,15 @@ def _moves_start_of(edit: Edit, other: Edit) -> bool:
 
 
 def union(groups: Iterable[Sequence[Edit]]) -> list[Edit]:
-    """The edits of several fixes that do not clash, each once, by place."""
+    """The edits of several fixes that do not clash, each once, by place; at the same one last what is set off from the imports."""
     by_identity: dict[tuple[str, str], Edit] = {}
     for edit in (e for group in groups for e in group):
         by_identity.setdefault(edit.identity, edit)
     order = {identity: i for i, identity in enumerate(by_identity)}
-    return sorted(by_identity.values(), key=lambda e: (e.start, e.end, order[e.identity]))
+    return sorted(
+        by_identity.values(),
+        key=lambda e: (e.start, e.end, e.text.startswith("\n"), order[e.identity]),
+    )
 
 
 def apply(script: TextFile, edits: Iterable[Edit]) -> str:

@@ -61,7 +61,10 @@ for epoch in range(10):
         loss = train(batch)
         loss.backward()
 """
-_PATCHED = _SCRIPT.replace("num_workers=4", "num_workers=4, persistent_workers=True")
+_PATCHED = _SCRIPT.replace(
+    "DataLoader(list(range(100)), batch_size=4, num_workers=4)",
+    "DataLoader(\n    list(range(100)), batch_size=4, num_workers=4, persistent_workers=True\n)",
+)
 
 
 class WorkerRestart(Rule):

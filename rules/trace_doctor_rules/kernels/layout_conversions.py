@@ -105,8 +105,8 @@ for x, y in loader:
     optimizer.step()
     optimizer.zero_grad()
 """
-_PATCHED = """import torchvision
-import torch
+_PATCHED = """import torch
+import torchvision
 
 net = torchvision.models.resnet18()
 net = net.cuda()

@@ -210,9 +210,7 @@ class Attention(nn.Module):
         weights = scores.softmax(dim=-1)
         return weights @ v
 """
-_PATCHED = """import math
-
-import torch
+_PATCHED = """import torch
 from torch import nn
 
 

@@ -141,9 +141,9 @@ def _memory_keys(series: MemorySeries) -> Html:
     """Above the picture, whose foot may lie below the screen."""
     kinds = {m.kind for m in series.marks}
     keys = [
-        el("li", swatch(f"mem-{name}"), MEMORY[name].label)
-        for name, held in series.live_by_category.items()
-        if any(held)
+        el("li", swatch(f"mem-{name}"), kind.label)
+        for name, kind in MEMORY.items()
+        if any(series.live_by_category.get(name, ()))
     ]
     if any(r is not None for r in series.reserved):
         keys.append(el("li", _line_key("reserved"), "reserved"))
