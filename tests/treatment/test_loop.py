@@ -183,6 +183,23 @@ def test_what_gives_nothing_beside_later_fixes_is_not_in_the_patch(
     assert ("TD304-1",) in runner.runs
 
 
+def test_a_small_gain_that_a_second_trial_does_not_show_stays_in_the_patch(
+    treated: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine gets restless once both were kept: 10% on average, in every second pair more than the other way."""
+    time = Pretender.time
+
+    def restless_later(self: Pretender, setup: Setup) -> Measured:
+        both = sum(len(labels) == 2 for labels in self.runs)
+        late = len(setup.fixes) == 2 and both >= RULES.repeats
+        self.noise = ((0.8, 1.25)[both % 2],) if late else (1.0,)
+        return time(self, setup)
+
+    monkeypatch.setattr(Pretender, "time", restless_later)
+    loop, _ = treated(Pretender({"TD101-1": 0.9, "TD304-1": 0.5}), THREE[0], THREE[2])
+    assert fates(loop) == {"TD101-1": "kept", "TD304-1": "kept"}
+
+
 def test_the_patch_holds_what_helped_alone_and_applies(treated: Run, source: Path) -> None:
     subprocess.run(["git", "init", "-q"], cwd=source, check=True)
     loop, _ = treated(Pretender({"TD101-1": 0.5, "TD102-1": 0.8}), *THREE)

@@ -33,8 +33,9 @@ _FEWEST_STEPS, _MOST_STEPS = 40, 400
 _TO_LEAVE = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """signals to us that mean to end, as Ctrl-C does"""
 _TAIL = 1 << 16
-_LONGEST_DOTENV = 1 << 20
 """bytes of a log in which the failure is looked for"""
+_LONGEST_DOTENV = 1 << 20
+"""bytes; one that is larger is not read, and a message that it could hide is not shown"""
 _RAISED = re.compile(r"(?:\[rank\d+\]: *)?((?:\w+\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)(?::.*)?)")
 """the line of a traceback that names the exception"""
 _ASSIGNMENT = re.compile(r"^[ \t]*(?:export[ \t]+)?(\w+)[ \t]*=[ \t]*(.*?)\s*$", re.MULTILINE)

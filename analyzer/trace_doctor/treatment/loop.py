@@ -89,7 +89,8 @@ class Loop:
             self._rejects.append(candidate)
 
     def _leave_out_each(self, start: Setup) -> None:
-        """Drops what gives nothing beside fixes that were kept after it. The last one was tried on top of all others."""
+        """Drops what gives nothing next to fixes that were kept after it. The last one was tried on top of all others."""
+        gained = {a.label: a.effects for a in self.attempts if a.fate == "kept"}
         for candidate in self.setup.fixes[:-1]:
             rest = replace(start, fixes=tuple(c for c in self.setup.fixes if c is not candidate))
             self.say(f"without {candidate.label}, against all that helped")
@@ -101,8 +102,11 @@ class Loop:
             except OutOfTime:
                 return
             is_better, reason = judge(trial)
-            self.say(f"    {'needed' if is_better else 'left out'}: {reason}")
-            if not is_better:
+            needed = (
+                is_better or bool(trial.failure) or _gains_still(gained[candidate.label], trial.effects())
+            )
+            self.say(f"    {'needed' if needed else 'left out'}: {reason}")
+            if not needed:
                 self.setup = rest
                 self.attempts = [
                     replace_struct(
@@ -164,6 +168,14 @@ class Loop:
                 arguments=list(candidate.arguments),
             )
         )
+
+
+def _gains_still(then: Effects, now: Effects) -> bool:
+    """Whether at least half of what a fix gained is left: a small gain that was shown once is not shown by every trial."""
+    return any(
+        a is not None and b is not None and a.verdict == "less" and 1 - b.ratio >= (1 - a.ratio) / 2
+        for a, b in ((then.time, now.time), (then.memory, now.memory))
+    )
 
 
 def _same_edit(a: Candidate, b: Candidate) -> bool:
