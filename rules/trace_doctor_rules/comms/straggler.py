@@ -321,7 +321,7 @@ class Straggler(Rule):
             "late in one step of two",
             lambda: _job(0, 900, 0, 0, steps=2, every=2),
             severity="info",
-            message="0.338 ms per step on average, rank 0 for 0.450 ms (27%). Rank 1 causes 100% of it: last to 1 of 2, by up to 0.900 ms.",
+            message="0.338 ms per step on average, rank 0 for 0.450 ms (27%). Rank 1 causes 100% of it: last to 1 of 2 collectives, by up to 0.900 ms.",
         ),
         Invalid("late to the only collective", lambda: _job(0, 900, 0, 0, steps=1), severity="info", confidence="low", message="last to 1 of 1"),
         Invalid("others cause as much", lambda: _job(0, 500, 0, 0), thresholds={"min_caused": 1.1}, severity="info", message="for 0.500 ms (29%)."),
@@ -410,7 +410,7 @@ class Straggler(Rule):
             most = late.ranks[at]
             sentences.append(
                 f"Rank {ranked.ranks[at]} causes {most.caused_ns / sum(caused):.0%} of {'the rest' if len(sentences) > 1 else 'it'}: "
-                f"last to {most.last_to} of {late.collectives}, by up to {milliseconds(most.longest_ns / 1e3)}."
+                f"last to {most.last_to} of {late.collectives} collectives, by up to {milliseconds(most.longest_ns / 1e3)}."
             )
         yield Claim(
             message=" ".join(sentences),
