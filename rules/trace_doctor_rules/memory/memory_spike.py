@@ -445,7 +445,7 @@ class MemorySpike(Rule):
         return Claim(
             message=f"Short-lived tensors hold {in_one_unit(peak_bytes, history.peak_bytes)} at the peak, mostly from {what}{of}.{first}",
             confidence="high" if sure else "medium",
-            title="Attention's score matrices set the memory peak" if attention else "",
+            title="Attention's score matrices raise the memory peak" if attention else "",
             saving=peak_saving(
                 history.peak_bytes,
                 after,
