@@ -9,7 +9,6 @@ from typing import Literal
 import libcst as cst
 
 from trace_doctor.fixes.attention.mask import callee_of
-from trace_doctor.program.queries.loops import changes_in_place, names_in
 from trace_doctor.program.script import Script, literal, method_name, positional, receiver
 
 _EINSUM = re.compile(r"([a-zA-Z]{4}),([a-zA-Z]{4})->([a-zA-Z]{4})")
@@ -151,13 +150,3 @@ def changes(statement: cst.BaseSmallStatement) -> str | None:
 def reads(script: Script, name: str, within: cst.CSTNode) -> list[cst.Name]:
     """Where a variable is read: anything but the target of an assignment."""
     return [n for n in script.variables(name, within) if not isinstance(script.parent(n), cst.AssignTarget)]
-
-
-def binds(script: Script, line: cst.CSTNode, name: str) -> bool:
-    """Whether a statement may give a name (or what it refers to) another value."""
-    if any(changes_in_place(call, name) for call in script.all(cst.Call, within=line)):
-        return True
-    targets: list[cst.AssignTarget | cst.AugAssign | cst.For | cst.NamedExpr]
-    targets = [*script.all(cst.AssignTarget, line), *script.all(cst.AugAssign, line)]
-    targets += [*script.all(cst.For, line), *script.all(cst.NamedExpr, line)]
-    return any(name in names_in(script, node.target) for node in targets)

@@ -28,7 +28,6 @@ from trace_doctor.fixes.attention.matmuls import (
     Kind,
     Layer,
     Operand,
-    binds,
     changes,
     product,
     reads,
@@ -37,7 +36,7 @@ from trace_doctor.fixes.attention.matmuls import (
 from trace_doctor.program.dataflow import dataflow_of
 from trace_doctor.program.edits import NoEdit
 from trace_doctor.program.place import refusal
-from trace_doctor.program.queries.loops import names_in
+from trace_doctor.program.queries.loops import binds, names_in
 from trace_doctor.program.script import Script, argument, assigned_names, dotted, literal
 
 _LAST = (-1, 3)

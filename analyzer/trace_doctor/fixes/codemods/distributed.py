@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import libcst as cst
 
-from trace_doctor.fixes.attention.matmuls import binds
 from trace_doctor.fixes.codemods import codemod
 from trace_doctor.model.parameters import Parameters
 from trace_doctor.program.dataflow import dataflow_of
@@ -12,7 +11,7 @@ from trace_doctor.program.edits import Change, NoEdit, wrap
 from trace_doctor.program.place import Place, already, candidate, refusal
 from trace_doctor.program.queries.gradients import way_out
 from trace_doctor.program.queries.imports import bindings, name_for
-from trace_doctor.program.queries.loops import names_in, optimizer_steps
+from trace_doctor.program.queries.loops import binds, names_in, optimizer_steps
 from trace_doctor.program.queries.training import Step, find_step, lines_from, refuse_done, whole_line
 from trace_doctor.program.script import Script, argument, dotted, literal, method_name
 

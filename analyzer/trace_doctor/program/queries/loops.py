@@ -41,6 +41,16 @@ def changes_in_place(call: cst.Call, name: str) -> bool:
     return target is not None and (method_name(call) or "").endswith("_") and dotted(target) == name
 
 
+def binds(script: Script, line: cst.CSTNode, name: str) -> bool:
+    """Whether a statement may give a name (or what it refers to) another value."""
+    if any(changes_in_place(call, name) for call in script.all(cst.Call, within=line)):
+        return True
+    targets: list[cst.AssignTarget | cst.AugAssign | cst.For | cst.NamedExpr]
+    targets = [*script.all(cst.AssignTarget, line), *script.all(cst.AugAssign, line)]
+    targets += [*script.all(cst.For, line), *script.all(cst.NamedExpr, line)]
+    return any(name in names_in(script, node.target) for node in targets)
+
+
 def backward_values(script: Script, within: cst.CSTNode | None) -> list[cst.BaseExpression]:
     """What is differentiated: `loss` of `loss.backward()`, `scaler.scale(loss).backward()`, `accelerator.backward(loss)`."""
     values: list[cst.BaseExpression] = []
