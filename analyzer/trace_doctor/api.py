@@ -25,7 +25,7 @@ from trace_doctor.engine import (
 )
 from trace_doctor.engine.coverage import RecordedRanks, Scope
 from trace_doctor.engine.detail.events import with_events
-from trace_doctor.errors import NoCaptures, TraceDoctorError, UsageError
+from trace_doctor.errors import NoCaptures, TraceDoctorError, UsageError, printable
 from trace_doctor.evidence.base import Facts, Options
 from trace_doctor.gate.suppressions import Suppressions
 from trace_doctor.loaders.discover import CaptureFile, discover
@@ -36,6 +36,7 @@ from trace_doctor.loading.doubtful_ranks import doubtful_ranks
 from trace_doctor.loading.load_files import available_cores
 from trace_doctor.memory_limit import memory_limit
 from trace_doctor.model import Finding, Ignored
+from trace_doctor.model.captures import LinesRun
 from trace_doctor.recording import folder as recordings
 from trace_doctor.reporters.diagnosis import verdict as verdict_of
 from trace_doctor.reporters.notebook import Result
@@ -158,6 +159,7 @@ def _diagnosis(
     ]
     scope = _scope(loaded.read, loaded.rank)
     result = conclude(examinations, merged, retimed, owned, rules, config, suppressed=suppressed, scope=scope)
+    result = msgspec.structs.replace(result, lines_run=_lines_run(loaded.read) or msgspec.UNSET)
     if detail:
         result = with_events(result, list(zip(numbers, captures, strict=True)))
     if script is not None:
@@ -459,6 +461,15 @@ def _scope(read: _Read, rank: int | None) -> Scope:
             )
         )
     return Scope(ignored, recorded, rank, doubtful_ranks(read.loaded, rank))
+
+
+def _lines_run(read: _Read) -> list[LinesRun]:
+    """Of all recordings."""
+    return [
+        LinesRun(file=printable(file), sha256=digest, ranges=recordings.ranges(lines))
+        for folder, _ in read.recordings
+        for (file, digest), lines in sorted(recordings.lines_run(folder).items())
+    ]
 
 
 def _without_path(message: str, path: str) -> str:

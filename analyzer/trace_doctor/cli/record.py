@@ -96,7 +96,7 @@ def record(
     try:
         options = RecordOptions(
             folder="", max_steps=max_steps, max_seconds=max_seconds, max_mb=max_mb, let_it_run=let_it_run,
-            step_every=step_every, stacks=not no_stacks,
+            step_every=step_every, stacks=not no_stacks, lines=True,
         )  # fmt: skip
     except ValueError as error:
         raise UsageError(f"--{str(error).replace('_', '-')}") from None

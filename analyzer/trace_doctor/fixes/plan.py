@@ -20,6 +20,7 @@ from trace_doctor.model.parameters import Parameters
 from trace_doctor.program import edits as editing
 from trace_doctor.program import versions
 from trace_doctor.program.edits import Candidate, Change, NoEdit, sketched
+from trace_doctor.program.executed import Executed
 from trace_doctor.program.place import Place
 from trace_doctor.program.project import Project
 from trace_doctor.program.queries.entry import entry_scripts, training_files
@@ -94,10 +95,11 @@ def plan(
     select: Sequence[str] = (),
     torch_version: str | None = None,
     tree: SourceTree | None = None,
+    without_effect: Collection[tuple[str, int]] = (),
 ) -> Plan:
     """Resolves every fix of a result against the scripts below `source` (a folder or one file).
 
-    `unsafe` also readies fixes that may change numerics; `select` keeps findings by id, code prefix or name, or one fix by its
+    `without_effect` are files and lines that are no place for an edit. `unsafe` also readies fixes that may change numerics; `select` keeps findings by id, code prefix or name, or one fix by its
     label, which alone readies one that people decide on. Raises UsageError when there is no such source.
     """
     tree = tree or SourceTree(source)
@@ -106,7 +108,8 @@ def plan(
     excerpts = {name: dict(lines) for name, lines in result.source_excerpts.items()}
     used = {(row.input, row.device) for row in result.time_ledger if row.device >= 0}
     one_device = bool(used) and len({number for number, _ in used}) == len(used)
-    source_ = _Source(tree, prefix, torch, _named_files(result, tree), excerpts, one_device)
+    executed = Executed(result.lines_run or (), without_effect)
+    source_ = _Source(tree, prefix, torch, _named_files(result, tree), excerpts, one_device, executed)
     labels = {s.upper() for s in select}
     selected = (f for f in result.findings if is_selected(f, [s.partition(".")[0] for s in select]))
     fixes = [
@@ -154,6 +157,7 @@ class _Source:
     """file -> line -> its text when the result was made, as far as the result holds it"""
     one_device: bool
     """whether each captured process is known to have used a single GPU"""
+    executed: Executed
 
 
 def _resolve_all(findings: Iterable[Finding], source: _Source) -> Iterator[PlannedFix]:
@@ -253,7 +257,7 @@ def _run(mod: Codemod, finding: Finding, fix: Fix, params: Parameters, source: _
         _refuse_no_script(tree, fix.target, params.target, finding.location)
     own = _script_names(finding, fix, tree) or source.script_names
     names = tree.imports.program(own) if own else training_files(tree)
-    project = Project.of_tree(tree, names)
+    project = Project.of_tree(tree, names, source.executed)
     anywhere = Place(
         (),
         torch=source.torch,

@@ -17,6 +17,17 @@ class TorchVersion(Struct, frozen=True, kw_only=True):
     how: str | None = None
 
 
+class LinesRun(Struct, frozen=True, kw_only=True):
+    """Lines of a file of the script's own that ran while it was recorded, or may have: of another line it is known that it did
+    not, in a function that ran."""
+
+    file: str
+    """as Python named it"""
+    sha256: str
+    ranges: list[tuple[int, int]]
+    """first and last line, both included, sorted"""
+
+
 class Recorded(Struct, frozen=True, kw_only=True):
     """What the profiler was told to record. None: the file does not say."""
 

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType, field
 
 from trace_doctor.errors import one_line
-from trace_doctor.model.captures import Ignored, Input, Ranks
+from trace_doctor.model.captures import Ignored, Input, LinesRun, Ranks
 from trace_doctor.model.detail import Detail
 from trace_doctor.model.findings import Finding, HowKnown, Outcome, Suppressed
 from trace_doctor.model.gates import Gate
@@ -129,6 +129,8 @@ class Result(Document, frozen=True, kw_only=True):
     """the scripts of the source that findings and fixes name; other paths are as the capture has them"""
     source_excerpts: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
     """file -> [(line number, text)] near the findings; empty with --no-source."""
+    lines_run: list[LinesRun] | UnsetType = UNSET
+    """only of a recording that tells"""
     config: dict[str, Any] = field(default_factory=dict)
     limits: list[str] = field(default_factory=list)
     detail: list[Detail] | UnsetType = UNSET

@@ -22,11 +22,13 @@ from trace_doctor.program.dataflow import (
     method_of,
     walk,
 )
+from trace_doctor.program.executed import Executed
 from trace_doctor.program.script import Script, dotted, imported_modules
 from trace_doctor.program.source_tree import SourceTree
 from trace_doctor.program.text_file import TextFile
 
 T = TypeVar("T")
+N = TypeVar("N", bound=cst.CSTNode)
 Definition = cst.FunctionDef | cst.ClassDef
 Place = tuple[Script, cst.BaseExpression]
 """an expression and the script it stands in"""
@@ -52,14 +54,22 @@ class Project:
         self._cut_short = 0
         """how often such a question went without an answer; what was found meanwhile may not be all and is not kept"""
         self._definitions: dict[int, tuple[Script, Definition] | None] = {}
+        self.executed = Executed()
+        """what ran of it while it was recorded"""
 
     @classmethod
-    def of_tree(cls, tree: SourceTree, names: Iterable[str]) -> Project:
+    def of_tree(cls, tree: SourceTree, names: Iterable[str], executed: Executed | None = None) -> Project:
         """The program of these files of a source, made once: every fix of a result asks for it."""
-        key, programs = tuple(sorted(names)), _programs.setdefault(tree, {})
+        key, programs = (executed, *sorted(names)), _programs.setdefault(tree, {})
         if key not in programs:
-            programs[key] = cls((), tree, key)
+            programs[key] = cls((), tree, names)
+            programs[key].executed = executed or Executed()
         return programs[key]
+
+    def ran(self, nodes: Iterable[tuple[Script, N]]) -> list[tuple[Script, N]]:
+        """Those that the recording does not show to be skipped; all where it shows that of all."""
+        every = list(nodes)
+        return [(s, n) for s, n in every if self.executed.skipped(s, n) is None] or every
 
     def scripts_with(self, *words: str) -> list[Script]:
         """Scripts of the program that hold one of these words."""
@@ -219,7 +229,8 @@ class Project:
 
     def of(self, script: Script, node: cst.BaseExpression) -> list[Place]:
         """The expressions that a value can come from, as `Origins.of`, across the files of the program."""
-        return [*{id(value): (where, value) for where, value, _ in self.trails(script, node)}.values()]
+        trails = self.trails(script, node)
+        return self.ran({id(value): (where, value) for where, value, _ in trails}.values())
 
     def trails(self, script: Script, node: cst.BaseExpression) -> list[Trail]:
         """As `of`, with the position of what is taken out of a tuple: `model` of `model, loss = build()` is item 0."""
@@ -318,12 +329,12 @@ class Project:
     @cached_property
     def dataloaders(self) -> list[tuple[Script, cst.Call]]:
         """All constructions of DataLoaders in the program."""
-        return [
+        return self.ran(
             (script, call)
             for script in self.scripts_with("DataLoader")
             for call in script.all(cst.Call)
             if self.is_dataloader(script, call)
-        ]
+        )
 
 
 def _last_name(func: cst.BaseExpression) -> str | None:
@@ -360,5 +371,7 @@ def _join(module: str, *names: str) -> str:
     return module + rest if module.endswith(".") else f"{module}.{rest}"
 
 
-_programs: WeakKeyDictionary[SourceTree, dict[tuple[str, ...], Project]] = WeakKeyDictionary()
-"""of each source, by the names of their files"""
+_programs: WeakKeyDictionary[SourceTree, dict[tuple[Executed | str | None, ...], Project]] = (
+    WeakKeyDictionary()
+)
+"""of each source, by what ran of them and the names of their files"""

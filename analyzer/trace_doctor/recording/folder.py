@@ -19,6 +19,7 @@ from typing import Any, cast, get_args
 from trace_doctor.recording.options import (
     COMMAND_FILE,
     ENVIRONMENT_FILE,
+    LINES_FILE,
     OPTIONS_FILE,
     PLAN_FILE,
     RECORDING_FILE,
@@ -37,7 +38,10 @@ _MOST_RANKS = 4096
 _SHORTEST, _LONGEST = 1e-6, 7 * 86_400e3
 """ms that a step can take: the clock counts ns; a week"""
 _RANK = re.compile(r"rank(\d{1,6})\.(recording\.json|steps\.csv|\w+\.(?:json|pickle))")
-_COMPANIONS = frozenset({RECORDING_FILE, PLAN_FILE, OPTIONS_FILE, STEPS_FILE, ENVIRONMENT_FILE, COMMAND_FILE})
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_COMPANIONS = frozenset(
+    {RECORDING_FILE, PLAN_FILE, OPTIONS_FILE, STEPS_FILE, ENVIRONMENT_FILE, COMMAND_FILE, LINES_FILE}
+)
 
 
 BUSY = 0.1
@@ -283,6 +287,34 @@ def _rows(path: Path) -> Iterator[tuple[int, RecordedStep]]:
                     yield rank, RecordedStep(step, values[2], milliseconds, loss)
     except (OSError, csv.Error):
         return
+
+
+def lines_run(folder: Path) -> dict[tuple[str, str], set[int]]:
+    """(file, its SHA-256 as hexadecimal digits) -> lines of it that ran, or may have, in any process of the recording. Empty
+    where that was not recorded, or is too much to be whole."""
+    path, ran, digests = folder / LINES_FILE, dict[tuple[str, str], set[int]](), dict[str, str]()
+    try:
+        if not path.is_file() or path.stat().st_size > _LARGEST_TABLE:
+            return {}
+        text = path.read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return {}
+    for row in text.split("\n")[:-1]:
+        first, _, file = row.partition("\t")
+        if _DIGEST.fullmatch(first):
+            digests[file] = first
+        elif first.isdecimal() and len(first) < 8 and file in digests:
+            ran.setdefault((file, digests[file]), set()).add(int(first))
+    return ran
+
+
+def ranges(numbers: set[int]) -> list[tuple[int, int]]:
+    """The runs of consecutive numbers, as first and last."""
+    runs: list[tuple[int, int]] = []
+    for number in sorted(numbers):
+        is_next = bool(runs) and runs[-1][1] == number - 1
+        runs[-1:] = [(runs[-1][0], number)] if is_next else [*runs[-1:], (number, number)]
+    return runs
 
 
 # -- values of a manifest ----------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from trace_doctor.recording.folder import RecordedStep, Recording, read, role_of
 from trace_doctor.recording.options import (
     BOOTSTRAP,
     COMMAND_FILE,
+    LINES_FILE,
     OPTIONS_FILE,
     OPTIONS_VARIABLE,
     PLAN_FILE,
@@ -115,6 +116,8 @@ def record_command(
         whole_files.hold(folder)
         options.write(folder / OPTIONS_FILE)
         (folder / process_log.PRESENCE_FILE).write_bytes(b"")
+        if options.lines:
+            (folder / LINES_FILE).write_bytes(b"")
         whole_files.write(folder / COMMAND_FILE, command_line.masked(command, cwd) + "\n")
     except OSError as error:
         raise UsageError(f"cannot write a recording to {folder}: {error.strerror or error}") from None
@@ -130,7 +133,7 @@ def record_command(
             most_seconds=most_seconds,
         )
     except UsageError:  # nothing ran
-        for name in (OPTIONS_FILE, COMMAND_FILE, OUTPUT_FILE, process_log.PRESENCE_FILE):
+        for name in (OPTIONS_FILE, COMMAND_FILE, LINES_FILE, OUTPUT_FILE, process_log.PRESENCE_FILE):
             (folder / name).unlink(missing_ok=True)
         with suppress(OSError):  # there is more in it
             folder.rmdir()

@@ -27,6 +27,8 @@ RECORDING_FILE = "recording.json"
 STEPS_FILE = "steps.csv"
 ENVIRONMENT_FILE = "environment.json"
 COMMAND_FILE = "command.txt"
+LINES_FILE = "lines.tsv"
+"""rows of a line that ran and its file, each once in a process; before them of the file's SHA-256 and its file"""
 TORCH_TRACE_FOLDER = "torch_trace"
 STEPS_COLUMNS = ("rank", "step", "phase", "milliseconds", "loss")
 
@@ -80,6 +82,8 @@ class RecordOptions:
     """the allocator keeps so many events"""
     imports: bool = False
     """which files of Python the process has loaded, those of installed packages left out"""
+    lines: bool = False
+    """which lines of the script's own files run"""
     grace_seconds: float = 10.0
     """what a script gets to leave after it was stopped"""
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
+
+from trace_doctor.recording.folder import lines_run
 
 Make = Callable[..., "Made"]  # type: ignore[name-defined]  # noqa: F821  conftest's
 pytestmark = pytest.mark.torch
@@ -43,6 +47,8 @@ class Data(torch.utils.data.Dataset):
         return model(torch.randn(1, 16)).detach()  # a worker that calls a module
 
 def main():
+    if len(sys.argv) > 1:
+        print("not this time")
     for i, _ in enumerate(torch.utils.data.DataLoader(Data(), batch_size=2, num_workers=1)):
         print("step", i, *map(repr, step(parts=2)))
     print("random", torch.rand(1).item(), [p.sum().item() for p in model.parameters()])
@@ -55,7 +61,7 @@ sys.exit(3)
 
 @pytest.fixture(scope="module")
 def accumulating(make: Make):  # type: ignore[no-untyped-def]
-    return make(ACCUMULATING, let_it_run=True)
+    return make(ACCUMULATING, let_it_run=True, lines=True)
 
 
 def test_a_script_computes_what_it_computes_without_us(accumulating, tmp_path) -> None:  # type: ignore[no-untyped-def]
@@ -78,6 +84,17 @@ def test_losses_are_those_of_the_script_bit_by_bit(accumulating) -> None:  # typ
         int(r["step"]): printed[int(r["step"])] for r in plain
     }
     assert not any(r["loss"] for r in accumulating.rows() if r["phase"] in ("light", "detailed"))
+
+
+def test_lines_that_ran_are_told_those_of_workers_too(accumulating) -> None:  # type: ignore[no-untyped-def]
+    [((file, digest), ran)] = lines_run(accumulating.folder).items()
+    text = Path(file).read_text()
+    assert digest == hashlib.sha256(text.encode()).hexdigest()
+    by_line = {line.strip(): number in ran for number, line in enumerate(text.split("\n"), 1)}
+    in_worker, before_torch = by_line["return 60"], by_line["import os, signal, sys, time"]
+    assert in_worker and before_torch and by_line["optimizer.step()"] and by_line["if len(sys.argv) > 1:"]
+    assert by_line["return model(torch.randn(1, 16)).detach()  # a worker that calls a module"]
+    assert not by_line['print("not this time")']
 
 
 def test_phases_follow_one_another_without_a_gap(accumulating) -> None:  # type: ignore[no-untyped-def]
@@ -184,6 +201,7 @@ for i in range(60):
 print(dict(counters["graph_break"]), dict(counters["frames"]))
 """,
         let_it_run=True,
+        lines=True,
     )
     assert "trace_doctor" not in made.output
     said = made.said()

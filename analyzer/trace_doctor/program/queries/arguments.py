@@ -37,6 +37,8 @@ class Arguments:
         self.script = script
         self.call = call
         self.hidden = ""
+        self._skipped: dict[str, tuple[str, Script, cst.BaseExpression]] = {}
+        """arguments that a branch which did not run while it was recorded adds to a dictionary -> where, and that"""
         entries = [*self._of_call(script, call, positions)]
         for partial in project.partials(script, call.func)[:1]:
             entries += self._of_call(*partial, {})
@@ -92,12 +94,20 @@ class Arguments:
             return
         yield from self._of_mapping(*origins[0], depth + 1)
         name = dotted(node)
-        if name is not None:
-            yield from self._added_to(script, name, node, depth)
+        if name is None:
+            return
+        for statement, entries in self._added_to(script, name, node, depth):
+            if self._project.executed.skipped(script, statement) is None:
+                yield from entries
+            else:
+                for entry in entries:
+                    where = f"{entry.script.name}:{entry.script.line(entry.value)}"
+                    self._skipped[entry.name] = (where, *origins[0])
 
     def _added_to(
         self, script: Script, name: str, node: cst.BaseExpression, depth: int
-    ) -> Iterator[Argument]:
+    ) -> Iterator[tuple[cst.CSTNode, Iterator[Argument]]]:
+        """The statements that add to a dictionary, and what."""
         home = script.function_of(node)
         for call in script.all(cst.Call):
             container, method = receiver(call), method_name(call)
@@ -105,25 +115,36 @@ class Arguments:
                 continue
             if method in _CHANGES:
                 self.hidden = f"**{name}"
-            for arg in call.args if method == "update" else ():
-                if arg.keyword is not None:
-                    yield Argument(arg.keyword.value, arg.value, script, call)
-                else:
-                    yield from self._of_mapping(script, arg.value, depth + 1)
+            if method == "update":
+                yield call, self._of_update(script, call, depth)
         for assign in script.all(cst.Assign):
             target = assign.targets[0].target
             if not isinstance(target, cst.Subscript) or dotted(target.value) != name:
                 continue
             if script.function_of(assign) is home and (key := key_of(target)) is not None:
-                yield Argument(key, assign.value, script, None)
+                yield assign, iter([Argument(key, assign.value, script, None)])
             elif script.function_of(assign) is home:
                 self.hidden = f"**{name}"
+
+    def _of_update(self, script: Script, call: cst.Call, depth: int) -> Iterator[Argument]:
+        for arg in call.args:
+            if arg.keyword is not None:
+                yield Argument(arg.keyword.value, arg.value, script, call)
+            else:
+                yield from self._of_mapping(script, arg.value, depth + 1)
 
     # ------------------------------------------------------------------ edits
 
     def add(self, beside: Argument | None, values: Mapping[str, str]) -> tuple[Script, list[Edit]]:
-        """New arguments where another one is written that they belong to; without one in the call itself."""
+        """New arguments where another one is written that they belong to; without one in the call itself, or where a branch
+        that did not run would pass them twice, in the dictionary that the branch adds to. Raises NoEdit where there is none."""
         script, container = self.script, beside.container if beside is not None else None
+        twice = next((name for name in self._skipped if name in values), None)
+        if twice is not None and container in (None, self.call):
+            where, home, mapping = self._skipped[twice]
+            if not isinstance(mapping, cst.Dict):
+                raise refusal(script, self.call, f"{where} sets {twice}, in a branch that did not run")
+            script, container = home, mapping
         if beside is not None and container is not None:
             script = beside.script
         if isinstance(container, cst.Dict):

@@ -13,6 +13,7 @@ from typing import Any
 
 from trace_doctor.recording import process_log, whole_files
 from trace_doctor.recording.agent import ending, ranks
+from trace_doctor.recording.agent.executed_lines import ExecutedLines
 from trace_doctor.recording.agent.losses import Losses
 from trace_doctor.recording.agent.memory import MemoryHistory
 from trace_doctor.recording.agent.recorder import Recorder
@@ -59,6 +60,7 @@ class Session:
         self.others = OtherProfilers(torch)
         self.memory = MemoryHistory(torch, options.memory_entries)
         self.finder = Finder(torch, self.step_ended, options.step_every)
+        self.lines = ExecutedLines(torch, self.folder) if options.lines else None
 
     def install(self, find_steps: bool) -> None:
         """Wraps what tells steps, losses and profilers. `find_steps`: by the optimizer; else the script marks them."""
@@ -76,6 +78,8 @@ class Session:
             self.torch.cuda._lazy_call(self._quietly(self._watch_out_of_memory))
         ending.watch(self._quietly(self.finish), self._quietly(self.failed))
         os.register_at_fork(after_in_child=self._forked)
+        if self.lines is not None:
+            self.lines.start()
 
     # -- what the watchers call
 
@@ -112,6 +116,10 @@ class Session:
             if closing.changed or (by_optimizer and not closing.sure):
                 self.recorder.restart()
             self.done = self.recorder.boundary()
+            if self.lines is not None and self.recorder.phase in ("warmup", "detailed"):
+                self.lines.start()
+            elif self.lines is not None:
+                self.lines.stop()
             if self.recorder.phase == "timing":
                 self.finder.closing.freeze()
             if self.done and self.options.let_it_run:
@@ -174,6 +182,8 @@ class Session:
         for watcher in (self.finder, self.losses, self.others, self.memory):
             with contextlib.suppress(Exception):
                 watcher.uninstall()
+        if self.lines is not None:
+            self.lines.stop()
 
     def _training_begins(self) -> None:
         """What was taken for inference steps came before the training: an evaluation, or features of another model."""
@@ -197,6 +207,8 @@ class Session:
     def finish(self, reason: str) -> None:
         """Writes what is left to write. `ended`: why the recording ends."""
         if self.recorder is not None and not self.passive:
+            if self.lines is not None:
+                self.lines.finish()
             self.recorder.finish(reason)
 
     def failed(self, error: BaseException) -> None:

@@ -13,6 +13,7 @@ from trace_doctor.recording import whole_files
 from trace_doctor.recording.options import STEPS_COLUMNS, Phase, rank_file, rank_steps_file
 
 _INSTALLED = {"site-packages", "dist-packages", f"python{sys.version_info[0]}.{sys.version_info[1]}"}
+_OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 _MOST_FILES = 2_000
 
 
@@ -101,7 +102,16 @@ def loaded_files() -> list[str]:
     """The files of Python's modules that are loaded, links followed, but for those of installed packages."""
     files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
     real = {os.path.realpath(file) for file in files if isinstance(file, str) and file.endswith(".py")}
-    return sorted(file for file in real if not _INSTALLED & set(Path(file).parts))[:_MOST_FILES]
+    return sorted(file for file in real if not _is_installed(file))[:_MOST_FILES]
+
+
+def is_own_file(file: str) -> bool:
+    """Whether code is of the script's own files: of no installed package, not the recorder's, and not made from a text."""
+    return file.endswith(".py") and not _is_installed(file) and not os.path.abspath(file).startswith(_OURS)
+
+
+def _is_installed(file: str) -> bool:
+    return not _INSTALLED.isdisjoint(Path(file).parts)
 
 
 class StepTable:
