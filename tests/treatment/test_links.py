@@ -15,6 +15,7 @@ from repositories import committed
 from trace_doctor.errors import UsageError
 from trace_doctor.treatment import copying
 from trace_doctor.treatment.scratch import LEVELS_UP, Scratch
+from trace_doctor.treatment.worktree import source_of
 
 PLACES = ("train.py", "src", "src/model.py", "exp", "exp/deep", "src/a", "exp/b", "exp/deep/c", "d", "src/e")
 """files and folders that are there, and names that links get"""
@@ -117,6 +118,19 @@ def test_a_script_reached_through_a_link_is_edited_in_the_copy(tmp_path: Path) -
         with pytest.raises(UsageError, match=r"out\.py: it is a link that leads out"):
             scratch.prepare({"out.py": b"edited = 1\n"})
     assert contents(tmp_path) == before
+
+
+def test_a_script_that_is_a_link_runs_in_the_copy_or_not_at_all(tmp_path: Path) -> None:
+    """Its folder alone would be copied with a link to the original, which would run whatever is edited."""
+    root = project_in(tmp_path)
+    (root / "exp" / "run.py").symlink_to("../src/model.py")
+    command = ["python", "-u", "exp/run.py"]
+    assert source_of(command, root, root) == root
+    with pytest.raises(UsageError, match=r"exp/run\.py is a link to \.\./src/model\.py.*--source \. has both"):
+        source_of(command, root / "exp", root)
+    committed(root)
+    assert source_of(command, root / "exp", root) == root
+    assert source_of(["python", "train.py"], root / "exp", root) == root / "exp"
 
 
 @pytest.mark.parametrize("name", ["src/model.py", "train.py"])

@@ -14,7 +14,8 @@ from trace_doctor.model.difference import Difference
 from trace_doctor.model.results import Document
 
 How = Literal["created", "changed", "deleted"]
-Fate = Literal["kept", "rejected", "not_tried"]
+Fate = Literal["kept", "rejected", "not_in_force", "not_tried"]
+"""`not_in_force`: a recording with the edit shows that it did not run, or that its value did not arrive"""
 
 
 class Effect(Struct, frozen=True, kw_only=True):

@@ -32,8 +32,10 @@ class Executed:
     def skipped(self, script: Script, node: cst.CSTNode) -> int | None:
         """The first line of a branch around a node that did not run, although what decides about it did; the line of a node
         where an edit was not in force; else None."""
-        if self._without_effect and (script.name, line := script.line(node)) in self._without_effect:
-            return line
+        for name, line in self._without_effect:
+            first, last = script.header_lines(node)
+            if name == script.name and first <= line <= last:
+                return line
         ran = self.lines(script)
         for block in script.ancestors(node) if ran else ():
             owner = script.parent(block) if isinstance(block, cst.BaseSuite) else None

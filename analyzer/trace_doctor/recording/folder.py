@@ -12,7 +12,7 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -78,6 +78,8 @@ class RankRecord:
     """of the device of this process that held most, from its start to the end of the recording"""
     imports: tuple[str, ...] = ()
     """files of Python that it had loaded in the end, but for installed packages; empty where that was not asked for"""
+    settings: Mapping[str, tuple[bool | int | float | str | None, ...]] = field(default_factory=dict)
+    """what its DataLoaders, optimizers and flags of torch were set to in the end: name -> values; empty where not recorded"""
     phases: tuple[RecordedPhase, ...] = ()
     impossible: tuple[str, ...] = ()
     """phases that this machine cannot record, each with why: no shortcoming of the recording"""
@@ -233,6 +235,7 @@ def _rank_records(folder: Path, waited: Mapping[str, Any]) -> Iterator[RankRecor
             ended=_text(manifest.get("ended")),
             peak_allocated_bytes=_count(manifest.get("peak_allocated_bytes")),
             imports=_texts(manifest.get("imports")),
+            settings=_settings(manifest.get("settings")),
             phases=tuple(
                 _phase(p) for p in (phases if isinstance(phases, list) else []) if isinstance(p, dict)
             ),
@@ -244,6 +247,16 @@ def _rank_records(folder: Path, waited: Mapping[str, Any]) -> Iterator[RankRecor
             warnings=_texts(manifest.get("warnings")),
             waited_for_cpu=_share(waited.get(str(rank))),
         )
+
+
+def _settings(value: Any) -> dict[str, tuple[bool | int | float | str | None, ...]]:
+    plain = (bool, int, float, str, type(None))
+    entries = list(value.items())[:100] if isinstance(value, dict) else []
+    return {
+        name: tuple(v for v in values if isinstance(v, plain))
+        for name, values in entries
+        if isinstance(values, list)
+    }
 
 
 def _phase(entry: dict[str, Any]) -> RecordedPhase:

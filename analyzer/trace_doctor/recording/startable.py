@@ -22,7 +22,7 @@ _NO_SCRIPT = re.compile(r"-m|--(?:module|no[-_]python)(?:=.*)?")
 def missing_script(command: Sequence[str], cwd: str | os.PathLike[str]) -> str | None:
     """The Python script that the command runs, as it may be shown, where there is no such file; None where there is, or
     it names none."""
-    script = _script(command)
+    script = started_script(command)
     return (
         shown(script, cwd) if script is not None and not os.path.exists(os.path.join(cwd, script)) else None
     )
@@ -39,7 +39,8 @@ def missing_program(command: Sequence[str]) -> str | None:
     return f"cannot start {shown(program)}: it is no program{how}"
 
 
-def _script(command: Sequence[str]) -> str | None:
+def started_script(command: Sequence[str]) -> str | None:
+    """The Python script that a command runs, as it is written there; None where that is not certain."""
     program = Path(command[0]).name
     if _PYTHON.fullmatch(program):
         return next(_not_options(command[1:]), None)

@@ -15,9 +15,10 @@ from trace_doctor.reporters.units import duration, plural, share, size
 _FATES = {
     "kept": ("✔", "kept", "good"),
     "rejected": ("✖", "rejected", "critical"),
+    "not_in_force": ("✖", "not in force", "critical"),
     "not_tried": ("?", "not tried", "dim"),
 }
-_INDENT = 14
+_INDENT = 15
 
 
 def render(treatment: Treatment, options: Options) -> str:

@@ -42,7 +42,10 @@ def changed_words(changed: Sequence[FileChange], count: int) -> str:
 
 
 def _of_trials(treatment: Treatment, interrupted: int | None) -> Treatment:
-    helpful, attempts = treatment.of("kept"), [a for a in treatment.attempts if a.fate != "not_tried"]
+    helpful, attempts = (
+        treatment.of("kept"),
+        [a for a in treatment.attempts if a.fate in ("kept", "rejected")],
+    )
     if interrupted is not None:
         sentence = (
             f"interrupted: {plural(len(helpful), 'fix', 'fixes')} of {len(attempts)} tried so far helped"
@@ -52,6 +55,8 @@ def _of_trials(treatment: Treatment, interrupted: int | None) -> Treatment:
         )
     if not treatment.attempts:
         return replace(treatment, code=0, verdict=_nothing_to_try(treatment))
+    if not attempts and treatment.of("not_in_force"):
+        return replace(treatment, code=1, verdict="no fix was decided: no edit was in force")
     if not attempts:
         return replace(treatment, code=1, verdict="no fix was decided: time limit reached")
     if not helpful:

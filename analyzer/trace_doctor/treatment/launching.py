@@ -88,14 +88,17 @@ class CommandRunner:
         self.loaded: frozenset[str] = frozenset()
         """files of Python that the first recording had loaded, but for installed packages"""
 
-    def record(self, setup: Setup, name: str) -> Path:
-        """Records the command with this setup; the folder of the recording."""
+    def record(self, setup: Setup, name: str, *, short: bool = False) -> Path:
+        """Records the command with this setup, `short`: with few steps without the profiler; the folder of the recording."""
         if self._recordings is None:
             folder = self._scratch.new_folder(f"recordings/{name}")
         else:
             folder = self._recordings / name
             folder.mkdir(parents=True)
-        outcome = self._run(setup, replace(self._options(folder), imports=name == "before"))
+        options = replace(self._options(folder), imports=name == "before", lines=True)
+        if short:
+            options = replace(options, timing_steps=3, memory_steps=1)
+        outcome = self._run(setup, options)
         if not outcome.steps:
             why = "".join(f"; {warning}" for warning in outcome.warnings[:1])
             raise RunFailed(f"no step was seen: no optimizer step, and no call of a module{why}")

@@ -8,12 +8,16 @@ from dataclasses import dataclass, field, replace
 from msgspec.structs import replace as replace_struct
 
 from trace_doctor.model.treatment import Attempt, Effects, Fate
-from trace_doctor.treatment.acceptance import judge
+from trace_doctor.treatment.acceptance import InForce, judge
 from trace_doctor.treatment.candidates import Candidate, Setup
 from trace_doctor.treatment.measurement import RunFailed
 from trace_doctor.treatment.trial import Clock, OutOfTime, Rules, Runner, Trial
 
 Say = Callable[[str], None]
+Prove = Callable[[Setup, Candidate], InForce]
+"""(the setup without the fix, the fix) -> what a recording with it shows; raises RunFailed"""
+Elsewhere = Callable[[Candidate, Sequence[Candidate]], Candidate | None]
+"""(a fix that was not in force, all such before it) -> the same at the next place"""
 NOTHING_SHOWN = Effects()
 
 
@@ -27,10 +31,14 @@ class Loop:
     setup: Setup
     """with what was kept"""
     say: Say = lambda line: None
+    prove: Prove = lambda without, candidate: InForce()
+    elsewhere: Elsewhere = lambda candidate, others: None
     attempts: list[Attempt] = field(default_factory=list)
     together: Effects = NOTHING_SHOWN
     confirmed: bool | None = None
     _rejects: list[Candidate] = field(default_factory=list)
+    _missed: list[Candidate] = field(default_factory=list)
+    """that were not in force"""
 
     def run(self, queue: Sequence[Candidate], max_trials: int | None = None) -> None:
         """Tries all; then, where several were kept, whether each still helps beside those that were kept after it; then the
@@ -70,7 +78,9 @@ class Loop:
         self.say(f"[{at}] {candidate.label} {candidate.item.finding.name}: {candidate.item.fix.title}")
         trial, began = Trial(self.rules), self.clock.spent()
         try:
-            trial.run(self.runner, self.setup, self.setup.with_(candidate), self.clock)
+            shown = self._shown(candidate, trial)
+            if not (shown.missed or trial.failure):
+                trial.run(self.runner, self.setup, self.setup.with_(candidate), self.clock)
         except RunFailed as failure:
             reason = f"could not be measured: the script fails without it: {failure}"
             self._conclude(candidate, "rejected", reason, trial, began)
@@ -81,12 +91,26 @@ class Loop:
         except BaseException:
             self._conclude(candidate, "not_tried", "not decided: interrupted", trial, began)
             raise
-        is_better, reason = judge(trial)
+        if shown.missed:
+            self._conclude(candidate, "not_in_force", shown.missed, trial, began)
+            self._missed.append(candidate)
+            if (other := self.elsewhere(candidate, self._missed)) is not None:
+                self._try(other, f"{at}, at another place")
+            return
+        is_better, reason = judge(trial, shown)
         self._conclude(candidate, "kept" if is_better else "rejected", reason, trial, began)
         if is_better:
             self.setup = self.setup.with_(candidate)
         else:
             self._rejects.append(candidate)
+
+    def _shown(self, candidate: Candidate, trial: Trial) -> InForce:
+        """What a recording with the fix shows; where the script fails with it, the trial is over."""
+        try:
+            return self.clock.run(lambda: self.prove(self.setup, candidate))
+        except RunFailed as failure:
+            trial.failure = str(failure)
+            return InForce()
 
     def _leave_out_each(self, start: Setup) -> None:
         """Drops what gives nothing next to fixes that were kept after it. The last one was tried on top of all others."""

@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from trace_doctor.model.treatment import ByHand, FileChange, Method, Treatment
 from trace_doctor.recording.startable import missing_script
 from trace_doctor.reporters.treatment_words import changed_words, verdict
 from trace_doctor.treatment import losses, statistics
+from trace_doctor.treatment.acceptance import InForce
 from trace_doctor.treatment.candidates import Candidate, Setup, candidates
 from trace_doctor.treatment.installed import in_place
 from trace_doctor.treatment.launching import CommandRunner, Steps, leftover_note
@@ -28,6 +29,7 @@ from trace_doctor.treatment.loop import Loop, Say
 from trace_doctor.treatment.measurement import RunFailed
 from trace_doctor.treatment.scratch import Scratch
 from trace_doctor.treatment.trial import Clock, OutOfTime, Rules
+from trace_doctor.treatment.worktree import source_of
 from trace_doctor.version import VERSION
 
 _log = logging.getLogger(__name__)
@@ -111,6 +113,7 @@ def treat(
         raise UsageError(f"--source {source}: no such folder or file")
     if (script := missing_script(command, cwd)) is not None:
         raise UsageError(f"{script}: no such file")
+    source = source_of(command, source, cwd)
     with (
         Scratch(
             source, cwd, link=options.link, copy_data=options.copy_data, folder=options.scratch
@@ -146,7 +149,8 @@ def treat(
         if choose is not None:
             queue = choose(queue)
         rules = Rules(options.repeats, options.least_gain, options.loss_tolerance, options.without_losses)
-        loop = Loop(runner, rules, clock, Setup(edit_plan), say)
+        trials = _Trials(runner, scratch, result, options, source, config, torch_version)
+        loop = Loop(runner, rules, clock, Setup(edit_plan), say, trials.prove, trials.elsewhere)
         if queue:
             _pilot(runner, Setup(edit_plan), clock)
         outcome = _Outcome(options, runner.steps, loop, by_hand, list(scratch.notes))
@@ -160,6 +164,47 @@ def treat(
             say(changed_words(outcome.changes, len(outcome.changes)))
         outcome.clear(scratch, say)
         return outcome.treatment()
+
+
+@dataclass
+class _Trials:
+    """What the loop asks of a fix beside its times."""
+
+    runner: CommandRunner
+    scratch: Scratch
+    before: Result
+    options: TreatOptions
+    source: Path
+    config: Config | None
+    torch_version: str | None
+    _number: int = 0
+
+    def prove(self, without: Setup, candidate: Candidate) -> InForce:
+        """What a short recording with the fix shows of it. Raises RunFailed."""
+        self._number += 1
+        folder = self.runner.record(without.with_(candidate), f"with-{self._number}", short=True)
+        try:
+            after = analyze(folder, config=self.config)
+        except TraceDoctorError:
+            after = Result()
+        return InForce.of(folder, without, candidate, self.before, after)
+
+    def elsewhere(self, candidate: Candidate, missed: Sequence[Candidate]) -> Candidate | None:
+        """The same fix at the next place that it can be meant for."""
+        changes = [c.item.change for c in missed if c.item.change is not None]
+        places = {
+            (file.name, file.line_of(edit.start)) for change in changes for file, edits in change.files for edit in edits
+        }  # fmt: skip
+        others = plan(
+            self.before, self.source, unsafe=self.options.unsafe, select=self.options.select,
+            torch_version=self.torch_version, without_effect=places,
+        ).items  # fmt: skip
+        item = next((i for i in others if i.label == candidate.label and i.change is not None), None)
+        if item is None or item.change is None or any(item.diff == c.item.diff for c in missed):
+            return None
+        if any(self.scratch.refuses(file.name) for file, _ in item.change.files):
+            return None
+        return Candidate(replace(item, status="ready", why=""))
 
 
 def _editable(

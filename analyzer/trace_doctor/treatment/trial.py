@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
 from statistics import median
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from trace_doctor.model.treatment import Effect, Effects, LossCheck
 from trace_doctor.treatment.candidates import Setup
@@ -16,12 +16,14 @@ from trace_doctor.treatment.losses import agreement
 from trace_doctor.treatment.measurement import Measured, RunFailed
 from trace_doctor.treatment.statistics import LOOKS, compare, contradictions, critical
 
+T = TypeVar("T")
+
 
 class Runner(Protocol):
     """Runs the script in the scratch copy. Both raise RunFailed."""
 
-    def record(self, setup: Setup, name: str) -> Path:
-        """A whole recording, for a diagnosis; its folder."""
+    def record(self, setup: Setup, name: str, *, short: bool = False) -> Path:
+        """A whole recording, or one with few steps without the profiler, for a diagnosis; its folder."""
 
     def time(self, setup: Setup) -> Measured:
         """A plain run without the profiler, of the same steps each time."""
@@ -67,7 +69,7 @@ class Clock:
         """Seconds until the treatment is to end; none below 0."""
         return max(self.max_seconds - self.spent(), 0.0)
 
-    def run(self, measure: Callable[[], Measured]) -> Measured:
+    def run(self, measure: Callable[[], T]) -> T:
         """Raises OutOfTime where the run would not end in time, or has failed when it was over: it was cut short."""
         if self.spent() + self.longest > self.max_seconds:
             raise OutOfTime

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from trace_doctor import git
+from trace_doctor.errors import UsageError
+from trace_doctor.recording.startable import started_script
 
 _PATIENCE = 120.0
 """Seconds for what writes or removes a work tree, which may be large"""
@@ -66,3 +68,21 @@ def known(repository: Path) -> list[str]:
         return []
     lines = os.fsdecode(output).splitlines()
     return [line.removeprefix("worktree ") for line in lines if line.startswith("worktree ")]
+
+
+def source_of(command: Sequence[str], source: Path, cwd: Path) -> Path:
+    """The folder of the scripts: `source`, unless the command's script is there only as a link to elsewhere. Then that of both,
+    where one git work tree has them. Raises UsageError where none does: the script would run outside of the copy."""
+    script, folder = started_script(command), source.resolve()
+    if script is None or not source.is_dir():
+        return source
+    named, real = Path(os.path.abspath(cwd / script)), Path(os.path.realpath(cwd / script))
+    if real.is_relative_to(folder) or not Path(os.path.realpath(named.parent)).is_relative_to(folder):
+        return source
+    both, tree = Path(os.path.commonpath([folder, real.parent])), top(folder)
+    if tree is not None and tree == top(real.parent):
+        return both
+    where = f"a link to {os.path.relpath(real, folder)}, outside of --source"
+    raise UsageError(
+        f"{script} is {where}, where no edit would be: --source {os.path.relpath(both, cwd)} has both"
+    )

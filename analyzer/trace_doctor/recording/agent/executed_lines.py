@@ -62,7 +62,7 @@ class ExecutedLines:
         while frame is not None:
             if self._lines_of(frame.f_code.co_filename) is not None and frame.f_trace is None:
                 above = frame.f_lineno or 0
-                self._write(frame.f_code.co_filename, (n for n in _lines(frame.f_code) if n <= above))
+                self._write(frame.f_code.co_filename, (n for n in code_lines(frame.f_code) if n <= above))
                 frame.f_trace = self._ran
             frame = frame.f_back
         threading.settrace(self._called)
@@ -92,7 +92,7 @@ class ExecutedLines:
                 codes += [f.__code__ for c in classes for f in vars(c).values() if hasattr(f, "__code__")]
         for code in codes:
             if self._lines_of(code.co_filename) is not None:
-                self._write(code.co_filename, _lines(code))
+                self._write(code.co_filename, code_lines(code))
 
     # -- trace functions: what happens in most calls calls no Python
 
@@ -165,7 +165,7 @@ class ExecutedLines:
         function = (code.co_filename, code.co_firstlineno)
         if self._lines_of(code.co_filename) is not None and self._events.get(function) != _WHOLE:
             self._events[function] = _WHOLE
-            self._write(code.co_filename, _lines(code))
+            self._write(code.co_filename, code_lines(code))
 
     def _write(self, file: str, numbers: Iterable[int]) -> None:
         lines = self._lines_of(file)
@@ -186,7 +186,7 @@ class ExecutedLines:
             self.stop()
 
 
-def _lines(code: CodeType) -> set[int]:
-    """Of a function and of those in it."""
+def code_lines(code: CodeType) -> set[int]:
+    """The lines of a function, or a script, that have code, and of the functions in it."""
     own = {number for _, _, number in code.co_lines() if number}
-    return own.union(*(_lines(c) for c in code.co_consts if isinstance(c, CodeType)))
+    return own.union(*(code_lines(c) for c in code.co_consts if isinstance(c, CodeType)))

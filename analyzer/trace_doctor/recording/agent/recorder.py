@@ -13,7 +13,7 @@ from trace_doctor.recording import machine, whole_files
 from trace_doctor.recording.agent.home import Home
 from trace_doctor.recording.agent.losses import Losses, total
 from trace_doctor.recording.agent.memory import MemoryHistory, peak_allocated
-from trace_doctor.recording.agent.status import Status, StepTable, loaded_files
+from trace_doctor.recording.agent.status import Status, StepTable, loaded_files, settings_in_force
 from trace_doctor.recording.agent.timing import Compilations, Moment, between, now
 from trace_doctor.recording.agent.tracing import OtherProfilers, Tracer
 from trace_doctor.recording.options import Phase, RecordOptions, Role, capture_file
@@ -374,6 +374,8 @@ class Recorder:
             self.status.manifest["peak_allocated_bytes"] = peak_allocated(self.torch)
             if self.options.imports:
                 self.status.manifest["imports"] = loaded_files()
+            if self.options.lines:
+                self.status.manifest["settings"] = settings_in_force(self.torch)
         finally:
             self.phase = None
             self.status.write()

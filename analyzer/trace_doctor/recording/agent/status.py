@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import statistics
 import sys
+from contextlib import suppress
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,10 @@ from trace_doctor.recording.options import STEPS_COLUMNS, Phase, rank_file, rank
 _INSTALLED = {"site-packages", "dist-packages", f"python{sys.version_info[0]}.{sys.version_info[1]}"}
 _OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 _MOST_FILES = 2_000
+_OF_LOADERS = {"num_workers", "pin_memory", "persistent_workers", "prefetch_factor"}
+_OF_OPTIMIZERS = {"fused", "foreach"}
+_FLAGS = ("torch.backends.cudnn.benchmark", "torch.backends.cuda.matmul.allow_tf32")
+_MOST_VALUES = 100
 
 
 class Status:
@@ -38,6 +45,7 @@ class Status:
             "ended": None,
             "peak_allocated_bytes": None,
             "imports": [],
+            "settings": {},
             "warnings": [],
         }
         self.plain_ms: float | None = None
@@ -112,6 +120,27 @@ def is_own_file(file: str) -> bool:
 
 def _is_installed(file: str) -> bool:
     return not _INSTALLED.isdisjoint(Path(file).parts)
+
+
+def settings_in_force(torch: Any) -> dict[str, list[bool | int | float | str | None]]:
+    """What the DataLoaders, the optimizers and the flags of torch say of themselves: name -> its values, of all objects."""
+    values: dict[str, list[Any]] = {}
+    for name in _FLAGS:
+        with suppress(Exception):  # torch refuses where a script has set the same by another name
+            values[name] = [attrgetter(name.partition(".")[2])(torch)]
+    for thing in gc.get_objects():
+        kind = type(thing)
+        if issubclass(kind, torch.utils.data.DataLoader):
+            groups, names = [vars(thing)], _OF_LOADERS
+        elif issubclass(kind, torch.optim.Optimizer):
+            groups, names = vars(thing).get("param_groups", []), _OF_OPTIMIZERS
+        else:
+            continue
+        for group in groups:
+            for name in names & group.keys():
+                values.setdefault(name, []).append(group[name])
+    plain = (bool, int, float, str, type(None))
+    return {name: [v for v in some if isinstance(v, plain)][:_MOST_VALUES] for name, some in values.items()}
 
 
 class StepTable:

@@ -82,6 +82,7 @@ def _row(one: Attempt) -> Row:
     kind, word = {
         "kept": ("gate-passed", "✔ kept"),
         "rejected": ("gate-failed", "✖ rejected"),
+        "not_in_force": ("gate-failed", "✖ not in force"),
         "not_tried": ("muted", "? not tried"),
     }[one.fate]
     started = outside(one.environment, one.arguments)
