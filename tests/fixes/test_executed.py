@@ -97,3 +97,15 @@ def test_a_branch_that_did_not_run_is_not_edited(tmp_path: Path) -> None:
     assert "train.py:4 did not run while it was recorded" in item.why
     changed = planned(tmp_path, text, "xxx xx", since="# more\n", **sgd)
     assert changed.status == "ready", "of a script that changed since nothing is known"
+
+
+def test_attention_by_hand_is_fused_where_the_fused_branch_did_not_run(tmp_path: Path) -> None:
+    text = (
+        "import torch\n\n\ndef attend(self, q, k, v):\n    if self.flash:\n"
+        "        return torch.nn.functional.scaled_dot_product_attention(q, k, v)\n"
+        "    att = (q @ k.mT * k.size(-1) ** -0.5).softmax(-1)\n    return att @ v\n"
+    )
+    assert "where self.flash is true" in planned(tmp_path, text, None, code="use-sdpa").why
+    assert planned(tmp_path, text, "x  xxx", code="use-sdpa").status == "unresolved"
+    item = planned(tmp_path, text, "x  xx xx", code="use-sdpa")
+    assert item.status == "ready", item.why

@@ -126,7 +126,9 @@ def test_a_script_that_is_a_link_runs_in_the_copy_or_not_at_all(tmp_path: Path) 
     (root / "exp" / "run.py").symlink_to("../src/model.py")
     command = ["python", "-u", "exp/run.py"]
     assert source_of(command, root, root) == root
-    with pytest.raises(UsageError, match=r"exp/run\.py is a link to \.\./src/model\.py.*--source \. has both"):
+    with pytest.raises(
+        UsageError, match=r"exp/run\.py is a link to \.\./src/model\.py.*--source \. has both"
+    ):
         source_of(command, root / "exp", root)
     committed(root)
     assert source_of(command, root / "exp", root) == root

@@ -77,9 +77,9 @@ def _changed_lines(before: bytes, after: bytes) -> Iterator[set[int]]:
 
 def _not_set(fix: Fix, ranks: list[RankRecord]) -> str:
     """Which of its values no DataLoader, optimizer or flag had in the end; those that leave things as they are aside."""
-    wanted = {**fix.params, fix.params.get("name"): fix.params.get("value")}
-    for name, value in wanted.items():
-        there = [v for rank in ranks for v in rank.settings.get(str(name), ())]
+    flag = {str(fix.params["name"]): fix.params.get("value")} if "name" in fix.params else {}
+    for name, value in {**fix.params, **flag}.items():
+        there = [v for rank in ranks for v in rank.settings.get(name, ())]
         value = value in (True, "True") if isinstance(value, str) else value
         if value and there and not any(v == value or _is_more(v, value) for v in there):
             values = ", ".join(dict.fromkeys(map(str, there)))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from msgspec.structs import replace
+
 from trace_doctor import (
     Claim,
     Confidence,
@@ -30,6 +32,7 @@ from trace_doctor_rules import techniques
 from trace_doctor_rules._shared import table
 
 _LINE = 8
+_LEFT_OUT = "what one graph saves by fusion across the break is left out, only the interval allows for it"
 
 
 def _compiled(b: RunBuilder, gpu_us: float = 5.0) -> None:
@@ -308,9 +311,10 @@ class GraphBreak(Rule):
         removal = gaps_alone | Removal(host_spans=graph_break.entering)
         whole = removal | Removal(host_spans=graph_break.whole_pieces)
         outcome = replay.without(removal) if graph_break.gaps else None
-        saving = (
-            outcome.saving_between(replay.without(gaps_alone), replay.without(whole)) if outcome else None
-        )
+        saving = None
+        if outcome:
+            saving = outcome.saving_between(replay.without(gaps_alone), replay.without(whole))
+            saving = replace(saving, how=f"{saving.how}; {_LEFT_OUT}")
         confidence, severity = self._sure(graph_break, outcome, on_gpu=ctx[Replay].graph is not None)
         gaps = [(start, end) for _, start, end in graph_break.gaps]
         return Claim(

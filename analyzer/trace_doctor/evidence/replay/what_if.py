@@ -118,7 +118,8 @@ class ReplayOutcome(Struct, frozen=True):
     def saving_between(self, least: ReplayOutcome, most: ReplayOutcome) -> Saving:
         """The same of a fix that takes out no less than one removal and no more than another: an estimate."""
         share = max(self.share_of_step, 1e-9)
-        return self.saving().about(least.share_of_step / share, most.share_of_step / share)
+        saving = replace(self.saving(), how=self.how.replace(" per step at best", " per step"))
+        return saving.about(least.share_of_step / share, most.share_of_step / share)
 
     def table(self, title: str, change: str) -> Table:
         """The step as captured and with the change, for a finding's evidence."""

@@ -17,6 +17,7 @@ from trace_doctor.program.queries.imports import name_for
 from trace_doctor.program.script import Script
 from trace_doctor.program.versions import TorchBounds, accepts
 
+_NAME = "scaled_dot_product_attention"
 _SCALE = "torch.nn.functional.scaled_dot_product_attention(scale)"
 
 
@@ -36,7 +37,7 @@ def use_sdpa(place: Place, params: Parameters) -> Change:
         for function in script.all(cst.FunctionDef):
             if place.line is not None and not script.covers(function, place.line):
                 continue
-            if "scaled_dot_product_attention" in script.code(function):
+            if _is_fused(place, script, function):
                 continue  # written out only for a torch that has none
             try:
                 matches |= {a.matmul: (script, a) for a in find_attention(script, function)}
@@ -49,10 +50,28 @@ def use_sdpa(place: Place, params: Parameters) -> Change:
     return _change(*matches[matmul], place.torch)
 
 
+def _is_fused(place: Place, script: Script, function: cst.FunctionDef) -> bool:
+    """Whether a function calls the fused attention, where the recording does not show that the call was skipped."""
+    if _NAME not in script.code(function):
+        return False
+    calls = [c for c in script.all(cst.Call, within=function) if _NAME in script.code(c.func)]
+    skipped = [c for c in calls if place.program.executed.skipped(script, c) is not None]
+    return not calls or len(skipped) < len(calls)
+
+
 def _missing(place: Place) -> str:
-    present = any("scaled_dot_product_attention" in s.text for s in place.scripts)
-    also = "; scaled_dot_product_attention is used already" if present else ""
-    return f"no unfused attention (matmul, softmax, matmul) was found{also}"
+    missing = "no unfused attention (matmul, softmax, matmul) was found"
+    calls = [(s, c) for s in place.scripts for c in s.all(cst.Call) if _NAME in s.code(c.func)]
+    if not calls:
+        return missing
+    script, call = calls[0]
+    branch = script.nearest(call, cst.If, cst.Else, cst.FunctionDef)
+    test = script.parent(branch) if isinstance(branch, cst.Else) else branch
+    where = f"{script.name}:{script.line(call)} calls {_NAME}"
+    if isinstance(test, cst.If):
+        condition = script.code(test.test)
+        return f"{missing}; {where} where {condition} is {'false' if test is not branch else 'true'}"
+    return f"{missing}; {where} already"
 
 
 def _change(script: Script, a: Attention, torch: TorchBounds) -> Change:

@@ -55,7 +55,7 @@ class ExecutedLines:
 
     def start(self) -> None:
         """Watches from here on. What is half-way through may have run all that stands above."""
-        if self._on or sys.gettrace() is not None:
+        if self._on or sys.gettrace() is not None or threading.gettrace() is not None:
             return
         self._on = self._was_on = True
         frame: FrameType | None = sys._getframe(1)
@@ -73,8 +73,8 @@ class ExecutedLines:
         if not self._on:
             return
         self._on = False
-        if getattr(threading, "_trace_hook", None) == self._called:
-            threading.settrace(None)  # type: ignore[arg-type]
+        if threading.gettrace() == self._called:
+            threading.settrace(None)
         if sys.gettrace() == self._called:
             sys.settrace(None)
 
