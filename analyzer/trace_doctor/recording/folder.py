@@ -19,6 +19,7 @@ from typing import Any, cast, get_args
 from trace_doctor.recording.options import (
     COMMAND_FILE,
     ENVIRONMENT_FILE,
+    INCOMPLETE,
     LINES_FILE,
     OPTIONS_FILE,
     PLAN_FILE,
@@ -314,6 +315,8 @@ def lines_run(folder: Path) -> dict[tuple[str, str], set[int]]:
         return {}
     for row in text.split("\n")[:-1]:
         first, _, file = row.partition("\t")
+        if first == INCOMPLETE:
+            return {}
         if _DIGEST.fullmatch(first):
             digests[file] = first
         elif first.isdecimal() and len(first) < 8 and file in digests:

@@ -29,6 +29,8 @@ ENVIRONMENT_FILE = "environment.json"
 COMMAND_FILE = "command.txt"
 LINES_FILE = "lines.tsv"
 """rows of a line that ran and its file, each once in a process; before them of the file's SHA-256 and its file"""
+INCOMPLETE = "-"
+"""a row of it: more ran than is written"""
 TORCH_TRACE_FOLDER = "torch_trace"
 STEPS_COLUMNS = ("rank", "step", "phase", "milliseconds", "loss")
 

@@ -19,10 +19,12 @@ from typing import Any
 
 from trace_doctor.recording.agent.dynamo_ignore import Unseen
 from trace_doctor.recording.agent.status import is_own_file
-from trace_doctor.recording.options import LINES_FILE
+from trace_doctor.recording.options import INCOMPLETE, LINES_FILE
 
 _MOST_EVENTS = 20_000
 """line events of one function without a new line: what goes on like that is written whole and watched no longer"""
+_MOST_CALLS = 20_000_000
+"""of Python functions, before watching is given up: some seconds"""
 _CHILD_SECONDS = 1.0
 """that workers and other processes of multiprocessing are watched: their functions are written whole"""
 _WHOLE = -1
@@ -100,10 +102,9 @@ class ExecutedLines:
         """A Python function begins: whether its lines are watched."""
         try:
             code = frame.f_code
-            if self._until is not None:
-                self._calls += 1
-                if self._calls % 256 == 0 and time.monotonic() > self._until:
-                    self._on = False
+            self._calls += 1
+            if self._calls % 256 == 0 and self._unseen(self._is_enough):
+                self._on = False
             if not self._on:
                 sys.settrace(None)
                 return None
@@ -131,16 +132,24 @@ class ExecutedLines:
                     self._unseen(self._write, code.co_filename, [number])
                     self._events[function] = 0
                 events = self._events.get(function, 0)
-                if events == _WHOLE:
-                    return None
-                if events > _MOST_EVENTS:
+                if events >= _MOST_EVENTS:
                     self._unseen(self._write_whole, code)
+                if events >= _MOST_EVENTS or events == _WHOLE:
+                    frame.f_trace = None  # what is returned would not end it
                     return None
                 self._events[function] = events + 1
         except Exception:
             self._on = False
             return None
         return self._ran
+
+    def _is_enough(self) -> bool:
+        """Whether this process is watched no longer. Of one that is no child, nothing is known then."""
+        if self._until is not None:
+            return time.monotonic() > self._until
+        if self._calls > _MOST_CALLS:
+            self._append(f"{INCOMPLETE}\t\n")
+        return self._calls > _MOST_CALLS
 
     def _is_child(self) -> None:
         self._until = time.monotonic() + _CHILD_SECONDS
