@@ -195,6 +195,10 @@ class DamagedCapture(Rule):
             (f"reading stopped after {damage.given_up:,} unreadable places", damage.given_up),
             (f"{_events(damage.lost)} unreadable", damage.lost),
             (
+                f"{damage.leading:,} byte{'s' if damage.leading > 1 else ''} before its begin unreadable",
+                damage.leading,
+            ),
+            (
                 f"{damage.trailing:,} byte{'s' if damage.trailing > 1 else ''} after its end unreadable",
                 damage.trailing,
             ),
@@ -231,7 +235,9 @@ class DamagedCapture(Rule):
         yield Claim(
             message=f"The trace file is damaged: {', '.join(parts)}. {_events(health.events).capitalize()} were read.",
             confidence="high",
-            severity="warning" if damage.truncated or damage.lost or damage.trailing or clamped else "info",
+            severity="warning"
+            if damage.truncated or damage.lost or damage.leading or damage.trailing or clamped
+            else "info",
             evidence=tables,
             fixes=[
                 advice(
