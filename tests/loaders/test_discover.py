@@ -8,12 +8,15 @@ import json
 import lzma
 import os
 import pickle
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from made_captures import tar
 
-from trace_doctor.errors import DamagedCapture, NoCaptures, NotACapture
+import trace_doctor
+from trace_doctor.errors import DamagedCapture, NoCaptures, NotACapture, UsageError
 from trace_doctor.loaders.discover import Discovery, discover
 from trace_doctor.recording import folder as recordings
 
@@ -37,6 +40,13 @@ def put(folder: Path, name: str, content: str | bytes = TRACE) -> Path:
 
 def shown(discovery: Discovery) -> list[tuple[str, str]]:
     return [(f.display, f.kind) for f in discovery.found]
+
+
+@pytest.mark.parametrize("call", [trace_doctor.analyze, trace_doctor.load, trace_doctor.verify])
+@pytest.mark.parametrize("paths", [["a.json", "b.json"], [], None, b"a.json"])
+def test_what_is_no_path_is_refused_in_a_line(call: Callable[..., Any], paths: Any) -> None:
+    with pytest.raises(UsageError, match=r"^a path is text or a Path, not a \w+; several paths are several"):
+        call(paths, *([paths] if call is trace_doctor.verify else []))
 
 
 def test_a_folder_of_a_run(tmp_path: Path) -> None:

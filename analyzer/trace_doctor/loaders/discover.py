@@ -113,14 +113,14 @@ class _Place:
 def discover(paths: Sequence[str | Path], *, strict: bool = True) -> Discovery:
     """Every trace, snapshot and TORCH_TRACE log below `paths`, in a fixed order, each file once.
 
-    Raises UsageError for an empty path, NotACapture or DamagedCapture for a file that was given by name and is none; where others can be read and
+    Raises UsageError for an empty path and for what is no path, NotACapture or DamagedCapture for a file that was given by name and is none; where others can be read and
     `strict` is not set, only for one that nobody takes for a capture. NoCaptures when nothing is found, saying what was
     looked for.
     """
     if "" in paths:
         raise UsageError("one of the paths is empty: no file and no folder is named")
     is_recording = cache(recordings.is_recording)  # lists the folder: once, not for each of its files
-    places = [place for path in paths for place in _places(Path(path), is_recording)]
+    places = [place for path in paths for place in _places(as_path(path), is_recording)]
     all_candidates = [c for place in places for c in place.candidates]
     candidates = _distinct(all_candidates)
     displays = _displays(candidates)
@@ -403,6 +403,15 @@ def _leads_nowhere(path: Path) -> bool:
 
 
 # -- the files ---------------------------------------------------------------------------------------------------
+
+
+def as_path(path: object) -> Path:
+    """Raises UsageError for what is no path, such as a list of paths."""
+    if isinstance(path, str | os.PathLike):
+        return Path(path)
+    raise UsageError(
+        f"a path is text or a Path, not a {type(path).__name__}; several paths are several arguments"
+    )
 
 
 def meant(path: Path) -> list[Path]:
