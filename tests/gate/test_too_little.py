@@ -392,7 +392,7 @@ def test_a_snapshot_with_too_little_in_it(
         ("allocator_churn_shapes", "TD401", (26, 60, 90)),
         ("fragmentation", "TD402", (24,)),
         ("memory_spike", "TD403", (24, 111)),
-        ("zero_grad_misplaced", "TD404", (30,)),
+        ("zero_grad_misplaced", "TD404", (30, 100)),
         ("zero_grad_set_to_none_false", "TD404", (30,)),
         ("memory_growth", "TD405", (83, 111)),
         ("empty_cache_in_loop", "TD409", (25, 60)),
@@ -416,3 +416,23 @@ def test_what_is_left_of_a_history_passes_no_rule_that_the_whole_one_breaks(
         after = analyze(cut)
         assert decide(after, Terms(require=[rule])).code in (1, 3), length
         assert verify(before, after).code in (1, 3), length
+
+
+@pytest.mark.parametrize(
+    ("scenario", "rule", "without"),
+    [
+        ("out_of_memory", "TD410", "oom"),
+        ("activation_bound", "TD406", "oom"),
+        ("optimizer_state_bound", "TD407", "oom"),
+        ("allocator_churn_shapes", "TD401", "segment"),
+    ],
+)
+def test_a_history_without_its_failures_or_its_segments(
+    tmp_path: Path, scenario: str, rule: str, without: str
+) -> None:
+    whole = SAMPLES / scenario / "simulated" / "fault" / "snapshot.pickle.gz"
+    snapshot = pickle.loads(gzip.decompress(whole.read_bytes()))
+    traces = [[e for e in t if not e["action"].startswith(without)] for t in snapshot["device_traces"]]
+    cut = tmp_path / "snapshot.pickle"
+    cut.write_bytes(pickle.dumps({**snapshot, "device_traces": traces}))
+    assert decide(analyze(cut), Terms(require=[rule])).code == 3

@@ -243,7 +243,9 @@ def _files(pattern: str) -> list[Path]:
 
 def _unusable(files: Sequence[Path]) -> str:
     if len(files) == 1:
-        return f"{files[0]} tells of an interrupted edit and cannot be read: look at it, and delete it to go on"
+        return (
+            f"{files[0]} tells of an interrupted edit and cannot be read: look at it, and delete it to go on"
+        )
     return (
         f"{files[0]} and {len(files) - 1} more beside it tell of interrupted edits and cannot be read: look at them, and "
         "delete them to go on"

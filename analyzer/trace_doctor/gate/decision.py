@@ -205,6 +205,8 @@ def _undecided(result: Result, require: Sequence[str]) -> list[str]:
             reasons.append(f"{code} (not selected)")
         elif outcome.outcome in ("skipped", "error", "undecided"):
             reasons.append(f"{code} ({outcome.reason})")
+        elif outcome.reason and not any(f.code == code and _counts(f, "warning") for f in result.findings):
+            reasons.append(f"{code} (info only, and {outcome.reason})")
         elif outcome.skipped_on:
             reasons.append(f"{code} ({skipped_on(result, outcome)})")
     return reasons
