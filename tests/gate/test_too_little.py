@@ -214,6 +214,28 @@ def test_graphs_whose_kernels_are_missing(logs: Path, run: Run, whole: int, code
     assert (done.code, "launches of CUDA graphs are missing" in done.err + done.out) == (code, code == 3)
 
 
+def thousandth(trace: Path) -> None:
+    content = json.loads(trace.read_text())
+    for event in content["traceEvents"]:
+        event |= {field: event[field] / 1000 for field in ("ts", "dur") if field in event}
+    trace.write_text(json.dumps(content))
+
+
+def test_operators_that_begin_closer_than_any_can_are_in_another_unit(logs: Path, run: Run) -> None:
+    """None of them takes less than 0.4 ms."""
+    b = RunBuilder(gpu=None)
+    for _ in range(6):
+        with b.step():
+            for _ in range(20):
+                with b.op("aten::linear", us=100), b.op("aten::matmul", us=100), b.op("aten::mm", us=400):
+                    pass
+    trace = b.write(logs / "rank0.pt.trace.json")
+    assert run("check", "logs", "--fail-on", "never").code == 0
+    thousandth(trace)
+    done = run("check", "logs", "--fail-on", "never", "-o", "json")
+    assert (done.code, "the median operator begins" in done.result.gate.verdict) == (3, True)
+
+
 @pytest.mark.parametrize(
     ("gpu", "us", "what"),
     [
@@ -238,10 +260,7 @@ def test_times_that_no_machine_can_reach_are_in_another_unit(
             b.wait(1000)
     trace = b.write(logs / "rank0.pt.trace.json")
     assert run("check", "logs").code == 0
-    content = json.loads(trace.read_text())
-    for event in content["traceEvents"]:
-        event |= {field: event[field] / 1000 for field in ("ts", "dur") if field in event}
-    trace.write_text(json.dumps(content))
+    thousandth(trace)
     done = run("check", "logs", "-o", "json")
     assert done.code == 3, done.result.gate.verdict
     assert f"its times are in another unit: {what}" in done.result.gate.verdict

@@ -34,9 +34,11 @@ LEAST_SHARE = 0.1
 work of a step unevenly, none has so little of it"""
 LEAST_STEPS = 0.5
 """of those of the other ranks, as their median: ranks make their steps together, so what has fewer was cut"""
-LEAST_MEDIAN_NS = {"operator": 100, "launch": 100, "kernel": 200}
+LEAST_MEDIAN_NS = {"operator": 300, "launch": 300, "kernel": 300}
 """No machine does half of them faster: the profiler alone takes longer to note an operator, and a GPU to start a kernel. In 120 public
 captures the least medians are 0.9, 1.0 and 1.0 us, and durations in whole us are 0 or more than that."""
+LEAST_APART_NS = 300
+"""Nor do operators of a thread follow each other faster, as their median: the least of 120 public captures is 680 ns."""
 LEAST_TENTH_NS = 10
 """Nor a tenth of all operators, of which some do next to nothing in any program: of 112 public captures the least has 40 ns, all others
 120 and more."""
@@ -326,7 +328,17 @@ def _too_fast(run: Run) -> str:
             and (tenth := int(np.quantile(times, 0.1))) < LEAST_TENTH_NS
         ):
             return f"a tenth of its operators take at most {tenth} ns"
-    return ""
+    return _too_close(run, np.flatnonzero(rows["operator"] & run.own))
+
+
+def _too_close(run: Run, operators: I64) -> str:
+    """What no thread can be so fast at: the time from the begin of one operator to that of the next."""
+    by_thread = operators[np.argsort(run.thread[operators], kind="stable")]  # of each thread by time
+    apart = np.diff(run.ts[by_thread])[run.thread[by_thread][1:] == run.thread[by_thread][:-1]]
+    apart = apart[apart > 0]
+    if len(apart) < LEAST_EVENTS or (middle := int(np.median(apart))) >= LEAST_APART_NS:
+        return ""
+    return f"the median operator begins {middle} ns after the one before"
 
 
 def _one_sided(facts: Facts, steps: Steps) -> str:
