@@ -10,16 +10,40 @@ from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 
-from trace_doctor.errors import printable
+from trace_doctor.errors import UsageError, printable
 from trace_doctor.model.treatment import FileChange, How
 from trace_doctor.treatment.copying import CACHES
 from trace_doctor.treatment.states import LARGE_SCRIPT, Stamp, digest, open_unlinked, stamp
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 MOST_OUTSIDE = 100_000
 """entries of all folders outside of the project that are compared"""
 _SYSTEM = ("/proc", "/sys", "/dev/")
 _PROJECT = "."
 """name of the project's own folder"""
+
+
+def claim(root: Path) -> int | None:
+    """The project's folder, open and locked, which writes nothing; None where the system has no such locks. Raises UsageError where
+    another `treat` has it: what that writes there would count as changed by this one, and each slows the other down."""
+    if fcntl is None:
+        return None
+    number = os.open(root, os.O_RDONLY)
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(number)
+        raise UsageError(
+            f"another treat runs in {printable(str(root))}: wait for it, or copy the project"
+        ) from None
+    except OSError:
+        os.close(number)
+        return None
+    return number
 
 
 @dataclass
