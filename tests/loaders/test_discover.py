@@ -42,6 +42,20 @@ def shown(discovery: Discovery) -> list[tuple[str, str]]:
     return [(f.display, f.kind) for f in discovery.found]
 
 
+@pytest.mark.parametrize(
+    "magic", [b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18", b"7z\xbc\xaf\x27\x1c", b"Rar!\x1a\x07"]
+)
+@pytest.mark.parametrize("name", ["data.bin", "backup", "shard.0001"])
+def test_what_nobody_can_look_into_is_listed_and_is_no_capture(
+    tmp_path: Path, name: str, magic: bytes
+) -> None:
+    put(tmp_path, "rank0.json")
+    put(tmp_path, name, magic + bytes(range(256)))
+    [listed] = discover([tmp_path]).ignored
+    assert (listed.display, listed.unread) == (name, False)
+    assert "first" in listed.reason, "how it can be looked into"
+
+
 @pytest.mark.parametrize("call", [trace_doctor.analyze, trace_doctor.load, trace_doctor.verify])
 @pytest.mark.parametrize("paths", [["a.json", "b.json"], [], None, b"a.json"])
 def test_what_is_no_path_is_refused_in_a_line(call: Callable[..., Any], paths: Any) -> None:

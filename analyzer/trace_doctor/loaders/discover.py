@@ -85,6 +85,8 @@ class _Refused:
 
     error: NotACapture | DamagedCapture
     unread: bool
+    sealed: bool = False
+    """nobody knows what it holds: it is listed, and no capture was met"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +181,7 @@ def _ignored(
         name = str(candidate.path) if candidate.named else display
         unread = file.unread or candidate.named or _without_numbers(display) in alike
         of_interest = _CANDIDATE.search(candidate.path.name) or identify.named_after_rank(candidate.path.name)
-        if unread or isinstance(file.error, DamagedCapture) or of_interest:
+        if unread or file.sealed or isinstance(file.error, DamagedCapture) or of_interest:
             listed.append(Ignored(display, str(file.error).removeprefix(f"{name}: "), unread))
     return listed
 
@@ -332,7 +334,7 @@ def _look(path: Path, display: str) -> Kind | _Refused:
         return _Refused(NotACapture(f"{display}: an archive that holds a capture; unpack it first"), True)
     if not claims and (held := _held(path)):
         return _Refused(NotACapture(f"{display}: {held}"), True)
-    return _Refused(NotACapture(identify.refusal(display, start)), claims)
+    return _Refused(NotACapture(identify.refusal(display, start)), claims, identify.is_sealed(start))
 
 
 def _begins_as_capture(path: Path) -> bool:
@@ -348,6 +350,16 @@ def _begins_as_capture(path: Path) -> bool:
         if packed.is_packed(head):
             return identify.holds_capture(ByteStream(path).head(packed.LOOKED_AT))
         return identify.begins_as_capture(head)
+    except OSError:
+        return False
+
+
+def _is_sealed(path: Path) -> bool:
+    try:
+        if not path.stat().st_size:
+            return False
+        with open_regular(path) as file:
+            return identify.is_sealed(file.read(8))
     except OSError:
         return False
 
@@ -523,7 +535,9 @@ def _is_candidate(entry: os.DirEntry[str], is_recording: bool, searched: bool) -
         entry.is_file()
         and not _is_companion(path, in_recording=is_recording)
         and (
-            _may_be_capture(path) or identify.named_after_rank(entry.name) or (searched and bool(_held(path)))
+            _may_be_capture(path)
+            or identify.named_after_rank(entry.name)
+            or (searched and (_is_sealed(path) or bool(_held(path))))
         )
     )
 
