@@ -42,6 +42,17 @@ def shown(discovery: Discovery) -> list[tuple[str, str]]:
     return [(f.display, f.kind) for f in discovery.found]
 
 
+@pytest.mark.parametrize(("before", "how"), [(100, "name it to have it read"), (300_000, "extract it first")])
+def test_a_trace_in_a_page_is_named_with_what_helps(tmp_path: Path, before: int, how: str) -> None:
+    events = '{"ph": "X", "cat": "cpu_op", "name": "a", "ts": 1, "dur": 1},' * 20
+    put(tmp_path, "rank0.json")
+    page = put(tmp_path, "page.md", "x" * before + '\n{"traceEvents": [' + events[:-1] + "]}")
+    [listed] = discover([tmp_path]).ignored
+    assert listed.reason.endswith(how)
+    if "name it" in how:
+        assert [f.path for f in discover([page]).found] == [page]
+
+
 @pytest.mark.parametrize(
     "magic", [b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18", b"7z\xbc\xaf\x27\x1c", b"Rar!\x1a\x07"]
 )

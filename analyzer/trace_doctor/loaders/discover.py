@@ -373,7 +373,8 @@ def _held(path: Path) -> str:
     except OSError:
         return ""
     if identify.trace_within(start):
-        return "a trace inside a file of another kind; name it to have it read"
+        how = "name it to have it read" if identify.kind(start[: identify.HEAD]) else "extract it first"
+        return f"a trace inside a file of another kind; {how}"
     if identify.packed_within(start):
         return "a capture, compressed or encoded, inside a file of another kind; extract it first"
     return ""
