@@ -278,6 +278,8 @@ def test_a_step_that_outweighs_all_others_is_named(logs: Path, run: Run) -> None
     b.write(logs / "rank0.pt.trace.json")
     done = run("check", "logs", "-o", "json")
     assert any("step 5 takes 50 ms, longer than the other" in limit for limit in done.result.limits)
+    assert done.code == 3 and "step 5 takes 17 times as long" in done.result.gate.verdict
+    assert run("check", "logs", "--allow-partial").code == 0
     assert "step 5 takes 50 ms" in " ".join(run("check", "logs").out.split())
 
 
@@ -455,3 +457,14 @@ def test_a_history_without_its_failures_or_its_segments(
     cut = tmp_path / "snapshot.pickle"
     cut.write_bytes(pickle.dumps({**snapshot, "device_traces": traces}))
     assert decide(analyze(cut), Terms(require=[rule])).code == 3
+
+
+@pytest.mark.parametrize(("cat", "by_us"), [("cuda_runtime", -3.6e9), ("kernel", 3.6e9)])
+def test_one_damaged_time_hides_no_fault(tmp_path: Path, cat: str, by_us: float) -> None:
+    whole = SAMPLES / "dataloader_starvation" / "simulated" / "fault" / "trace.json.gz"
+    trace = json.loads(gzip.decompress(whole.read_bytes()))
+    of_kind = [e for e in trace["traceEvents"] if e.get("cat") == cat]
+    of_kind[len(of_kind) // 2]["ts"] += by_us
+    (tmp_path / "trace.json").write_text(json.dumps(trace))
+    decided = decide(analyze(tmp_path / "trace.json"))
+    assert decided.code == 3 and "though the GPU was idle" in decided.verdict

@@ -13,6 +13,7 @@ import numpy as np
 from trace_doctor.arrays import I64
 from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.idle.time_ledger import TimeLedger
+from trace_doctor.evidence.intervals import covered, pairs, union
 from trace_doctor.evidence.memory.ledger import MemoryLedger
 from trace_doctor.evidence.memory.timeline import MemoryTimeline
 from trace_doctor.evidence.names.event_names import is_graph_launch, is_launch
@@ -34,6 +35,9 @@ LEAST_SHARE = 0.1
 work of a step unevenly, none has so little of it"""
 LEAST_STEPS = 0.5
 """of those of the other ranks, as their median: ranks make their steps together, so what has fewer was cut"""
+MOST_OUTWEIGHED = 10
+"""times all other steady steps together: all that is a share of the step is of that one, and the others were not looked at. In 120
+public captures and the samples none takes more than once that."""
 LEAST_MEDIAN_NS = {"operator": 300, "launch": 300, "kernel": 300}
 """No machine does half of them faster: the profiler alone takes longer to note an operator, and a GPU to start a kernel. In 120 public
 captures the least medians are 0.9, 1.0 and 1.0 us, and durations in whole us are 0 or more than that."""
@@ -42,6 +46,8 @@ LEAST_APART_NS = 300
 LEAST_TENTH_NS = 10
 """Nor a tenth of all operators, of which some do next to nothing in any program: of 112 public captures the least has 40 ns, all others
 120 and more."""
+MOST_LATE_NS = 10 * 10**9
+"""No GPU lets work wait for so long while it has nothing else to do."""
 _MOST_NAMED, _MOST_RANKS = 8, 10**6
 _WORK = (Cat.CPU_OP, Cat.RUNTIME, Cat.DRIVER, *GPU_CATS)
 
@@ -108,6 +114,10 @@ def incomplete(shortages: Sequence[tuple[RankSummary, str]], scope: Scope) -> li
         ],
         "hold pieces that were not judged",
     )
+    reasons += _first_and_count(
+        [why for summary, _ in shortages if (why := _outweighed(summary))],
+        "have a step that outweighs the others",
+    )
     empty = [(summary.path, why) for summary, why in shortages if why]
     if len(empty) == len(shortages):  # nothing at all can be judged: more than a part that is missing
         return reasons
@@ -172,6 +182,20 @@ def _of_steps(summaries: Sequence[RankSummary]) -> Iterable[str]:
                 yield (
                     f"{other} has none of the steps of {path}: {min(own)} to {max(own)}, and {min(first)} to {max(first)}"
                 )
+
+
+def _outweighed(summary: RankSummary) -> str:
+    """That one step takes so much longer than all others, as where one time of the file is damaged, that they do not count."""
+    steps = summary.get(Steps)
+    if steps is None or (longest := steps.longest_of_all) is None:
+        return ""
+    others = sum(s.pace for s in steps.steady) - longest.pace
+    if longest.pace <= MOST_OUTWEIGHED * others:
+        return ""
+    return (
+        f"{summary.path}: step {longest.index} takes {longest.pace // max(others, 1):,} times as long as the other "
+        f"{steps.count - 1} together, which were not judged"
+    )
 
 
 def _jobs(summaries: Sequence[RankSummary]) -> dict[str, tuple[set[int], int]]:
@@ -278,7 +302,7 @@ def _shortage(facts: Facts) -> str:
         return f"its steps cannot be told apart: {steps.doubt}"
     if why := _too_fast(run):
         return f"its times are in another unit: {why}"
-    if steps is not None and (why := _one_sided(facts, steps)):
+    if steps is not None and (why := _one_sided(facts, steps) or _too_late(facts)):
         return why
     if capture.snapshot is not None and facts.get(MemoryLedger) is not None:
         return ""
@@ -339,6 +363,20 @@ def _too_close(run: Run, operators: I64) -> str:
     if len(apart) < LEAST_EVENTS or (middle := int(np.median(apart))) >= LEAST_APART_NS:
         return ""
     return f"the median operator begins {middle} ns after the one before"
+
+
+def _too_late(facts: Facts) -> str:
+    """Work that began long after its launch on a GPU that was idle: a time of the two is damaged, and idle time is laid to others."""
+    run, launch = facts.run, facts[Launches].launch
+    for device in np.unique(run.device[run.gpu]).tolist():
+        here = run.device[run.gpu] == device
+        rows, calls = run.gpu[here], launch[here]
+        waits = pairs(np.where(calls >= 0, run.end[calls], run.ts[rows]), run.ts[rows])
+        waits = waits[waits[:, 1] - waits[:, 0] > MOST_LATE_NS]
+        idle = waits[:, 1] - waits[:, 0] - covered(waits, union(pairs(run.ts[rows], run.end[rows])))
+        if (most := int(idle.max(initial=0))) > MOST_LATE_NS:
+            return f"GPU work begins {most / 1e9:,.0f} s after its launch, though the GPU was idle: one of its times is damaged"
+    return ""
 
 
 def _one_sided(facts: Facts, steps: Steps) -> str:
