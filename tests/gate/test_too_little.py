@@ -468,3 +468,27 @@ def test_one_damaged_time_hides_no_fault(tmp_path: Path, cat: str, by_us: float)
     (tmp_path / "trace.json").write_text(json.dumps(trace))
     decided = decide(analyze(tmp_path / "trace.json"))
     assert decided.code == 3 and "though the GPU was idle" in decided.verdict
+
+
+def _launched_later(event: dict[str, Any]) -> None:
+    event["ts"] += 1e5 if event.get("cat") == "cuda_runtime" else 0
+
+
+def _a_hundred_times_as_long(event: dict[str, Any]) -> None:
+    event["dur"] = event.get("dur", 0) * (100 if event.get("cat") in ("kernel", "gpu_memcpy") else 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [(_launched_later, "before its launches"), (_a_hundred_times_as_long, "at the same time")],
+)
+def test_times_that_contradict_each_other_hide_no_fault(
+    tmp_path: Path, change: Callable[[dict[str, Any]], None], why: str
+) -> None:
+    whole = SAMPLES / "dataloader_starvation" / "simulated" / "fault" / "trace.json.gz"
+    trace = json.loads(gzip.decompress(whole.read_bytes()))
+    for event in trace["traceEvents"]:
+        change(event)
+    (tmp_path / "trace.json").write_text(json.dumps(trace))
+    decided = decide(analyze(tmp_path / "trace.json"))
+    assert (decided.code, why in decided.verdict) == (3, True), decided.verdict
