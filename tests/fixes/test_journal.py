@@ -524,7 +524,7 @@ def test_all_journals_that_cannot_be_read_are_counted(job: Path) -> None:
     for number in range(30):
         (folder / f"{number:016x}.json").write_bytes(b"no journal")
         (folder / f"{number:016x}.json").chmod(0o600)
-    with pytest.raises(UsageError, match=r"0{16}\.json and 29 more beside it tell of interrupted edits"):
+    with pytest.raises(UsageError, match=r"0{16}\.json and 29 more next to it tell of interrupted edits"):
         recover(job)
 
 

@@ -247,7 +247,7 @@ def _unusable(files: Sequence[Path]) -> str:
             f"{files[0]} tells of an interrupted edit and cannot be read: look at it, and delete it to go on"
         )
     return (
-        f"{files[0]} and {len(files) - 1} more beside it tell of interrupted edits and cannot be read: look at them, and "
+        f"{files[0]} and {len(files) - 1} more next to it tell of interrupted edits and cannot be read: look at them, and "
         "delete them to go on"
     )
 
