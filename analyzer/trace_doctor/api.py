@@ -28,7 +28,7 @@ from trace_doctor.engine.detail.events import with_events
 from trace_doctor.errors import NoCaptures, TraceDoctorError, UsageError
 from trace_doctor.evidence.base import Facts, Options
 from trace_doctor.gate.suppressions import Suppressions
-from trace_doctor.loaders.discover import CaptureFile, discover
+from trace_doctor.loaders.discover import CaptureFile, as_path, discover
 from trace_doctor.loaders.kineto.meta import rank_in_name
 from trace_doctor.loaders.progress import Progress
 from trace_doctor.loading import Loaded, LoadOptions, captures_of, load_inputs
@@ -358,7 +358,7 @@ def _results(
 
     if isinstance(target, Result):
         return target, None
-    if (saved := saved_result(Path(target))) is not None:
+    if (saved := saved_result(as_path(target))) is not None:
         return saved, None
     config = config or defaults()
     loaded = _load(
