@@ -216,7 +216,7 @@ class Recorder:
         skipped = 1 if phase in TRACED else 0
         passes = self._backward_passes()
         self.status.manifest["backward_passes_per_step"] = passes
-        self.status.manifest["accumulation"] = passes if self.optimizers() == 1 else None
+        self.status.manifest["accumulation"] = passes if self.optimizers() <= 1 else None
         self.status.phase_ended(
             phase, (self._phase_step, self.step), seconds, self._phase_ms[skipped:], self._phase_note or why
         )
