@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from trace_doctor import Fix, Target
 from trace_doctor_rules._shared import LAST_BITS, advice, patch
 
@@ -43,7 +45,7 @@ def launches_do_not_wait(verify: str) -> Fix:
 
 
 def off_the_step(verify: str, what: str = "other", target: Target | None = None) -> Fix:
-    """`what`: checkpoint, evaluation, log, copy, data, garbage or other."""
+    """`what`: checkpoint, evaluation, rollout, log, copy, data, garbage or other."""
     title, text, risk = _OFF_THE_STEP[what]
     return advice(title, text, risk, verify, target=target)
 
@@ -59,6 +61,12 @@ _OFF_THE_STEP = {
         "Evaluate less often",
         "if step % N == 0:\n    evaluate(model)   # HF: eval_steps=N; Lightning: val_check_interval=N",
         "the best step is seen later",
+    ),
+    "rollout": (
+        "Batch the rollout",
+        "envs = gym.vector.AsyncVectorEnv([make_env] * n)   # environments in processes of their own\n"
+        "with torch.inference_mode():\n    action = policy(observations)   # one call for all of them",
+        "more environments change the batches that are trained on",
     ),
     "log": (
         "Log every N steps, from another thread",
@@ -91,6 +99,23 @@ _OFF_THE_STEP = {
         "a thread shares the GIL: only work that releases it (files, NumPy, sockets) runs alongside the loop",
     ),
 }  # fmt: skip
+
+
+_KINDS = (
+    ("checkpoint", r"save|checkpoint|state_dict|serializ"),
+    ("evaluation", r"eval|valid|test"),
+    ("rollout", r"rollout|(?:\b|_)(?:act|actions?|envs?|generate)(?:\b|_)"),
+    ("garbage", r"\bgc\b|collect\b"),
+    ("log", r"log|wandb|tensorboard|write|print|metric|report|plot"),
+    ("copy", r"(?:\b|_)(?:copy|move|transfer|to)_(?:\w+_)?(?:to_)?(?:gpu|cuda|device)|host_to_device|h2d"),
+    ("data", r"token|preprocess|process|collat|augment|decode|transform|load|batch|sample"),
+)
+
+
+def kind_of_work(name: str) -> str:
+    """By the words of an annotation, or of a function and its file; folders say nothing (`transformers/trainer.py`)."""
+    what = re.sub(r"(?<=\()\S*[/\\]", "", name)
+    return next((kind for kind, words in _KINDS if re.search(words, what, re.IGNORECASE)), "other")
 
 
 def vectorise(verify: str, target: Target | None = None) -> Fix:

@@ -221,12 +221,20 @@ finally:
 
 
 BY_HAND = """
+import time
 import torch
 from torch import nn
 
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 1))
 loss_of = nn.MSELoss()
+def evaluate():
+    model.eval()
+    with torch.no_grad():
+        for _ in range(50):
+            loss_of(model(torch.randn(8, 16)), torch.zeros(8, 1))
+            time.sleep(0.01)
+
 for epoch in range(20):
     model.train()
     for batch in range(10):
@@ -237,10 +245,8 @@ for epoch in range(20):
                 parameter.data.add_(parameter.grad, alpha=-0.1)
             model.zero_grad()
         print("batch", loss.item())
-    model.eval()
-    with torch.no_grad():
-        for _ in range(50):
-            loss_of(model(torch.randn(8, 16)), torch.zeros(8, 1))
+        time.sleep(0.01)
+    evaluate()
 """
 
 
@@ -255,6 +261,9 @@ def test_evaluation_is_no_step_of_a_training_without_an_optimizer(make: Make) ->
     for row in rows:
         at = 2 * int(row["step"])
         assert float(row["loss"]) == losses[at] + losses[at + 1]
+    work = said["periodic"]
+    assert work["places"][0]["calls"] == "evaluate" and work["share"] > 0.5
+    assert len(work["steps"]) > 1 and all(step % 5 == 0 for step in work["steps"]), "the first of each epoch"
 
 
 SIDE_BY_SIDE = """

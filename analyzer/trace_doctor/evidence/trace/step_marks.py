@@ -43,6 +43,7 @@ def optimizer_marks(facts: Facts) -> I64:
 
 
 def framework_marks(facts: Facts) -> I64:
+    """Annotations that frameworks put around a step or its forward pass: of several kinds the rarest that occurs twice."""
     run = facts.run
     named = run.named(lambda name: _MARKERS.fullmatch(name) is not None, Cat.USER_ANNOTATION, Cat.CPU_OP)
     return _rarest(run, _on_main(facts, named), lambda name: re.sub(r"[\d_()]+", "#", name))

@@ -35,6 +35,7 @@ class Status:
             "without": {},
             "files": {},
             "compile_steps": [],
+            "periodic": None,
             "ended": None,
             "peak_allocated_bytes": None,
             "imports": [],
