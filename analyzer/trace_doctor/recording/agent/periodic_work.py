@@ -30,6 +30,7 @@ _MOST_PLACES = 4
 _NOT_THEIRS = ("/torch/", "/trace_doctor/")
 _LOADER = "/torch/utils/data/"
 
+Line = tuple[str, str, int]
 Place = tuple[str, str, int, str]
 """file, function and line in the loop, and the function that it calls"""
 
@@ -94,7 +95,7 @@ class PeriodicWork:
     def summary(self, leave_out: list[int]) -> dict[str, Any] | None:
         """What came twice at least, as it stands in the manifest; empty for nothing, None where too little was seen to tell.
         `leave_out`: steps that compile."""
-        plain = {n: ms for phase in ("warmup", "timing") for n, ms in self._ms.get(phase, {}).items()}  # type: ignore[call-overload]
+        plain = {n: ms for phase in ("warmup", "timing") for n, ms in self._ms.get(phase, {}).items()}
         plain = {n: ms for n, ms in plain.items() if n and n not in leave_out}
         long = self._long(plain)
         usual = self._usual(long)
@@ -120,14 +121,14 @@ class PeriodicWork:
         middle = statistics.median(times.values()) if times else 0.0
         return sorted(n for n, taken in times.items() if n and taken >= LONG * middle)
 
-    def _usual(self, long: list[int]) -> set[Place] | None:
+    def _usual(self, long: list[int]) -> set[Line] | None:
         """Lines of steps that are not long; None where too few samples tell."""
         regular = [seen for n, seen in list(self._samples.items()) if n and n not in long]
         if sum(seen.total() for seen in regular) < _LEAST_SAMPLES:
             return None
-        return {place[:3] for seen in regular for place in seen if place is not None}  # type: ignore[misc]
+        return {place[:3] for seen in regular for place in seen if place is not None}
 
-    def _found(self, step: int, usual: set[Place]) -> dict[Place, int]:
+    def _found(self, step: int, usual: set[Line]) -> dict[Place, int]:
         seen = list(self._samples.get(step, {}).items())
         return {place: n for place, n in seen if place is not None and place[:3] not in usual}
 
