@@ -12,6 +12,7 @@ from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules import techniques
 from trace_doctor_rules._shared import table
 from trace_doctor_rules.host._periodic_work_evidence import ObservedWork
+from trace_doctor_rules.host._work_kinds import kind_of_work
 
 
 def _training(
@@ -149,7 +150,7 @@ class PeriodicWork(Rule):
             fixes=[
                 techniques.off_the_step(
                     "Record as many steps again: TD205 is gone or its share is smaller",
-                    techniques.kind_of_work(f"{name} ({file})"),
+                    kind_of_work(f"{name} ({file})"),
                 )
             ],
             key=f"{first.function} {first.calls}",

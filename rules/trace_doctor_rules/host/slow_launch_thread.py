@@ -32,6 +32,7 @@ from trace_doctor_rules.host._unattributed_gaps import (
     notable,
     without_name,
 )
+from trace_doctor_rules.host._work_kinds import kind_of_work
 
 
 def _training(
@@ -609,9 +610,7 @@ class SlowLaunchThread(TimeRule):
             ],
             spans=moments.longest(spans_of(gap.idle), gap.name, device=device),
             fixes=[
-                techniques.off_the_step(
-                    VERIFY, techniques.kind_of_work(gap.name) if named else "other", target
-                )
+                techniques.off_the_step(VERIFY, kind_of_work(gap.name) if named else "other", target)
                 if named or target
                 else fix_of(gap)
             ],

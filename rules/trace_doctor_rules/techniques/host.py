@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from trace_doctor import Fix, Target
 from trace_doctor_rules._shared import LAST_BITS, advice, patch
 
@@ -99,23 +97,6 @@ _OFF_THE_STEP = {
         "a thread shares the GIL: only work that releases it (files, NumPy, sockets) runs alongside the loop",
     ),
 }  # fmt: skip
-
-
-_KINDS = (
-    ("checkpoint", r"save|checkpoint|state_dict|serializ"),
-    ("evaluation", r"eval|valid|test"),
-    ("rollout", r"rollout|(?:\b|_)(?:act|actions?|envs?|generate)(?:\b|_)"),
-    ("garbage", r"\bgc\b|collect\b"),
-    ("log", r"log|wandb|tensorboard|write|print|metric|report|plot"),
-    ("copy", r"(?:\b|_)(?:copy|move|transfer|to)_(?:\w+_)?(?:to_)?(?:gpu|cuda|device)|host_to_device|h2d"),
-    ("data", r"token|preprocess|process|collat|augment|decode|transform|load|batch|sample"),
-)
-
-
-def kind_of_work(name: str) -> str:
-    """By the words of an annotation, or of a function and its file; folders say nothing (`transformers/trainer.py`)."""
-    what = re.sub(r"(?<=\()\S*[/\\]", "", name)
-    return next((kind for kind, words in _KINDS if re.search(words, what, re.IGNORECASE)), "other")
 
 
 def vectorise(verify: str, target: Target | None = None) -> Fix:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 
 from trace_doctor.recording.agent.periodic_work import PeriodicWork
@@ -61,6 +62,12 @@ def test_what_came_once_is_waited_for_and_is_no_periodic_work() -> None:
     assert work.steps_to_wait(13) == 7, "to step 18, and two more"
     assert work.steps_to_wait(13) == 0, "once"
     assert _observed(14, evaluates=4).steps_to_wait(13) == 0, "it has come again"
+
+
+def test_a_script_may_lie_in_a_folder_named_torch() -> None:
+    moved = {**globals()}
+    exec(compile(inspect.getsource(_observed), "/home/me/torch/train.py", "exec"), moved)
+    assert moved["_observed"](9, evaluates=4).summary([])["places"][0]["calls"] == "evaluate"
 
 
 def test_too_little_is_no_answer() -> None:

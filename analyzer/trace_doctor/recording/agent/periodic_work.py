@@ -5,6 +5,7 @@ The step that holds it is long. Where the time goes is sampled by a thread, in p
 from __future__ import annotations
 
 import contextlib
+import os
 import statistics
 import sys
 import threading
@@ -27,7 +28,6 @@ _LOOKS_PER_STEP, _OFTEN, _SELDOM = 4, 0.002, 0.1
 _BOUNDARIES = 8
 """ends of steps by which the functions around the loop are known"""
 _MOST_PLACES = 4
-_NOT_THEIRS = ("/torch/", "/trace_doctor/")
 _LOADER = "/torch/utils/data/"
 
 Line = tuple[str, str, int]
@@ -99,7 +99,7 @@ class PeriodicWork:
         plain = {n: ms for n, ms in plain.items() if n and n not in leave_out}
         long = self._long(plain)
         usual = self._usual(long)
-        if usual is None:
+        if usual is None or not self._loop:
             return None
         by_step = {n: found for n in long if (found := self._found(n, usual))}
         often = Counter(place for found in by_step.values() for place in found)
@@ -168,9 +168,11 @@ class PeriodicWork:
 
 
 def _outside_torch(frame: FrameType | None) -> set[CodeType]:
+    files = (getattr(sys.modules.get(name), "__file__", None) for name in ("torch", "trace_doctor"))
+    folders = tuple(os.path.dirname(file) + os.sep for file in files if file)
     codes = set()
     while frame is not None:
-        if not any(part in frame.f_code.co_filename for part in _NOT_THEIRS):
+        if not frame.f_code.co_filename.startswith(folders):
             codes.add(frame.f_code)
         frame = frame.f_back
     return codes
