@@ -16,7 +16,7 @@ fetch = _LOADER["fetch"]
 
 
 def evaluate() -> None:
-    time.sleep(0.2)
+    time.sleep(0.1)
 
 
 def forward(seconds: float) -> None:
@@ -34,8 +34,8 @@ def _observed(
         if evaluates and n % evaluates == evaluates - 1:
             evaluate()
         if fetches and n % fetches == fetches - 1:
-            fetch(0.2)  # type: ignore[operator]
-        forward(0.2 if lengthens and n % lengthens == lengthens - 1 else 0.01)
+            fetch(0.1)  # type: ignore[operator]
+        forward(0.1 if lengthens and n % lengthens == lengthens - 1 else 0.01)
         seconds = time.perf_counter() - began
         work.step_ended(n, seconds)
         work.measured(n, phase, seconds * 1e3)  # type: ignore[arg-type]
