@@ -34,6 +34,7 @@ from trace_doctor.sound_json import loads
 _LARGEST_MANIFEST = 1 << 20
 _LARGEST_TABLE = 64 << 20
 _MOST_RANKS = 4096
+_MOST_PERIODS = 10_000
 _SHORTEST, _LONGEST = 1e-6, 7 * 86_400e3
 """ms that a step can take: the clock counts ns; a week"""
 _RANK = re.compile(r"rank(\d{1,6})\.(recording\.json|steps\.csv|\w+\.(?:json|pickle))")
@@ -60,6 +61,30 @@ class RecordedPhase:
 
 
 @dataclass(frozen=True, slots=True)
+class PeriodicPlace:
+    """A line of the function around the loop, what it calls, and its share of all periodic work, 0 to 1."""
+
+    file: str
+    function: str
+    line: int
+    calls: str
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class PeriodicWork:
+    """What came at least twice, in steps that are long by it: evaluation, a rollout, a checkpoint. `share`: of the run's time."""
+
+    steps: tuple[int, ...]
+    every: float
+    milliseconds: float
+    """of the work each time, beside the step"""
+    step_ms: float
+    share: float
+    places: tuple[PeriodicPlace, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RankRecord:
     """What the agent of one rank said of its recording."""
 
@@ -78,6 +103,9 @@ class RankRecord:
     impossible: tuple[str, ...] = ()
     """phases that this machine cannot record, each with why: no shortcoming of the recording"""
     warnings: tuple[str, ...] = ()
+    observed: bool = False
+    """whether periodic work would have been seen, had it come twice in the recorded steps"""
+    periodic: PeriodicWork | None = None
     waited_for_cpu: float | None = None
     """share of the time that its main thread could have run and did not, because others did; None: not known"""
 
@@ -238,6 +266,8 @@ def _rank_records(folder: Path, waited: Mapping[str, Any]) -> Iterator[RankRecor
                 else None
             ),
             warnings=_texts(manifest.get("warnings")),
+            observed=isinstance(manifest.get("periodic"), dict),
+            periodic=periodic_work(manifest.get("periodic")),
             waited_for_cpu=_share(waited.get(str(rank))),
         )
 
@@ -253,6 +283,36 @@ def _phase(entry: dict[str, Any]) -> RecordedPhase:
         cpu_seconds=_amount(entry.get("cpu_seconds")),
         overhead=_number(overhead.get("share")) if isinstance(overhead, dict) else None,
         why_ended=_text(entry.get("why_ended")),
+    )
+
+
+def periodic_work(entry: Any) -> PeriodicWork | None:
+    """What a manifest says of periodic work; None where it says of none, or not all of it."""
+    entry = entry if isinstance(entry, dict) else {}
+    steps, places = entry.get("steps"), entry.get("places")
+    numbers = [_count(n) for n in steps[:_MOST_PERIODS]] if isinstance(steps, list) else []
+    every, each, step = (_amount(entry.get(name)) for name in ("every", "milliseconds", "step_ms"))
+    share = _share(entry.get("share"))
+    read = (
+        [_place(p) for p in places[:_MOST_PERIODS] if isinstance(p, dict)] if isinstance(places, list) else []
+    )
+    if (
+        not every
+        or each is None
+        or step is None
+        or share is None
+        or None in numbers
+        or len(numbers) < 2
+        or not read
+    ):
+        return None
+    return PeriodicWork(tuple(n for n in numbers if n is not None), every, each, step, share, tuple(read))
+
+
+def _place(entry: dict[str, Any]) -> PeriodicPlace:
+    file, function, calls = (_text(entry.get(name)) for name in ("file", "function", "calls"))
+    return PeriodicPlace(
+        file, function, _count(entry.get("line")) or 0, calls, _share(entry.get("share")) or 0.0
     )
 
 
