@@ -28,7 +28,7 @@ from trace_doctor.engine.detail.events import with_events
 from trace_doctor.errors import NoCaptures, TraceDoctorError, UsageError, printable
 from trace_doctor.evidence.base import Facts, Options
 from trace_doctor.gate.suppressions import Suppressions
-from trace_doctor.loaders.discover import CaptureFile, discover
+from trace_doctor.loaders.discover import CaptureFile, as_path, discover
 from trace_doctor.loaders.kineto.meta import rank_in_name
 from trace_doctor.loaders.progress import Progress
 from trace_doctor.loading import Loaded, LoadOptions, captures_of, load_inputs
@@ -38,6 +38,7 @@ from trace_doctor.memory_limit import memory_limit
 from trace_doctor.model import Finding, Ignored
 from trace_doctor.model.captures import LinesRun
 from trace_doctor.recording import folder as recordings
+from trace_doctor.recording import lines_tsv
 from trace_doctor.reporters.diagnosis import verdict as verdict_of
 from trace_doctor.reporters.notebook import Result
 from trace_doctor.run import Run
@@ -360,7 +361,7 @@ def _results(
 
     if isinstance(target, Result):
         return target, None
-    if (saved := saved_result(Path(target))) is not None:
+    if (saved := saved_result(as_path(target))) is not None:
         return saved, None
     config = config or defaults()
     loaded = _load(
@@ -466,9 +467,9 @@ def _scope(read: _Read, rank: int | None) -> Scope:
 def _lines_run(read: _Read) -> list[LinesRun]:
     """Of all recordings."""
     return [
-        LinesRun(file=printable(file), sha256=digest, ranges=recordings.ranges(lines))
+        LinesRun(file=printable(file), sha256=digest, ranges=lines_tsv.ranges(lines))
         for folder, _ in read.recordings
-        for (file, digest), lines in sorted(recordings.lines_run(folder).items())
+        for (file, digest), lines in sorted(lines_tsv.lines_run(folder).items())
     ]
 
 

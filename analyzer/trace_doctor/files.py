@@ -176,7 +176,7 @@ def _is_safe_way(folder: Path, state: os.stat_result) -> bool:
     return not state.st_mode & 0o002 and not by_group
 
 
-ACCESS_LIST = "system.posix_acl_access"
+ACCESS_LIST, _DEFAULT_LIST = "system.posix_acl_access", "system.posix_acl_default"
 
 
 def has_access_list(path: Path) -> bool:
@@ -188,6 +188,19 @@ def has_access_list(path: Path) -> bool:
         return ACCESS_LIST in os.listxattr(path, follow_symlinks=False)
     except OSError:
         return False
+
+
+def access_lists(path: str | Path) -> tuple[bytes | None, ...]:
+    """Who else may do what with a file or a folder, and with what is made in that, as the system keeps it; None each where there
+    is no such list, or the system does not say."""
+    return tuple(_attribute(path, name) for name in (ACCESS_LIST, _DEFAULT_LIST))
+
+
+def _attribute(path: str | Path, name: str) -> bytes | None:
+    try:
+        return os.getxattr(path, name)
+    except (OSError, AttributeError):
+        return None
 
 
 def _is_of_us_or_system(state: os.stat_result) -> bool:

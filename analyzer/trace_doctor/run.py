@@ -95,6 +95,8 @@ class Damage:
     """negative or missing durations set to 0"""
     given_up: int = 0
     """places that could not be read when reading was given up (`truncated`); 0 where it was not"""
+    leading: int = 0
+    """bytes before the begin of the JSON, such as lines of a log"""
     trailing: int = 0
     """bytes behind the end of the JSON or of the gzip data that are no trace, padding aside: they may be another capture"""
     notes: list[str] = field(default_factory=list)

@@ -330,6 +330,16 @@ def test_a_journal_that_somebody_else_may_have_written_is_not_obeyed(
 
 
 @posix
+def test_no_folder_is_made_on_a_way_that_others_can_turn(job: Path) -> None:
+    state = job.parent / "state"
+    state.mkdir()
+    state.chmod(0o777)
+    with pytest.raises(UsageError, match="nothing was written"):
+        edit_all(job)
+    assert [*state.iterdir()] == []
+
+
+@posix
 @pytest.mark.parametrize(
     "kind", ["a link of ones own", "a folder of all", "a group of ones own", "new folders"]
 )
@@ -507,6 +517,15 @@ def test_a_journal_that_says_what_none_says_is_refused(job: Path, kind: str) -> 
     with pytest.raises(UsageError, match="cannot be read"):
         recover(job)
     assert contents(job) == OLD
+
+
+def test_all_journals_that_cannot_be_read_are_counted(job: Path) -> None:
+    folder = journals.state_folder()
+    for number in range(30):
+        (folder / f"{number:016x}.json").write_bytes(b"no journal")
+        (folder / f"{number:016x}.json").chmod(0o600)
+    with pytest.raises(UsageError, match=r"0{16}\.json and 29 more next to it tell of interrupted edits"):
+        recover(job)
 
 
 def test_a_link_at_the_place_is_not_followed(job: Path) -> None:

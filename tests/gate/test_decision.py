@@ -234,3 +234,16 @@ def test_what_a_result_no_longer_says_is_shown_by_the_rest_of_it(change: dict[st
     )
     gate = decide(msgspec.structs.replace(whole, **change))
     assert (gate.code, says in gate.verdict) == (3 if says else 0, True)
+
+
+@pytest.mark.parametrize(("severity", "code"), [("info", 3), ("warning", 0)])
+def test_a_required_rule_that_found_a_note_and_could_not_look_fully(severity: Severity, code: int) -> None:
+    """Silenced, so that the finding itself decides nothing."""
+    found = result(severity)
+    outcome = Outcome(code="TD401", name="x", outcome="fired", reason="the history ends at its peak")
+    silenced = Suppressed(finding=found.findings[0], kind="comment", where="a.py:1")
+    both = msgspec.structs.replace(found, findings=[], suppressed=[silenced], outcomes=[outcome])
+    decided = decide(both, Terms(require=["TD401"]))
+    assert (decided.code, decided.undecided) == (
+        code, ["TD401 (info only, and the history ends at its peak)"] * (code == 3),
+    )  # fmt: skip

@@ -212,6 +212,19 @@ def test_padding_and_brackets_behind_the_end_are_no_damage(tmp_path: Path, text:
     assert (len(run), run.warnings, run.damage.trailing, run.damage.truncated) == (3, [], 0, False)
 
 
+@pytest.mark.parametrize("log", ["INFO: {rank 0} writes [1/2]\n", "[2026-01-01] INFO\n[W124] 7\n"])
+@pytest.mark.parametrize("text", [trace(*sound(3)), _LIST])
+def test_lines_of_a_log_before_the_begin_are_no_events(tmp_path: Path, log: str, text: str) -> None:
+    run = load(tmp_path, log + text)
+    assert (len(run), run.damage.leading, run.damage.lost) == (3, len(log), 0)
+    assert run.warnings == [f"{len(log)} bytes before the begin of the trace are not part of it"]
+
+
+def test_a_damaged_begin_is_no_log(tmp_path: Path) -> None:
+    run = load(tmp_path, trace(*sound(3)).replace("{", "x", 1).replace("[", "[\n", 1))
+    assert (len(run), run.damage.leading, run.damage.lost) == (3, 0, 1)
+
+
 def test_garbage_between_two_documents_is_damage(tmp_path: Path) -> None:
     text = trace(*sound(2), tail='], "traceName": "a.json"}')
     assert load(tmp_path, text + "\n" + trace(*sound(2, 2))).damage.trailing == 0

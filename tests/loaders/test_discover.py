@@ -8,12 +8,15 @@ import json
 import lzma
 import os
 import pickle
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from made_captures import tar
 
-from trace_doctor.errors import DamagedCapture, NoCaptures, NotACapture
+import trace_doctor
+from trace_doctor.errors import DamagedCapture, NoCaptures, NotACapture, UsageError
 from trace_doctor.loaders.discover import Discovery, discover
 from trace_doctor.recording import folder as recordings
 
@@ -37,6 +40,38 @@ def put(folder: Path, name: str, content: str | bytes = TRACE) -> Path:
 
 def shown(discovery: Discovery) -> list[tuple[str, str]]:
     return [(f.display, f.kind) for f in discovery.found]
+
+
+@pytest.mark.parametrize(("before", "how"), [(100, "name it to have it read"), (300_000, "extract it first")])
+def test_a_trace_in_a_page_is_named_with_what_helps(tmp_path: Path, before: int, how: str) -> None:
+    events = '{"ph": "X", "cat": "cpu_op", "name": "a", "ts": 1, "dur": 1},' * 20
+    put(tmp_path, "rank0.json")
+    page = put(tmp_path, "page.md", "x" * before + '\n{"traceEvents": [' + events[:-1] + "]}")
+    [listed] = discover([tmp_path]).ignored
+    assert listed.reason.endswith(how)
+    if "name it" in how:
+        assert [f.path for f in discover([page]).found] == [page]
+
+
+@pytest.mark.parametrize(
+    "magic", [b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18", b"7z\xbc\xaf\x27\x1c", b"Rar!\x1a\x07"]
+)
+@pytest.mark.parametrize("name", ["data.bin", "backup", "shard.0001"])
+def test_what_nobody_can_look_into_is_listed_and_is_no_capture(
+    tmp_path: Path, name: str, magic: bytes
+) -> None:
+    put(tmp_path, "rank0.json")
+    put(tmp_path, name, magic + bytes(range(256)))
+    [listed] = discover([tmp_path]).ignored
+    assert (listed.display, listed.unread) == (name, False)
+    assert "first" in listed.reason, "how it can be looked into"
+
+
+@pytest.mark.parametrize("call", [trace_doctor.analyze, trace_doctor.load, trace_doctor.verify])
+@pytest.mark.parametrize("paths", [["a.json", "b.json"], [], None, b"a.json"])
+def test_what_is_no_path_is_refused_in_a_line(call: Callable[..., Any], paths: Any) -> None:
+    with pytest.raises(UsageError, match=r"^a path is text or a Path, not a \w+; several paths are several"):
+        call(paths, *([paths] if call is trace_doctor.verify else []))
 
 
 def test_a_folder_of_a_run(tmp_path: Path) -> None:

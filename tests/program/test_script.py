@@ -18,6 +18,7 @@ from libcst.metadata import (
     WhitespaceInclusivePositionProvider,
 )
 
+from trace_doctor.program.edits import add_arguments, apply
 from trace_doctor.program.script import Script
 
 ODD = textwrap.dedent(
@@ -112,3 +113,18 @@ def test_names_mean_what_libcst_says(script: Script) -> None:
         only = imported if len(names) == len(imported) == 1 else {None}
         assert script.qualified(node) in only, script.code(node)
     assert asked > 20
+
+
+def _with_workers(text: str) -> str:
+    script = Script(text.encode(), "a.py")
+    return apply(script, add_arguments(script, script.all(cst.Call)[0], {"num_workers": "2"}))
+
+
+def test_a_form_feed_is_no_indentation() -> None:
+    """A line added below has none: it is a break of the page."""
+    text = "def f():\n    loader = DataLoader(\n\f        dataset,\n    )\n"
+    assert _with_workers(text) == text.replace("dataset,\n", "dataset,\n        num_workers=2,\n")
+
+
+def test_an_argument_below_a_comma_that_begins_the_line() -> None:
+    compile(_with_workers("loader = DataLoader(\n    dataset\n    , shuffle=True\n)\n"), "a.py", "exec")

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from trace_doctor.recording import folder
+from trace_doctor.recording.launch import Recorded
 from trace_doctor.recording.options import capture_file, rank_file, rank_steps_file
+from trace_doctor.reporters.recording import render
 
 STEPS = """rank,step,phase,milliseconds,loss
 0,0,warmup,90.5,2.302585092994046
@@ -58,6 +60,36 @@ def test_what_a_recording_says(tmp_path: Path) -> None:
     assert light is not None and (light.first_step, light.last_step, light.overhead) == (3, 3, 0.15)
     assert read.timed(0) == (10.25, 10.5) and read.timed(1) == (11.0,) and read.timed(7) == ()
     assert [s.loss for s in read.steps[0]] == [2.302585092994046, None, 1.5, 1.25]
+
+
+WORK = {
+    "steps": [30, 60],
+    "every": 30.0,
+    "milliseconds": 2810.0,
+    "step_ms": 177.0,
+    "share": 0.35,
+    "places": [{"file": "main.py", "function": "<module>", "line": 228, "calls": "evaluate", "share": 1.0}],
+}
+
+
+def test_work_between_steps_is_told_where_the_recording_has_it(tmp_path: Path) -> None:
+    (tmp_path / rank_file(0)).write_text(rank_record(periodic=WORK))
+    recorded = Recorded(tmp_path, 0, True, 1.0, folder.read(tmp_path), ())
+    said = " ".join(render(recorded, ["python", "main.py"]).split())
+    assert "between 2.81 s every 30 steps, 35% of the run: mostly evaluate() (main.py:228)" in said
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"steps": [30]}, {"steps": ["30", 60]}, {"every": 0}, {"every": "often"}, {"share": 1.5}, {"milliseconds": -1},
+        {"places": []}, {"places": ["main.py"]}, {"step_ms": None},
+    ],
+)  # fmt: skip
+def test_work_between_steps_that_cannot_be_is_none(tmp_path: Path, odd: dict[str, object]) -> None:
+    (tmp_path / rank_file(0)).write_text(rank_record(periodic=WORK | odd))
+    read = folder.read(tmp_path)
+    assert read is not None and read.ranks[0].periodic is None
 
 
 @pytest.mark.parametrize("cut", ["1,5,tim", "1,5,timing,4", "1,5,timing,40.25,1.2"])

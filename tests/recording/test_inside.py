@@ -65,7 +65,12 @@ def said(recording: InsideRecording) -> dict[str, Any]:
     return json.loads((recording.folder / "rank0.recording.json").read_text())
 
 
-def test_two_lines_make_a_recording(tmp_path: Path, train: Callable[[], float]) -> None:
+def test_two_lines_make_a_recording(
+    tmp_path: Path, train: Callable[[], float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        sys, "orig_argv", ["python", "train.py", "--epochs", "3", "--token", "s3cr3t-Xq7LmZp9"]
+    )
     losses = []
     with trace_doctor.record(tmp_path / "logs", **SHORT) as recording:
         while not recording.done:
@@ -75,9 +80,10 @@ def test_two_lines_make_a_recording(tmp_path: Path, train: Callable[[], float]) 
     assert folder is not None and folder.parent == tmp_path / "logs"
     assert said(recording)["found_steps_by"] == "step()" and said(recording)["ended"] == "enough"
     assert {p.name for p in folder.iterdir()} == {
-        "environment.json", "recording.json", "steps.csv",
+        "command.txt", "environment.json", "recording.json", "steps.csv",
         "rank0.recording.json", "rank0.light.json.gz", "rank0.detailed.json.gz",
     }  # fmt: skip
+    assert (folder / "command.txt").read_text() == "python train.py --epochs 3 --token ***\n"
     rows = [line.split(",") for line in (folder / "steps.csv").read_text().splitlines()[1:]]
     assert [r[4] for r in rows if r[2] in ("warmup", "timing")] == [
         repr(loss) for loss, r in zip(losses, rows, strict=True) if r[2] in ("warmup", "timing")

@@ -93,6 +93,10 @@ def test_text_ends_within_its_width_at_any_width(data: st.DataObject, width: int
     assert not COMMANDS.search(said)
 
 
+def test_no_command_is_made_where_a_terminal_has_ascii_only() -> None:
+    assert not COMMANDS.search(render(result(lambda: "##\N{MULTIPLICATION SIGN}["), "text", ascii=True))
+
+
 @unhurried
 @given(st.data())
 def test_no_format_holds_a_command_to_a_ci_server(data: st.DataObject) -> None:

@@ -241,6 +241,20 @@ def test_a_finding_is_copied_as_a_link_and_as_markdown(rich_result: Result, tmp_
     assert text.startswith("**TD101 ") and "saves up to 33% of step" in text and "```diff\n" in text
 
 
+def test_a_fix_without_a_patch_is_copied_with_its_text_and_sketch(
+    rich_result: Result, tmp_path: Path
+) -> None:
+    finding = rich_result.findings[0]
+    sketch = "--- a/train.py\n+++ b/train.py\n@@ -1 +1 @@\n-loader\n+workers\n"
+    fix = msgspec.structs.replace(finding.fixes[0], diff=None, text="pass num_workers=2", sketch=sketch)
+    finding = msgspec.structs.replace(finding, fixes=[fix])
+    page = render(msgspec.structs.replace(rich_result, findings=[finding]), "html")
+    dom = Opened(with_script(page, _COPY), tmp_path).dom
+    text = unescape(re.findall(r'<pre class="clipboard">(.*?)</pre>', dom, re.DOTALL)[1])
+    assert "```\npass num_workers=2\n```" in text
+    assert f"Sketch, not applied:\n\n```diff\n{sketch}```" in text
+
+
 def test_findings_whose_ids_no_page_can_hold_are_copied_too(rich_result: Result, tmp_path: Path) -> None:
     """Of a saved result, whose texts are any: a page shows another character for some."""
     findings = [

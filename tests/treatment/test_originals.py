@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from access_lists import set_list
 
 from trace_doctor.model.treatment import FileChange, Method, Treatment
 from trace_doctor.reporters import Options, treatment_text
@@ -70,6 +71,8 @@ WRITES: list[tuple[str, Callable[[Path], object], list[tuple[str, str, str]]]] =
     ("replaced", lambda p: replaced(p / "train.py"), [("aside.py", "created", ""), ("train.py", "changed", "")]),
     ("rights of a folder", lambda p: (p / "data/deep").chmod(0o777), [("data/deep", "changed", "data")]),
     ("rights of the project", lambda p: p.chmod(0o777), [(".", "changed", "")]),
+    ("access list of a folder", lambda p: set_list(p / "data/deep", "default"), [("data/deep", "changed", "data")]),
+    ("access list of the project", lambda p: set_list(p, "default"), [(".", "changed", "")]),
     ("closed folder", lambda p: (p / "data").chmod(0), [("data", "changed", "data")]),
     ("rights of a folder outside", lambda p: (p / "images").chmod(0o777), [("images -> {store}", "changed", "images")]),
     ("folder", lambda p: (p / "new" / "deep").mkdir(parents=True), [("new", "created", "")]),

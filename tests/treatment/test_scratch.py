@@ -193,6 +193,18 @@ def test_relative_paths_out_of_the_project_lead_where_they_did(project: Path) ->
     assert (elsewhere / "a").read_text() == "data" and (runs / "outputs/a").read_text() == "outputs"
 
 
+def test_two_at_once_in_one_project_are_refused(project: Path, tmp_path: Path) -> None:
+    """Each would take what the other writes there for a change."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    with Scratch(project, project):
+        with pytest.raises(UsageError, match="another treat runs in"):
+            Scratch(project / "src", project, folder=temporary)
+        assert [*temporary.iterdir()] == []
+    with Scratch(project, project, folder=temporary):
+        pass
+
+
 def test_a_scratch_folder_inside_the_project_is_refused(project: Path) -> None:
     with pytest.raises(UsageError, match="lies in the folder"):
         Scratch(project, project, folder=project / "src")

@@ -67,6 +67,12 @@ def record(
         float, typer.Option(help="Seconds to record; a script that hangs is ended after them.")
     ] = 600.0,
     max_mb: Annotated[float, typer.Option(help="MB of traces and snapshots of each rank.")] = 200.0,
+    timing_steps: Annotated[
+        int,
+        typer.Option(
+            help="Steps to time without the profiler: periodic work shows if it comes twice in them."
+        ),
+    ] = 20,
     let_it_run: Annotated[
         bool, typer.Option("--let-it-run", help="Do not stop the script when enough is recorded.")
     ] = False,
@@ -96,7 +102,7 @@ def record(
     try:
         options = RecordOptions(
             folder="", max_steps=max_steps, max_seconds=max_seconds, max_mb=max_mb, let_it_run=let_it_run,
-            step_every=step_every, stacks=not no_stacks, lines=True,
+            timing_steps=timing_steps, step_every=step_every, stacks=not no_stacks, lines=True,
         )  # fmt: skip
     except ValueError as error:
         raise UsageError(f"--{str(error).replace('_', '-')}") from None

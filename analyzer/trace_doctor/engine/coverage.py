@@ -11,18 +11,15 @@ from statistics import median
 import numpy as np
 
 from trace_doctor.arrays import I64
+from trace_doctor.engine.implausible import implausible
 from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.idle.time_ledger import TimeLedger
 from trace_doctor.evidence.memory.ledger import MemoryLedger
 from trace_doctor.evidence.memory.timeline import MemoryTimeline
-from trace_doctor.evidence.names.event_names import is_graph_launch, is_launch
 from trace_doctor.evidence.rank_summary import RankSummary
-from trace_doctor.evidence.trace.graph_captures import GraphCaptures
-from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.steps import Steps, before_the_cut
 from trace_doctor.model import Ignored, Ranks
-from trace_doctor.model.captures import LEAST_LAUNCHES
-from trace_doctor.run import GPU_CATS, Cat, Run
+from trace_doctor.run import GPU_CATS, Cat
 
 LEAST_EVENTS = 10
 """operators, runtime calls and GPU events in the window: fewer are the rest of a file, not a piece of training, however many
@@ -34,12 +31,9 @@ LEAST_SHARE = 0.1
 work of a step unevenly, none has so little of it"""
 LEAST_STEPS = 0.5
 """of those of the other ranks, as their median: ranks make their steps together, so what has fewer was cut"""
-LEAST_MEDIAN_NS = {"operator": 100, "launch": 100, "kernel": 200}
-"""No machine does half of them faster: the profiler alone takes longer to note an operator, and a GPU to start a kernel. In 120 public
-captures the least medians are 0.9, 1.0 and 1.0 us, and durations in whole us are 0 or more than that."""
-LEAST_TENTH_NS = 10
-"""Nor a tenth of all operators, of which some do next to nothing in any program: of 112 public captures the least has 40 ns, all others
-120 and more."""
+MOST_OUTWEIGHED = 10
+"""times all other steady steps together: all that is a share of the step is of that one, and the others were not looked at. In 120
+public captures and the samples none takes more than once that."""
 _MOST_NAMED, _MOST_RANKS = 8, 10**6
 _WORK = (Cat.CPU_OP, Cat.RUNTIME, Cat.DRIVER, *GPU_CATS)
 
@@ -106,6 +100,10 @@ def incomplete(shortages: Sequence[tuple[RankSummary, str]], scope: Scope) -> li
         ],
         "hold pieces that were not judged",
     )
+    reasons += _first_and_count(
+        [why for summary, _ in shortages if (why := _outweighed(summary))],
+        "have a step that outweighs the others",
+    )
     empty = [(summary.path, why) for summary, why in shortages if why]
     if len(empty) == len(shortages):  # nothing at all can be judged: more than a part that is missing
         return reasons
@@ -170,6 +168,20 @@ def _of_steps(summaries: Sequence[RankSummary]) -> Iterable[str]:
                 yield (
                     f"{other} has none of the steps of {path}: {min(own)} to {max(own)}, and {min(first)} to {max(first)}"
                 )
+
+
+def _outweighed(summary: RankSummary) -> str:
+    """That one step takes so much longer than all others, as where one time of the file is damaged, that they do not count."""
+    steps = summary.get(Steps)
+    if steps is None or (longest := steps.longest_of_all) is None:
+        return ""
+    others = sum(s.pace for s in steps.steady) - longest.pace
+    if longest.pace <= MOST_OUTWEIGHED * others:
+        return ""
+    return (
+        f"{summary.path}: step {longest.index} takes {longest.pace // max(others, 1):,} times as long as the other "
+        f"{steps.count - 1} together, which were not judged"
+    )
 
 
 def _jobs(summaries: Sequence[RankSummary]) -> dict[str, tuple[set[int], int]]:
@@ -274,9 +286,7 @@ def _shortage(facts: Facts) -> str:
     steps, run = facts.get(Steps), capture.run
     if steps is not None and steps.doubt:
         return f"its steps cannot be told apart: {steps.doubt}"
-    if why := _too_fast(run):
-        return f"its times are in another unit: {why}"
-    if steps is not None and (why := _one_sided(facts, steps)):
+    if why := implausible(facts):
         return why
     if capture.snapshot is not None and facts.get(MemoryLedger) is not None:
         return ""
@@ -306,43 +316,4 @@ def _shortage_of_snapshot(facts: Facts) -> str:
         return f"only {entries} entries in its history of allocations"
     if all(history.reserved is None for history in timeline.devices):
         return "its history of allocations contradicts its segments"
-    return ""
-
-
-def _too_fast(run: Run) -> str:
-    """What no machine can be so fast at, if anything: events that take no time at all say nothing."""
-    rows = {
-        "operator": run.is_cat(Cat.CPU_OP),
-        "launch": run.is_named(is_launch) & run.is_cat(Cat.RUNTIME, Cat.DRIVER),
-        "kernel": run.is_cat(Cat.KERNEL),
-    }
-    for what, least in LEAST_MEDIAN_NS.items():
-        times = run.dur[rows[what] & run.own & (run.dur > 0)]
-        if len(times) >= LEAST_EVENTS and (middle := int(np.median(times))) < least:
-            return f"the median {what} takes {middle} ns"
-        if (
-            what == "operator"
-            and len(times) >= 10 * LEAST_EVENTS
-            and (tenth := int(np.quantile(times, 0.1))) < LEAST_TENTH_NS
-        ):
-            return f"a tenth of its operators take at most {tenth} ns"
-    return ""
-
-
-def _one_sided(facts: Facts, steps: Steps) -> str:
-    """Why what the host launched and what the GPU did are not both there, though a profiler records each with the other. What
-    is launched into a CUDA graph runs later, by the launch of the graph."""
-    run, launches, (start, end) = facts.run, facts[Launches], steps.window
-    linked, kernels = launches.with_launch(start, end, Cat.KERNEL)
-    if linked < LEAST_LAUNCHES * kernels:
-        return f"the launches of {kernels - linked:,} of its {kernels:,} kernels are missing"
-    calls = run.named(is_launch, Cat.RUNTIME, Cat.DRIVER)
-    calls = calls[(run.ts[calls] >= start) & (run.ts[calls] < end) & ~facts[GraphCaptures].holds(calls, run)]
-    lost = int((launches.first_work(calls) < 0).sum())
-    if len(calls) - lost < LEAST_LAUNCHES * len(calls):
-        return f"the kernels of {lost:,} of its {len(calls):,} launches are missing"
-    graphs = calls[run.is_named(is_graph_launch)[calls]]  # few calls, and most of the work
-    lost = int((launches.first_work(graphs) < 0).sum())
-    if len(graphs) - lost < LEAST_LAUNCHES * len(graphs):
-        return f"the kernels of {lost:,} of its {len(graphs):,} launches of CUDA graphs are missing"
     return ""

@@ -77,9 +77,10 @@ def _at_pace(claim: Claim, other: View, view: View) -> Claim:
 def _run(view: View, rule: Rule) -> Verdict:
     try:
         claims = tuple(rule.claims(view)) or _notes(view, rule)
-        if not claims:
-            rule.must_be_able_to_pass(view)
         _must_be_finite(claims)
+        blind = _unable_to_pass(view, rule)
+        if blind and not claims:
+            raise blind
     except NotCaptured as missing:
         return Verdict(rule, "skipped", reason=missing.reason, capture=missing.capture)
     except BaseException as error:
@@ -89,7 +90,18 @@ def _run(view: View, rule: Rule) -> Verdict:
         where = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{where.filename.rsplit('/', 1)[-1]}:{where.lineno}"
         return Verdict(rule, "error", reason=f"{type(error).__name__}: {error} ({place}); please report it")
+    if blind:
+        return Verdict(rule, "fired", claims, blind.reason, blind.capture)
     return Verdict(rule, "fired" if claims else "passed", claims)
+
+
+def _unable_to_pass(view: View, rule: Rule) -> NotCaptured | None:
+    """Why finding nothing says nothing, and finding something not all; None where it does."""
+    try:
+        rule.must_be_able_to_pass(view)
+    except NotCaptured as missing:
+        return missing
+    return None
 
 
 def _must_be_finite(claims: Sequence[Claim]) -> None:

@@ -100,6 +100,8 @@ def state_folder() -> Path:
     where there is no such place."""
     folder = _state_home() / "trace-doctor"
     with _no_os_error(f"cannot keep a journal in {folder}"):
+        with contextlib.suppress(FileNotFoundError):  # as far as the way goes, before anything is made on it
+            _check_way(folder)
         for missing in reversed([up for up in (folder, *folder.parents) if not os.path.lexists(up)]):
             missing.mkdir(mode=0o700, exist_ok=True)
         _check(folder)
@@ -121,6 +123,10 @@ def _check(folder: Path) -> None:
     """Raises UsageError where somebody else could have put a journal into the folder, and OSError."""
     if not stat.S_ISDIR(folder.lstat().st_mode):
         raise UsageError(f"{folder} is not a folder of yours: nothing was written")
+    _check_way(folder)
+
+
+def _check_way(folder: Path) -> None:
     if (other := way_of_ours(folder)) is not None:
         raise UsageError(
             f"somebody else can write journals of edits, as {other} is not yours alone: nothing was written "
@@ -186,6 +192,7 @@ def leftover_journals(root: Path) -> Iterator[list[Journal]]:
     """The journals of edits below `root` that were interrupted, locked meanwhile; what is in use is none. Raises UsageError
     for one that cannot be read, as what it would say is not known, and where one can be of somebody else."""
     journals: list[Journal] = []
+    unusable: list[Path] = []
     with contextlib.ExitStack() as open_files:
         for file in _files("*.json"):
             try:
@@ -193,16 +200,20 @@ def leftover_journals(root: Path) -> Iterator[list[Journal]]:
             except FileNotFoundError:
                 continue  # it was done meanwhile
             except OSError:
-                raise UsageError(_unusable(file)) from None
+                unusable.append(file)
+                continue
             if not ours_alone(os.fstat(stream.fileno())):
                 raise UsageError(
                     f"{file} is not a journal that you alone can write: nothing was written; look at it, and delete it"
                 )
             if _lock(stream.fileno()) is False or not _is_at(stream, file):
                 continue
-            edit = _read(file, stream)
-            if any(_below(edit.path(entry), root) for entry in edit.entries):
+            if (edit := _read(stream)) is None:
+                unusable.append(file)
+            elif any(_below(edit.path(entry), root) for entry in edit.entries):
                 journals.append(Journal(file, edit))
+        if unusable:
+            raise UsageError(_unusable(unusable))
         yield journals
 
 
@@ -230,23 +241,29 @@ def _files(pattern: str) -> list[Path]:
             return []
 
 
-def _unusable(file: Path) -> str:
-    return f"{file} tells of an interrupted edit and cannot be read: look at it, and delete it to go on"
+def _unusable(files: Sequence[Path]) -> str:
+    if len(files) == 1:
+        return (
+            f"{files[0]} tells of an interrupted edit and cannot be read: look at it, and delete it to go on"
+        )
+    return (
+        f"{files[0]} and {len(files) - 1} more next to it tell of interrupted edits and cannot be read: look at them, and "
+        "delete them to go on"
+    )
 
 
-def _read(file: Path, stream: BinaryIO) -> Edit:
-    unusable = _unusable(file)
+def _read(stream: BinaryIO) -> Edit | None:
+    """None where it cannot be read, or says what no edit of ours does."""
     try:
         content = stream.read(_MAX_BYTES + 1)
-        if len(content) > _MAX_BYTES:
-            raise UsageError(unusable)
-        edit = msgspec.json.decode(content, type=Edit)
+        edit = msgspec.json.decode(content, type=Edit) if len(content) <= _MAX_BYTES else None
     except (OSError, msgspec.MsgspecError, ValueError, RecursionError):
-        raise UsageError(unusable) from None
+        return None
+    if edit is None:
+        return None
     whole = os.path.isabs(edit.root) and edit.entries and edit.digest == _digest(edit.root, edit.entries)
-    if not whole or "\0" in edit.root or not all(map(_sound, edit.entries)):
-        raise UsageError(unusable)
-    return edit
+    sound = whole and "\0" not in edit.root and all(map(_sound, edit.entries))
+    return edit if sound else None
 
 
 def _sound(entry: Entry) -> bool:

@@ -198,6 +198,8 @@ def _nothing_captured(result: Result) -> list[str]:
 
 def _undecided(result: Result, require: Sequence[str]) -> list[str]:
     outcomes = {o.code: o for o in result.outcomes}
+    there = [*result.findings, *(s.finding for s in result.suppressed)]
+    found = {f.code for f in there if _counts(f, "warning")}
     reasons = []
     for code in sorted({r.code for selector in require for r in resolve(selector)}):
         outcome = outcomes.get(code)
@@ -205,6 +207,8 @@ def _undecided(result: Result, require: Sequence[str]) -> list[str]:
             reasons.append(f"{code} (not selected)")
         elif outcome.outcome in ("skipped", "error", "undecided"):
             reasons.append(f"{code} ({outcome.reason})")
+        elif outcome.reason and code not in found:
+            reasons.append(f"{code} (info only, and {outcome.reason})")
         elif outcome.skipped_on:
             reasons.append(f"{code} ({skipped_on(result, outcome)})")
     return reasons

@@ -85,6 +85,8 @@ class _Refused:
 
     error: NotACapture | DamagedCapture
     unread: bool
+    sealed: bool = False
+    """nobody knows what it holds: it is listed, and no capture was met"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +115,14 @@ class _Place:
 def discover(paths: Sequence[str | Path], *, strict: bool = True) -> Discovery:
     """Every trace, snapshot and TORCH_TRACE log below `paths`, in a fixed order, each file once.
 
-    Raises UsageError for an empty path, NotACapture or DamagedCapture for a file that was given by name and is none; where others can be read and
+    Raises UsageError for an empty path and for what is no path, NotACapture or DamagedCapture for a file that was given by name and is none; where others can be read and
     `strict` is not set, only for one that nobody takes for a capture. NoCaptures when nothing is found, saying what was
     looked for.
     """
     if "" in paths:
         raise UsageError("one of the paths is empty: no file and no folder is named")
     is_recording = cache(recordings.is_recording)  # lists the folder: once, not for each of its files
-    places = [place for path in paths for place in _places(Path(path), is_recording)]
+    places = [place for path in paths for place in _places(as_path(path), is_recording)]
     all_candidates = [c for place in places for c in place.candidates]
     candidates = _distinct(all_candidates)
     displays = _displays(candidates)
@@ -179,7 +181,7 @@ def _ignored(
         name = str(candidate.path) if candidate.named else display
         unread = file.unread or candidate.named or _without_numbers(display) in alike
         of_interest = _CANDIDATE.search(candidate.path.name) or identify.named_after_rank(candidate.path.name)
-        if unread or isinstance(file.error, DamagedCapture) or of_interest:
+        if unread or file.sealed or isinstance(file.error, DamagedCapture) or of_interest:
             listed.append(Ignored(display, str(file.error).removeprefix(f"{name}: "), unread))
     return listed
 
@@ -332,7 +334,7 @@ def _look(path: Path, display: str) -> Kind | _Refused:
         return _Refused(NotACapture(f"{display}: an archive that holds a capture; unpack it first"), True)
     if not claims and (held := _held(path)):
         return _Refused(NotACapture(f"{display}: {held}"), True)
-    return _Refused(NotACapture(identify.refusal(display, start)), claims)
+    return _Refused(NotACapture(identify.refusal(display, start)), claims, identify.is_sealed(start))
 
 
 def _begins_as_capture(path: Path) -> bool:
@@ -352,6 +354,16 @@ def _begins_as_capture(path: Path) -> bool:
         return False
 
 
+def _is_sealed(path: Path) -> bool:
+    try:
+        if not path.stat().st_size:
+            return False
+        with open_regular(path) as file:
+            return identify.is_sealed(file.read(8))
+    except OSError:
+        return False
+
+
 def _held(path: Path) -> str:
     """The capture that a file of another kind holds: half a sentence; "" for none."""
     try:
@@ -361,7 +373,8 @@ def _held(path: Path) -> str:
     except OSError:
         return ""
     if identify.trace_within(start):
-        return "a trace inside a file of another kind; name it to have it read"
+        how = "name it to have it read" if identify.kind(start[: identify.HEAD]) else "extract it first"
+        return f"a trace inside a file of another kind; {how}"
     if identify.packed_within(start):
         return "a capture, compressed or encoded, inside a file of another kind; extract it first"
     return ""
@@ -403,6 +416,15 @@ def _leads_nowhere(path: Path) -> bool:
 
 
 # -- the files ---------------------------------------------------------------------------------------------------
+
+
+def as_path(path: object) -> Path:
+    """Raises UsageError for what is no path, such as a list of paths."""
+    if isinstance(path, str | os.PathLike):
+        return Path(path)
+    raise UsageError(
+        f"a path is text or a Path, not a {type(path).__name__}; several paths are several arguments"
+    )
 
 
 def meant(path: Path) -> list[Path]:
@@ -514,7 +536,9 @@ def _is_candidate(entry: os.DirEntry[str], is_recording: bool, searched: bool) -
         entry.is_file()
         and not _is_companion(path, in_recording=is_recording)
         and (
-            _may_be_capture(path) or identify.named_after_rank(entry.name) or (searched and bool(_held(path)))
+            _may_be_capture(path)
+            or identify.named_after_rank(entry.name)
+            or (searched and (_is_sealed(path) or bool(_held(path))))
         )
     )
 

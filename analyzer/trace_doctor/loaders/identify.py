@@ -63,6 +63,7 @@ _PACKED = (
     (b"\x04\x22\x4d\x18", "an LZ4 file; decompress it first (lz4 -d)"),
     (b"\x1f\x8b", "a gzip file inside another; decompress it once (gunzip)"),
     (b"7z\xbc\xaf", "a 7-Zip archive; unpack it first"),
+    (b"Rar!\x1a", "a RAR archive; unpack it first"),
     (b"\xff\xfe", "text in UTF-16; write it as UTF-8"),
     (b"\xfe\xff", "text in UTF-16; write it as UTF-8"),
     (b"PK\x03\x04", "a ZIP archive or a PyTorch checkpoint"),
@@ -70,6 +71,8 @@ _PACKED = (
     (b"\x78\xda", "zlib data; decompress it first"),
 )
 """What may hold a capture in a form that is not read."""
+_SEALED = (b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18", b"7z\xbc\xaf", b"Rar!\x1a")
+"""of these, what is not looked into either"""
 _TAR = re.compile(rb"^[^\0]{1,100}\0.{156,256}?ustar", re.S)
 _OTHER_FORMATS = (
     (b"SQLite format 3", "an Nsight Systems or other SQLite database"),
@@ -129,6 +132,11 @@ def may_begin(start: bytes) -> bool:
     """Whether a file with these first bytes, still compressed, may begin as a capture does, or hold one."""
     text = start.lstrip(b"\xef\xbb\xbf \t\r\n")
     return not text or text[:1] in (b"{", b"[", b"V") or is_pickle(start) or packed.is_packed(start)
+
+
+def is_sealed(head: bytes) -> bool:
+    """Whether a file is compressed in a form that is not looked into: nobody knows what it holds."""
+    return head.startswith(_SEALED)
 
 
 def holds_capture(head: bytes) -> bool:

@@ -330,8 +330,7 @@ def add_arguments(script: Script, call: cst.Call, values: Mapping[str, str]) -> 
         comma = [] if isinstance(last.comma, cst.Comma) else [Edit(at, at, ",", f"comma:{start}", ",")]
         return comma + [Edit(below, below, f"{indent}{text},\n", key, value) for key, text, value in pairs]
     if _one_per_line(script, call):
-        column = script.span(last)[0] - script.line_starts[script.line(last) - 1]
-        gap = "\n" + script.line_text(script.line(last))[:column]
+        gap = "\n" + script.indent(last)
         return [Edit(at, at, f",{gap}{text}", key, value) for key, text, value in pairs]
     return [Edit(at, at, f", {text}", key, value) for key, text, value in pairs]
 

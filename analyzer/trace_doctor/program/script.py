@@ -75,9 +75,10 @@ class Script(TextFile, SyntaxTree):
         return self.text[start:end]
 
     def indent(self, node: cst.CSTNode) -> str:
-        """White space before the first character of the line on which the node starts."""
+        """White space before the first character of the line on which the node starts, behind a form feed: with that, Python
+        counts anew, and it is a break of the page that no other line is to have."""
         line = self.line_text(self.line(node))
-        return line[: len(line) - len(line.lstrip(" \t\f"))]
+        return line[: len(line) - len(line.lstrip(" \t\f"))].rpartition("\f")[2]
 
     def statement_of(self, node: cst.CSTNode) -> Statement | None:
         """The small or compound statement that a node is part of."""

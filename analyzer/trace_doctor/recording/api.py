@@ -21,7 +21,13 @@ from typing import Any, Literal, Self
 
 from trace_doctor.errors import UsageError
 from trace_doctor.recording import whole_files
-from trace_doctor.recording.options import OPTIONS_FILE, PLAN_FILE, RECORDING_FILE, RecordOptions
+from trace_doctor.recording.options import (
+    COMMAND_FILE,
+    OPTIONS_FILE,
+    PLAN_FILE,
+    RECORDING_FILE,
+    RecordOptions,
+)
 
 log = logging.getLogger("trace_doctor")
 _begins = threading.Lock()
@@ -126,12 +132,14 @@ class InsideRecording:
         from dataclasses import replace
 
         from trace_doctor.recording.agent import ranks
+        from trace_doctor.recording.command_line import masked
         from trace_doctor.recording.launch import new_folder
 
         rank, size = ranks.rank_and_size(sys.modules)
         if size == 1 or ranks.leads(rank):
             options = replace(self._options, folder=new_folder(self._base))
             options.write(Path(options.folder) / OPTIONS_FILE, job=_job())
+            whole_files.write(Path(options.folder) / COMMAND_FILE, masked(sys.orig_argv) + "\n")
             return options
         folder = _folder_of(_job(), Path(self._base))
         return replace(self._options, folder=str(folder)) if folder else None

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast, get_args
 
+from trace_doctor.recording.lines_tsv import settings_of
 from trace_doctor.recording.options import (
     COMMAND_FILE,
     ENVIRONMENT_FILE,
-    INCOMPLETE,
     LINES_FILE,
     OPTIONS_FILE,
     PLAN_FILE,
@@ -36,10 +36,10 @@ from trace_doctor.sound_json import loads
 _LARGEST_MANIFEST = 1 << 20
 _LARGEST_TABLE = 64 << 20
 _MOST_RANKS = 4096
+_MOST_PERIODS = 10_000
 _SHORTEST, _LONGEST = 1e-6, 7 * 86_400e3
 """ms that a step can take: the clock counts ns; a week"""
 _RANK = re.compile(r"rank(\d{1,6})\.(recording\.json|steps\.csv|\w+\.(?:json|pickle))")
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 _COMPANIONS = frozenset(
     {RECORDING_FILE, PLAN_FILE, OPTIONS_FILE, STEPS_FILE, ENVIRONMENT_FILE, COMMAND_FILE, LINES_FILE}
 )
@@ -65,6 +65,30 @@ class RecordedPhase:
 
 
 @dataclass(frozen=True, slots=True)
+class PeriodicPlace:
+    """A line of the function around the loop, what it calls, and its share of all periodic work, 0 to 1."""
+
+    file: str
+    function: str
+    line: int
+    calls: str
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class PeriodicWork:
+    """What came at least twice, in steps that are long by it: evaluation, a rollout, a checkpoint. `share`: of the run's time."""
+
+    steps: tuple[int, ...]
+    every: float
+    milliseconds: float
+    """of the work each time, beside the step"""
+    step_ms: float
+    share: float
+    places: tuple[PeriodicPlace, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RankRecord:
     """What the agent of one rank said of its recording."""
 
@@ -85,6 +109,9 @@ class RankRecord:
     impossible: tuple[str, ...] = ()
     """phases that this machine cannot record, each with why: no shortcoming of the recording"""
     warnings: tuple[str, ...] = ()
+    observed: bool = False
+    """whether periodic work would have been seen, had it come twice in the recorded steps"""
+    periodic: PeriodicWork | None = None
     waited_for_cpu: float | None = None
     """share of the time that its main thread could have run and did not, because others did; None: not known"""
 
@@ -236,7 +263,7 @@ def _rank_records(folder: Path, waited: Mapping[str, Any]) -> Iterator[RankRecor
             ended=_text(manifest.get("ended")),
             peak_allocated_bytes=_count(manifest.get("peak_allocated_bytes")),
             imports=_texts(manifest.get("imports")),
-            settings=_settings(manifest.get("settings")),
+            settings=settings_of(manifest.get("settings")),
             phases=tuple(
                 _phase(p) for p in (phases if isinstance(phases, list) else []) if isinstance(p, dict)
             ),
@@ -246,18 +273,10 @@ def _rank_records(folder: Path, waited: Mapping[str, Any]) -> Iterator[RankRecor
                 else None
             ),
             warnings=_texts(manifest.get("warnings")),
+            observed=isinstance(manifest.get("periodic"), dict),
+            periodic=periodic_work(manifest.get("periodic")),
             waited_for_cpu=_share(waited.get(str(rank))),
         )
-
-
-def _settings(value: Any) -> dict[str, tuple[bool | int | float | str | None, ...]]:
-    plain = (bool, int, float, str, type(None))
-    entries = list(value.items())[:100] if isinstance(value, dict) else []
-    return {
-        name: tuple(v for v in values if isinstance(v, plain))
-        for name, values in entries
-        if isinstance(values, list)
-    }
 
 
 def _phase(entry: dict[str, Any]) -> RecordedPhase:
@@ -271,6 +290,36 @@ def _phase(entry: dict[str, Any]) -> RecordedPhase:
         cpu_seconds=_amount(entry.get("cpu_seconds")),
         overhead=_number(overhead.get("share")) if isinstance(overhead, dict) else None,
         why_ended=_text(entry.get("why_ended")),
+    )
+
+
+def periodic_work(entry: Any) -> PeriodicWork | None:
+    """What a manifest says of periodic work; None where it says of none, or not all of it."""
+    entry = entry if isinstance(entry, dict) else {}
+    steps, places = entry.get("steps"), entry.get("places")
+    numbers = [_count(n) for n in steps[:_MOST_PERIODS]] if isinstance(steps, list) else []
+    every, each, step = (_amount(entry.get(name)) for name in ("every", "milliseconds", "step_ms"))
+    share = _share(entry.get("share"))
+    read = (
+        [_place(p) for p in places[:_MOST_PERIODS] if isinstance(p, dict)] if isinstance(places, list) else []
+    )
+    if (
+        not every
+        or each is None
+        or step is None
+        or share is None
+        or None in numbers
+        or len(numbers) < 2
+        or not read
+    ):
+        return None
+    return PeriodicWork(tuple(n for n in numbers if n is not None), every, each, step, share, tuple(read))
+
+
+def _place(entry: dict[str, Any]) -> PeriodicPlace:
+    file, function, calls = (_text(entry.get(name)) for name in ("file", "function", "calls"))
+    return PeriodicPlace(
+        file, function, _count(entry.get("line")) or 0, calls, _share(entry.get("share")) or 0.0
     )
 
 
@@ -301,36 +350,6 @@ def _rows(path: Path) -> Iterator[tuple[int, RecordedStep]]:
                     yield rank, RecordedStep(step, values[2], milliseconds, loss)
     except (OSError, csv.Error):
         return
-
-
-def lines_run(folder: Path) -> dict[tuple[str, str], set[int]]:
-    """(file, its SHA-256 as hexadecimal digits) -> lines of it that ran, or may have, in any process of the recording. Empty
-    where that was not recorded, or is too much to be whole."""
-    path, ran, digests = folder / LINES_FILE, dict[tuple[str, str], set[int]](), dict[str, str]()
-    try:
-        if not path.is_file() or path.stat().st_size > _LARGEST_TABLE:
-            return {}
-        text = path.read_text(encoding="utf-8", errors="surrogateescape")
-    except OSError:
-        return {}
-    for row in text.split("\n")[:-1]:
-        first, _, file = row.partition("\t")
-        if first == INCOMPLETE:
-            return {}
-        if _DIGEST.fullmatch(first):
-            digests[file] = first
-        elif first.isdecimal() and len(first) < 8 and file in digests:
-            ran.setdefault((file, digests[file]), set()).add(int(first))
-    return ran
-
-
-def ranges(numbers: set[int]) -> list[tuple[int, int]]:
-    """The runs of consecutive numbers, as first and last."""
-    runs: list[tuple[int, int]] = []
-    for number in sorted(numbers):
-        is_next = bool(runs) and runs[-1][1] == number - 1
-        runs[-1:] = [(runs[-1][0], number)] if is_next else [*runs[-1:], (number, number)]
-    return runs
 
 
 # -- values of a manifest ----------------------------------------------------------------------------------------

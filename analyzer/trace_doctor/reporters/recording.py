@@ -90,12 +90,23 @@ def _contents(recording: Recording) -> Iterator[str]:
         yield f"  step    {duration(middle * 1e3)} ± {duration(spread * 1e3)} without profiler (median of {count}{others})"
     if phased_rank := next((r for _, r in sorted(recording.ranks.items()) if r.phases), None):
         yield f"  phases  {_phases(phased_rank)}"
+        yield from _periodic(phased_rank)
     files = captures(recording.folder)
     sizes = [f"{p.name} {size(p.stat().st_size)}" for p in files[:_FILES_SHOWN]]
     if rest := files[_FILES_SHOWN:]:
         sizes.append(f"{len(rest)} more {size(sum(p.stat().st_size for p in rest))}")
     if sizes:
         yield f"  files   {', '.join(sizes)}"
+
+
+def _periodic(record: RankRecord) -> Iterator[str]:
+    """What came at least twice between steps."""
+    if (work := record.periodic) is not None:
+        first = work.places[0]
+        yield (
+            f"  between {duration(work.milliseconds * 1e3)} every {work.every:.0f} steps, {work.share:.0%} of the run: mostly "
+            f"{first.calls or first.function}() ({Path(first.file).name}:{first.line})"
+        )
 
 
 def _phases(record: RankRecord) -> str:

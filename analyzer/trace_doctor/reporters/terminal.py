@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from trace_doctor.errors import no_command_at_start
+from trace_doctor.errors import no_command_at_start, no_commands
 from trace_doctor.reporters.units import columns, visible
 
 _SGR = {
@@ -46,6 +46,7 @@ class Terminal:
         text = visible(text)
         if self.ascii and not text.isascii():
             text = "".join(_ASCII.get(c, c) for c in text).encode("ascii", "backslashreplace").decode()
+            text = no_commands(text)  # "##×[" has become `##x[`
         return text
 
     def style(self, text: str, style: str) -> str:

@@ -15,7 +15,7 @@ from trace_doctor.evidence.rank_summary import RankSummary, ranks_of_jobs, summa
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.model import Confidence, Severity
 from trace_doctor.model.parameters import misfit
-from trace_doctor.recording.folder import RankRecord
+from trace_doctor.recording.folder import RankRecord, periodic_work
 from trace_doctor.rule import Claim, Rule, View
 from trace_doctor.testing.run_builder import RunBuilder
 
@@ -79,7 +79,7 @@ def captures_of(built: Built) -> list[Capture]:
     builders = [p for p in parts if isinstance(p, RunBuilder)]
     snapshot = next((p.snapshot() for p in parts if not isinstance(p, RunBuilder)), None)
     captures = [
-        Capture(rank=run.rank, run=run, step_ms=b.step_ms, record=_record(run.rank, b.waited_for_cpu))
+        Capture(rank=run.rank, run=run, step_ms=b.step_ms, record=_record(run.rank, b))
         for b in builders
         for run in [b.run()]
     ]
@@ -87,8 +87,17 @@ def captures_of(built: Built) -> list[Capture]:
     return [replace(first, snapshot=snapshot), *captures[1:]]
 
 
-def _record(rank: int, waited: float | None) -> RankRecord | None:
-    return RankRecord(rank, waited_for_cpu=waited) if waited is not None else None
+def _record(rank: int, b: RunBuilder) -> RankRecord | None:
+    if b.waited_for_cpu is None and b.periodic is None and not b.ended:
+        return None
+    found = periodic_work(b.periodic)
+    return RankRecord(
+        rank,
+        ended=b.ended,
+        observed=b.periodic is not None,
+        periodic=found,
+        waited_for_cpu=b.waited_for_cpu,
+    )
 
 
 def claims_of(rule: Rule, built: Built) -> list[Claim]:

@@ -52,6 +52,10 @@ class RunBuilder:
         """what a recording measured beside the trace: phase -> milliseconds of each step"""
         self.waited_for_cpu: float | None = None
         """the same: share of its time in which the main thread could have run and did not"""
+        self.periodic: dict[str, Any] | None = None
+        """the same: periodic work, as the manifest of a rank has it; {}: none came twice, None: not observed"""
+        self.ended = ""
+        """the same: why the recording ended"""
         self.meta: dict[str, Any] = {
             "schemaVersion": 1,
             "deviceProperties": [

@@ -14,7 +14,8 @@ from trace_doctor.model import Finding, Fix, Result
 from trace_doctor.model.findings import LOOKED
 from trace_doctor.model.treatment import Effect, Effects
 from trace_doctor.recording.agent.executed_lines import code_lines
-from trace_doctor.recording.folder import BUSY, RankRecord, lines_run, read
+from trace_doctor.recording.folder import BUSY, RankRecord, read
+from trace_doctor.recording.lines_tsv import lines_run
 from trace_doctor.reporters.units import share
 from trace_doctor.treatment.candidates import Candidate, Setup
 from trace_doctor.treatment.trial import Rules, Trial

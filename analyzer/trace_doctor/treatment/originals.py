@@ -10,16 +10,44 @@ from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 
-from trace_doctor.errors import printable
+from trace_doctor.errors import UsageError, printable
+from trace_doctor.files import access_lists
 from trace_doctor.model.treatment import FileChange, How
 from trace_doctor.treatment.copying import CACHES
 from trace_doctor.treatment.states import LARGE_SCRIPT, Stamp, digest, open_unlinked, stamp
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 MOST_OUTSIDE = 100_000
 """entries of all folders outside of the project that are compared"""
 _SYSTEM = ("/proc", "/sys", "/dev/")
 _PROJECT = "."
 """name of the project's own folder"""
+
+
+def claim(root: Path) -> int | None:
+    """The project's folder, open and locked, which writes nothing; None where the system has no such locks. Raises UsageError where
+    another `treat` has it: what that writes there would count as changed by this one, and each slows the other down."""
+    if fcntl is None:
+        return None
+    try:
+        number = os.open(root, os.O_RDONLY)
+    except OSError:  # who copies it says why
+        return None
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(number)
+        raise UsageError(
+            f"another treat runs in {printable(str(root))}: wait for it, or copy the project"
+        ) from None
+    except OSError:
+        os.close(number)
+        return None
+    return number
 
 
 @dataclass
@@ -67,7 +95,7 @@ class Originals:
     def _now(self, most: float = inf) -> dict[str, Stamp]:
         stamps, room = dict(self._below(self.root, "")), most
         with suppress(OSError):
-            stamps[_PROJECT] = stamp(os.stat(self.root))
+            stamps[_PROJECT] = _of_folder(self.root)
         visited: set[str] = set()
         for link, target in self.behind.items():
             if target is None or target in visited or link in self.blind_spots or self._not_data(target):
@@ -75,7 +103,7 @@ class Originals:
             visited.add(target)
             states: dict[str, Stamp] = {}
             with suppress(OSError):
-                states[_as_file(link, target)] = stamp(os.stat(target))
+                states[_as_file(link, target)] = _of_folder(target)
             for name, state in self._below(Path(target), f"{link}/"):
                 states[name] = state
                 if len(states) > room:
@@ -127,7 +155,18 @@ class Originals:
 
 
 def _state(entry: os.DirEntry[str]) -> Stamp:
-    return hash(os.readlink(entry.path)) if entry.is_symlink() else stamp(entry.stat(follow_symlinks=False))
+    if entry.is_symlink():
+        return hash(os.readlink(entry.path))
+    return (
+        _of_folder(entry.path)
+        if entry.is_dir(follow_symlinks=False)
+        else stamp(entry.stat(follow_symlinks=False))
+    )
+
+
+def _of_folder(path: str | Path) -> Stamp:
+    """Who may do what with a folder, or a file that a link leads to, also by access lists. Raises OSError."""
+    return hash((stamp(os.stat(path)), access_lists(path)))
 
 
 def _as_file(link: str, target: str) -> str:

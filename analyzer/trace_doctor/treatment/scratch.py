@@ -17,7 +17,7 @@ from trace_doctor.treatment import worktree
 from trace_doctor.treatment.confined import Confined
 from trace_doctor.treatment.copy_notes import CopyNotes, remains
 from trace_doctor.treatment.copying import CopyRecord, copy_file, copy_tree, looks_written
-from trace_doctor.treatment.originals import Originals
+from trace_doctor.treatment.originals import Originals, claim
 from trace_doctor.treatment.removal import Leftover
 from trace_doctor.treatment.routes import Routes
 from trace_doctor.treatment.starting import Start
@@ -65,6 +65,7 @@ class Scratch:
             self._routes.spell(path)
         self._root = self.inside(self._original)
         self._at = self._name(self._root)
+        self._lock: int | None = None
         self._worktree = False
         self._worktrees_before: list[str] = []
         self._worktrees_left: list[str] = []
@@ -75,6 +76,7 @@ class Scratch:
         self._import_folders: list[str] = []
         """folders of the copy that Python is to search"""
         try:
+            self._lock = claim(self._original)
             self._root.parent.mkdir(parents=True, exist_ok=True)
             if worktree.top(script_folder) is not None:
                 self._worktrees_before = worktree.known(self._original)
@@ -119,6 +121,8 @@ class Scratch:
             leftovers = leftovers or [Leftover("", error.strerror or str(error), mounted=False)]
         self._tree.close()
         self._leftovers = leftovers
+        if self._lock is not None:
+            os.close(self._lock)
 
     @property
     def mounted(self) -> list[str]:

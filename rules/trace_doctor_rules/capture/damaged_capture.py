@@ -81,6 +81,24 @@ def _graphs(us: float = 5000, call: str = "cudaGraphLaunch") -> RunBuilder:
     return b
 
 
+def _halved(nodes: int = 40, keep: int = 2, us: float = 8) -> RunBuilder:
+    """In each step a graph of so many kernels, of which each of so many is left."""
+    b = RunBuilder()
+    for _ in range(6):
+        with b.step():
+            with b.op("aten::mm", us=20):
+                b.launch(1000)
+            first = len(b.events)
+            b.launch(us, call="cudaGraphLaunch_v10000")
+            kernel = next(e for e in b.events[first:] if e["cat"] == "kernel")
+            for n in range(1, nodes):
+                if n % keep == 0:
+                    b.events.append({**kernel, "ts": kernel["ts"] + n * (us + 1), "args": {**kernel["args"]}})
+            b.stall(nodes * (us + 1))
+            b.sync()
+    return b
+
+
 class DamagedCapture(Rule):
     """The file is not whole.
 
@@ -97,8 +115,8 @@ class DamagedCapture(Rule):
     negative, missing or overflown durations. The profiler numbers operators one by one: where fewer than half of the numbers
     are in the file, most operators were removed from it. Idle time in such a file, with nothing recorded on the host, is
     explained by that, and no rule blames the host for it. Where the GPU shows nothing for 100 us and more at work of a CUDA
-    graph whose launch arrived before, nodes of the graph, or what they wait for, were not recorded (below a tenth of the step
-    info).
+    graph whose launch arrived before, or for 5 us and more between two nodes of one launch, nodes of the graph, or what they wait
+    for, were not recorded (below a tenth of the step info).
 
     How the saving is estimated
     There is none: this is about the capture.
@@ -148,6 +166,7 @@ class DamagedCapture(Rule):
         Valid("next to none without a duration", lambda: _Spoilt("negative"), thresholds={"max_clamped": 0.9}),
         Valid("graphs that begin at once", lambda: _graphs(0)),
         Valid("graphs that hardly wait", _graphs, thresholds={"min_graph_share": 0.9}),
+        Valid("a graph of kernels that follow each other", lambda: _halved(keep=1)),
         Valid("a kernel that waits", lambda: _graphs(call="cudaLaunchKernel")),
         Valid("each operator there", lambda: _thinned_out(1)),
         Valid("a pause between two windows", _paused),
@@ -169,6 +188,12 @@ class DamagedCapture(Rule):
         ),
         Invalid(
             "graphs that wait for a short time", lambda: _graphs(250), severity="info", message="CUDA graphs"
+        ),
+        Invalid(
+            "half of the kernels of each graph taken out",
+            _halved,
+            severity="warning",
+            message="within CUDA graphs (6 launches)",
         ),
         Invalid(
             "most operators taken out",
@@ -194,6 +219,10 @@ class DamagedCapture(Rule):
             ("truncated", int(damage.truncated and not damage.given_up)),
             (f"reading stopped after {damage.given_up:,} unreadable places", damage.given_up),
             (f"{_events(damage.lost)} unreadable", damage.lost),
+            (
+                f"{damage.leading:,} byte{'s' if damage.leading > 1 else ''} before its begin unreadable",
+                damage.leading,
+            ),
             (
                 f"{damage.trailing:,} byte{'s' if damage.trailing > 1 else ''} after its end unreadable",
                 damage.trailing,
@@ -231,7 +260,9 @@ class DamagedCapture(Rule):
         yield Claim(
             message=f"The trace file is damaged: {', '.join(parts)}. {_events(health.events).capitalize()} were read.",
             confidence="high",
-            severity="warning" if damage.truncated or damage.lost or damage.trailing or clamped else "info",
+            severity="warning"
+            if damage.truncated or damage.lost or damage.leading or damage.trailing or clamped
+            else "info",
             evidence=tables,
             fixes=[
                 advice(

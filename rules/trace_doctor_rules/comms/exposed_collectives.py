@@ -423,15 +423,14 @@ def _among_ranks(ctx: Context) -> _Ranks | None:
     if ranked is None or ctx.rank not in ranked.ranks:
         return None
     own = ranked.ranks.index(ctx.rank)
-    in_them = [sum(parts) for parts in zip(ranked.wait_ns, ranked.transfer_ns, ranked.untold_ns, strict=True)]
-    least = min(in_them)
+    least = min(ranked.in_collectives_ns)
     return _Ranks(
         ranked.transfer_ns[own],
         ranked.wait_ns[own],
         ranked.untold_ns[own],
         ranked.read,
         least,
-        ranked.ranks[in_them.index(least)],
+        ranked.ranks[ranked.in_collectives_ns.index(least)],
     )
 
 
@@ -459,7 +458,7 @@ def _of_this_rank(ctx: Context, own: CollectiveExposure) -> Sequence[tuple[int, 
     ranked = ctx.get(RankedCollectives)
     if ranked is None or ctx.rank not in ranked.ranks:
         return own.intervals
-    waits = ranked.waits_for(range(len(ranked.ranks)))[ctx.rank]
+    waits = ranked.waits_for(range(len(ranked.ranks)), ctx.rank)
     return spans_of(subtract(intervals(own.intervals), waits))
 
 

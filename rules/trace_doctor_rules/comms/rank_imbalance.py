@@ -154,16 +154,18 @@ class RankImbalance(Rule):
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         ranks = ctx[Ranks]
-        compute = [ranks.of(rank, "compute") for rank in ranks.ranks]
-        most, least, mean = max(compute), min(compute), sum(compute) / len(compute)
+        busiest, compute = ranks.ranks[ranks.busiest], ranks.compute_ns
+        most = compute[ranks.busiest]
         if not most:
             raise NotCaptured(
                 "neither kernels nor operators recorded",
                 "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]",
             )
-        busiest = ranks.ranks[compute.index(most)]
-        step = ranks.step_ns[compute.index(most)]
-        if ctx.rank != busiest or not step or most - least < self.min_difference * most:
+        step = ranks.step_ns[ranks.busiest]
+        if ctx.rank != busiest or not step:
+            return
+        least, mean = min(compute), sum(compute) / len(compute)
+        if most - least < self.min_difference * most:
             return
         share = (most - mean) / step
         if share < self.min_share:

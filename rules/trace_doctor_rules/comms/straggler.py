@@ -339,12 +339,16 @@ class Straggler(Rule):
     def check(self, ctx: Context) -> Iterator[Claim]:
         collectives, steps = ctx[RankedCollectives], ctx[Steps]
         late = _late(collectives, self.min_caused)
+        worst = int(np.argmax(collectives.wait_share))
+        if ctx.rank not in {collectives.ranks[i] for i in (*late[:1], worst)}:
+            return  # the job has one finding: that of the straggler, else of the rank that waits most
         others = [i for i in range(len(collectives.ranks)) if i not in late]
         waited = collectives.saved_without(late) if late else 0.0
         share = waited / steps.step_ns if steps.step_ns else 0.0
         errors = _standard_errors(collectives, late, others) if late else 0.0
         if not late or share < self.min_share or errors < self.min_errors:
-            yield from self._no_straggler(ctx, collectives)
+            if ctx.rank == collectives.ranks[worst]:
+                yield from self._no_straggler(ctx, collectives, collectives.wait_share[worst])
             return
         if ctx.rank != collectives.ranks[late[0]]:
             return
@@ -378,26 +382,23 @@ class Straggler(Rule):
             evidence=[_waits(collectives, alone), ranks.table()],
             fixes=[_advice(who, causes)],
             owned_on={
-                rank: [*spans_of(waits), *_lost(ranks, rank, causes)]
-                for rank, waits in collectives.waits_for(late).items()
+                rank: [*spans_of(collectives.waits_for(late, rank)), *_lost(ranks, rank, causes)]
+                for rank in collectives.ranks
             },
             key="straggler",
         )
 
-    def _no_straggler(self, ctx: Context, ranked: RankedCollectives) -> Iterator[Claim]:
-        """How long ranks wait for one another, where no few of them can be said to delay the rest."""
-        shares = [
-            wait / max(member[Steps].step_ns, 1)
-            for wait, member in zip(ranked.wait_ns, ranked.members, strict=True)
-        ]
-        worst = int(np.argmax(shares))
-        if shares[worst] < self.min_wait or ctx.rank != ranked.ranks[worst]:
+    def _no_straggler(self, ctx: Context, ranked: RankedCollectives, share: float) -> Iterator[Claim]:
+        """How long ranks wait for one another, where no few of them can be said to delay the rest. `share`: the wait of this
+        rank, the one that waits most."""
+        if share < self.min_wait:
             return
+        own = ranked.ranks.index(ctx.rank)
         late = lateness(ranked)
         average, before = mean(ranked.wait_ns), mean(late.before_ns)
         sentences = [
             f"Ranks wait for one another in collectives for {milliseconds(average / 1e3)} per step on average, "
-            f"rank {ctx.rank} for {milliseconds(ranked.wait_ns[worst] / 1e3)} ({shares[worst]:.0%})."
+            f"rank {ctx.rank} for {milliseconds(ranked.wait_ns[own] / 1e3)} ({share:.0%})."
         ]
         if before >= _WORTH_SAYING * average:
             began = f"they began the first step up to {milliseconds(max(late.began_ns) / 1e3)} apart"
@@ -420,7 +421,7 @@ class Straggler(Rule):
             evidence=[_waits(ranked, {}), ctx[Ranks].table()],
             fixes=[_record_more()],
             owned_on={
-                rank: spans_of(waits) for rank, waits in ranked.waits_for(range(len(ranked.ranks))).items()
+                rank: spans_of(ranked.waits_for(range(len(ranked.ranks)), rank)) for rank in ranked.ranks
             },
             key="waits",
         )

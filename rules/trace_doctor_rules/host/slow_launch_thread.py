@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 
@@ -33,6 +32,7 @@ from trace_doctor_rules.host._unattributed_gaps import (
     notable,
     without_name,
 )
+from trace_doctor_rules.host._work_kinds import kind_of_work
 
 
 def _training(
@@ -610,7 +610,7 @@ class SlowLaunchThread(TimeRule):
             ],
             spans=moments.longest(spans_of(gap.idle), gap.name, device=device),
             fixes=[
-                techniques.off_the_step(VERIFY, _kind(gap.name) if named else "other", target)
+                techniques.off_the_step(VERIFY, kind_of_work(gap.name) if named else "other", target)
                 if named or target
                 else fix_of(gap)
             ],
@@ -639,22 +639,6 @@ def _removal(ctx: Context, gap: HostGap) -> Removal:
 
 def _without(ctx: Context, gap: HostGap) -> ReplayOutcome:
     return ctx[Replay].without(_removal(ctx, gap))
-
-
-_KINDS = (
-    ("checkpoint", r"save|checkpoint|state_dict|serializ"),
-    ("evaluation", r"eval|valid|test"),
-    ("garbage", r"\bgc\b|collect\b"),
-    ("log", r"log|wandb|tensorboard|write|print|metric|report|plot"),
-    ("copy", r"(?:\b|_)(?:copy|move|transfer|to)_(?:\w+_)?(?:to_)?(?:gpu|cuda|device)|host_to_device|h2d"),
-    ("data", r"token|preprocess|process|collat|augment|decode|transform|load|batch|sample"),
-)
-
-
-def _kind(name: str) -> str:
-    """By the words of an annotation, or of a function and its file; folders say nothing (`transformers/trainer.py`)."""
-    what = re.sub(r"(?<=\()\S*[/\\]", "", name)
-    return next((kind for kind, words in _KINDS if re.search(words, what, re.IGNORECASE)), "other")
 
 
 def _message(gap: HostGap, host: HostGaps, count: int) -> str:

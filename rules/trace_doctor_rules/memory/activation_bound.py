@@ -15,6 +15,7 @@ from trace_doctor.evidence.memory.classes import ACTIVATIONS, GRAPH_BLOCKS, GRAP
 from trace_doctor.evidence.memory.device_memory import DeviceMemory
 from trace_doctor.evidence.memory.stale_graphs import StaleGraphs, stale_graphs
 from trace_doctor.evidence.memory.timeline import CAPTURE_ADVICE
+from trace_doctor.evidence.memory.whole_steps import PeakPassed
 from trace_doctor.evidence.trace.call_sites import Site, location
 from trace_doctor.snapshot import Action
 from trace_doctor.testing import GIB, MIB, Invalid, SnapshotBuilder, Valid
@@ -181,7 +182,8 @@ class ActivationBound(Rule):
     and optimizer state do not. The device size comes from a failed allocation, a trace of the run, or the settings. If it is
     unknown, this is an info finding. A forward without gradients saves nothing and is not counted. A forward with gradients
     whose blocks are all freed together, without a backward, saved them for nothing: a warning if several forwards do. What the previous forward left is TD411's
-    and not counted. Where the record ends with a forward, repeated layers or compiled code called by autograd decide.
+    and not counted. Where the record ends with a forward, repeated layers or compiled code called by autograd decide. One that ends
+    at its peak, not in a failed allocation, does not pass.
 
     How the saving is estimated
     That of checkpointing: the reduction of peak allocated bytes when every layer saves only its last block, the input of the
@@ -209,6 +211,7 @@ class ActivationBound(Rule):
     name = "activation-bound"
     title = "Activations dominate GPU memory"
     needs = (MemoryBlocks, DeviceMemory)
+    to_pass = (PeakPassed,)
     about = ("activations",)
 
     min_share: float = threshold(
@@ -247,7 +250,7 @@ class ActivationBound(Rule):
         Valid("a cache of keys and values", _key_value_cache),
         Valid("FSDP keeps the parameters that it gathered", _gathers),
         Valid("inference returns keys, values, attentions and hidden states", lambda: _evaluation((60, 60, 40, 20))),
-        Valid("compiled inference whose results are kept", lambda: _compiled(gradients=False)),
+        Valid("compiled inference whose results are kept", lambda: _compiled(gradients=False), skipped="ends at its peak"),
         Valid("no frames", lambda: _layers(stacks=None), skipped="no Python frames"),
         Valid("no history", SnapshotBuilder, skipped="no allocation history"),
     ]  # fmt: skip

@@ -13,7 +13,7 @@ from trace_doctor.evidence.memory.blocks import DeviceBlocks, MemoryBlocks
 from trace_doctor.evidence.memory.device_memory import DeviceMemory
 from trace_doctor.evidence.memory.out_of_memory import Failure
 from trace_doctor.evidence.memory.timeline import CAPTURE_ADVICE
-from trace_doctor.evidence.memory.whole_steps import PeakRecorded
+from trace_doctor.evidence.memory.whole_steps import PeakPassed, PeakRecorded
 from trace_doctor.evidence.trace.call_sites import location
 from trace_doctor.testing import MIB, Invalid, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
@@ -98,7 +98,7 @@ class Fragmentation(Rule):
     what was allocated before it is unknown. Free bytes at the end of a record prove nothing: the peak may be over. Cached
     segments that are entirely free but of the wrong size count. A failure while the device has enough free memory comes from
     a limit of the process, not from fragmentation. If the reserved memory is older than the record, or the record is shorter
-    than a step, the rule is skipped.
+    than a step or ends at its peak, the rule is skipped.
 
     How the saving is estimated
     Peak reserved minus peak allocated bytes. An upper bound: even a packed allocator keeps a few MiB between blocks.
@@ -122,7 +122,7 @@ class Fragmentation(Rule):
     name = "fragmentation"
     title = "GPU memory is fragmented"
     needs = (MemoryBlocks, DeviceMemory)
-    to_pass = (PeakRecorded,)
+    to_pass = (PeakRecorded, PeakPassed)
     yields_to = ("TD401", "TD409")
 
     min_share: float = threshold(

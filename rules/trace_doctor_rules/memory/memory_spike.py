@@ -14,7 +14,7 @@ from trace_doctor.evidence.memory.blocks import DeviceBlocks, MemoryBlocks
 from trace_doctor.evidence.memory.classes import ACTIVATIONS, Reason
 from trace_doctor.evidence.memory.stages import Stage
 from trace_doctor.evidence.memory.timeline import BEFORE, CAPTURE_ADVICE
-from trace_doctor.evidence.memory.whole_steps import PeakRecorded
+from trace_doctor.evidence.memory.whole_steps import PeakPassed, PeakRecorded
 from trace_doctor.evidence.trace.call_sites import location
 from trace_doctor.testing import MIB, Invalid, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
@@ -272,7 +272,7 @@ class MemorySpike(Rule):
 
     Evidence
     A snapshot's history. Activations saved for backward, optimizer state and weight copies that live through a whole forward
-    are not counted. A history that is shorter than a step, or that begins near its peak, is skipped if it shows no such tensors.
+    are not counted. A history that is shorter than a step, or that begins near its peak or ends at it, is skipped if it shows no such tensors.
     Where what forwards save for a backward that never runs costs more, TD406 speaks of that.
 
     How the saving is estimated
@@ -301,7 +301,7 @@ class MemorySpike(Rule):
     name = "memory-spike"
     title = "Short-lived tensors set the memory peak"
     needs = (MemoryBlocks,)
-    to_pass = (PeakRecorded,)
+    to_pass = (PeakRecorded, PeakPassed)
     about = ("temporaries", "workspaces")
 
     min_share: float = threshold(
@@ -338,7 +338,7 @@ class MemorySpike(Rule):
     VALID = [
         Valid("activations that backward needs", _kept),
         Valid("weight copies that live through the forward", _weight_copies),
-        Valid("a record that ends at the peak", _ends_at_the_peak),
+        Valid("a record that ends at the peak", _ends_at_the_peak, skipped="ends at its peak"),
         Valid("an output that is held until the next one is there", _an_output_held_until_the_next),
         Valid("passes of few operators, each output held until the next one", _few_operators_a_pass),
         Valid("one layer after the other makes as large a result", lambda: _stages_of_one_matrix(beside=0)),

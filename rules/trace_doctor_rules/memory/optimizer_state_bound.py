@@ -12,6 +12,7 @@ from trace_doctor.evidence.memory.classes import OPTIMIZER_STATE
 from trace_doctor.evidence.memory.device_memory import DeviceMemory
 from trace_doctor.evidence.memory.stages import Stage
 from trace_doctor.evidence.memory.timeline import CAPTURE_ADVICE
+from trace_doctor.evidence.memory.whole_steps import PeakPassed
 from trace_doctor.evidence.trace.call_sites import location
 from trace_doctor.testing import GIB, MIB, Invalid, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
@@ -53,7 +54,7 @@ class OptimizerStateBound(Rule):
     Evidence
     A snapshot's history: blocks that step() allocates and that outlive it. Older ones are recognized by their frames, by
     step() freeing them, or by their sizes. The device size comes from a failed allocation, a trace of the run, or the
-    settings. If it is unknown, this is an info finding.
+    settings. If it is unknown, this is an info finding. A history that ends at its peak, not in a failed allocation, does not pass.
 
     How the saving is estimated
     The reduction of peak allocated bytes with a quarter of the state, which 8 bits instead of 32 leave. State that is already
@@ -78,6 +79,7 @@ class OptimizerStateBound(Rule):
     name = "optimizer-state-bound"
     title = "Optimizer state dominates GPU memory"
     needs = (MemoryBlocks, DeviceMemory)
+    to_pass = (PeakPassed,)
     about = ("optimizer_state",)
 
     min_share: float = threshold(

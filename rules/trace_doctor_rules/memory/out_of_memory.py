@@ -14,6 +14,7 @@ from trace_doctor.evidence.memory.classes import ACTIVATIONS
 from trace_doctor.evidence.memory.out_of_memory import Failure, OtherDevice, OutOfMemory
 from trace_doctor.evidence.memory.stages import Stage
 from trace_doctor.evidence.memory.stale_graphs import stale_graphs
+from trace_doctor.evidence.memory.whole_steps import PeakPassed
 from trace_doctor.evidence.trace.call_sites import location
 from trace_doctor.snapshot import NO_STACK
 from trace_doctor.testing import GIB, MIB, Invalid, SnapshotBuilder, Valid
@@ -132,7 +133,8 @@ class OutOfMemoryRule(Rule):
     moment. Segments freed just before it are malloc's own retries. Other GPUs of the process are named where it reserves a
     small part of the failing GPU's memory on them. A snapshot does not show other processes, so that files of one rank of
     several are left out. What the step needs later is how far memory rose after the same allocation of the step before.
-    Without one, a forward in training needs at least a gradient as large as the request.
+    Without one, a forward in training needs at least a gradient as large as the request. A history that ends at its peak without
+    such an entry is skipped: whether the next allocation failed is not in it.
 
     How the saving is estimated
     The request has to fit, and what follows it in the step. Each fix says what it gives at most, and "not enough alone" where
@@ -160,6 +162,7 @@ class OutOfMemoryRule(Rule):
     name = "out-of-memory"
     title = "GPU ran out of memory"
     needs = (OutOfMemory, MemoryBlocks)
+    to_pass = (PeakPassed,)
     explained_by = ("TD402", "TD403", "TD404", "TD405", "TD406", "TD407", "TD411")
 
     main_holder: float = threshold(

@@ -171,7 +171,7 @@ class RetainedGradients(Rule):
 
     How the saving is estimated
     The reduction of peak allocated bytes when these gradients are freed after step() and return in the next backward. It is
-    0 where the peak is elsewhere: then only the risk is reported.
+    Where the peak is elsewhere, it is next to none: then only the risk is reported.
 
     Fix
     `optimizer.zero_grad(set_to_none=True)` right after `optimizer.step()`: move it, add it, or remove `set_to_none=False`.
@@ -279,15 +279,17 @@ class RetainedGradients(Rule):
             else "missing"
         )
         site = _site(device, how)
-        severity: Severity | None = "info" if proof == "none" else None if fall else "warning"
+        at_the_peak = fall >= self.min_share * history.peak_bytes
+        severity: Severity | None = "info" if proof == "none" else None if at_the_peak else "warning"
         why = f" because {_HOW[how]}" if proof == "step" else ""
-        elsewhere = "" if fall else " The peak is elsewhere, so freeing them does not lower it."
+        effect = "hardly lowers" if fall else "does not lower"
+        elsewhere = "" if at_the_peak else f" The peak is elsewhere, so freeing them {effect} it."
         return Claim(
             message=f"{size(most.bytes)} {_OF[proof]}{why}.{_DOUBT[proof]}{elsewhere}",
             confidence="low" if proof == "none" else "high" if sure and proof == "step" else "medium",
             severity=severity,
             saving=peak_saving(history.peak_bytes, without, "with these gradients freed at the end of step()")
-            if fall
+            if at_the_peak
             else None,
             location=location(site, device=device.device),
             evidence=[_table(device, retentions), breakdown(device, history.peak)],

@@ -43,7 +43,7 @@ def launches_do_not_wait(verify: str) -> Fix:
 
 
 def off_the_step(verify: str, what: str = "other", target: Target | None = None) -> Fix:
-    """`what`: checkpoint, evaluation, log, copy, data, garbage or other."""
+    """`what`: checkpoint, evaluation, rollout, log, copy, data, garbage or other."""
     title, text, risk = _OFF_THE_STEP[what]
     return advice(title, text, risk, verify, target=target)
 
@@ -59,6 +59,12 @@ _OFF_THE_STEP = {
         "Evaluate less often",
         "if step % N == 0:\n    evaluate(model)   # HF: eval_steps=N; Lightning: val_check_interval=N",
         "the best step is seen later",
+    ),
+    "rollout": (
+        "Batch the rollout",
+        "envs = gym.vector.AsyncVectorEnv([make_env] * n)   # environments in processes of their own\n"
+        "with torch.inference_mode():\n    action = policy(observations)   # one call for all of them",
+        "more environments change the batches that are trained on",
     ),
     "log": (
         "Log every N steps, from another thread",

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from trace_doctor.recording.folder import lines_run
+from trace_doctor.recording.lines_tsv import lines_run
 
 Make = Callable[..., "Made"]  # type: ignore[name-defined]  # noqa: F821  conftest's
 pytestmark = pytest.mark.torch
@@ -236,3 +236,87 @@ finally:
     assert made.marks("light", 0) == made.marks("light", 1)
     assert len({*re.findall(r"stopped behind (\d+)", made.output)}) == 1
     assert len(made.rows(0)) == len(made.rows(1))
+
+
+BY_HAND = """
+import time
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 1))
+loss_of = nn.MSELoss()
+def evaluate():
+    model.eval()
+    with torch.no_grad():
+        for _ in range(50):
+            loss_of(model(torch.randn(8, 16)), torch.zeros(8, 1))
+            time.sleep(0.01)
+
+for epoch in range(20):
+    model.train()
+    for batch in range(10):
+        loss = loss_of(model(torch.randn(8, 16)), torch.zeros(8, 1))
+        loss.backward()
+        if batch % 2 == 1:
+            for parameter in model.parameters():
+                parameter.data.add_(parameter.grad, alpha=-0.1)
+            model.zero_grad()
+        print("batch", loss.item())
+        time.sleep(0.01)
+    evaluate()
+"""
+
+
+def test_evaluation_is_no_step_of_a_training_without_an_optimizer(make: Make) -> None:
+    """Two batches make a step; between epochs the model is called a hundred times as often as it trains."""
+    made = make(BY_HAND)
+    said = made.said()
+    assert said["found_steps_by"] == "backward passes" and said["accumulation"] == 2
+    losses = [float(n) for n in re.findall(r"batch (\S+)", made.output)]
+    rows = [row for row in made.rows() if row["loss"]]
+    assert len(rows) > 8
+    for row in rows:
+        at = 2 * int(row["step"])
+        assert float(row["loss"]) == losses[at] + losses[at + 1]
+    work = said["periodic"]
+    assert work["places"][0]["calls"] == "evaluate" and work["share"] > 0.5
+    assert len(work["steps"]) > 1 and all(step % 5 == 0 for step in work["steps"]), "the first of each epoch"
+
+
+SIDE_BY_SIDE = """
+import torch
+import torch.multiprocessing as mp
+from torch import nn
+
+def train(rank, model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for i in range(20):
+        optimizer.zero_grad()
+        model(torch.randn(8, 16)).pow(2).mean().backward()
+        optimizer.step()
+    print("process", rank, "took", i + 1, "steps", flush=True)
+
+model = nn.Linear(16, 1)
+model.share_memory()
+context = mp.get_context("fork")
+processes = [context.Process(target=train, args=(rank, model)) for rank in range(2)]
+for process in processes:
+    process.start()
+for process in processes:
+    process.join()
+model.eval()
+with torch.no_grad():
+    for _ in range(40):
+        model(torch.randn(8, 16))
+"""
+
+
+def test_of_processes_that_train_without_a_process_group_the_first_is_recorded(make: Make) -> None:
+    """They are forked and leave by os._exit; that their parent evaluates the model is no third training."""
+    made = make(SIDE_BY_SIDE, timing_steps=30)
+    assert made.output.count("took 20 steps") == 2
+    said = made.said()
+    assert said["found_steps_by"] == "optimizer" and said["ended"] == "os._exit"
+    assert [int(row["step"]) for row in made.rows()] == [*range(20)]
+    assert "1 more process trained: only the first one is recorded" in made.recorded.warnings

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Self
 
@@ -156,7 +156,7 @@ def _numbers(arguments: list[dict[str, Any]], name: str) -> I64:
     return np.array([-1 if number is None else number for number in numbers], dtype=np.int64)
 
 
-class Match(Struct, frozen=True):
+class Match(Struct, frozen=True, dict=True):
     """Collectives of one kind on the ranks that took part: arrays of ranks × collectives, in order of time."""
 
     name: str
@@ -169,17 +169,17 @@ class Match(Struct, frozen=True):
     read: tuple[int, int]
     """how many ranks of its process group were read, and how many there are: alike where nothing says"""
 
-    @property
+    @cached_property
     def shortest(self) -> I64:
         """Of each collective the time on the rank that came last, ns: the transfer itself, without waiting."""
         return np.asarray((self.end - self.start).min(axis=0))
 
-    @property
+    @cached_property
     def wait(self) -> I64:
         """How long each rank waited for the last to come, ns."""
         return np.asarray(self.end - self.start - self.shortest)
 
-    @property
+    @cached_property
     def transfer(self) -> I64:
         """Of each collective what is known to be transfer, ns: all of `shortest`, but where a rank was not read, which may
         have come later, only as much as the fastest of its size took."""
@@ -190,7 +190,7 @@ class Match(Struct, frozen=True):
         np.minimum.at(fastest, of_size, self.shortest)
         return np.asarray(fastest[of_size])
 
-    @property
+    @cached_property
     def last(self) -> I64:
         """Position of the rank that came last to each."""
         return np.asarray(self.members[np.argmin(self.end - self.start, axis=0)])
@@ -230,13 +230,17 @@ class RankedCollectives(JobEvidence, frozen=True):
             )
         world = max((m.world or 0 for m in ranks), default=0)
         clocks = _clocks(members)
-        matches = [m for key in _kinds(members) if (m := _matched(members, key, world, clocks)) is not None]
+        matches = [
+            m
+            for key, rows in _steady_of_kinds(members).items()
+            if (m := _matched(members, key, rows, world, clocks)) is not None
+        ]
         if not matches:
             raise NotCaptured(
                 "the collectives of the ranks do not overlap in time",
                 "record the same steps on every rank, with clocks that agree",
             )
-        parts = [_alone(members, i, matches) for i in range(len(members))]
+        parts = [_alone(*each) for each in zip(members, _shares_of(len(members), matches), strict=True)]
         waits, transfers, untold = zip(*parts, strict=True)
         return cls(
             ranks=tuple(m.rank for m in members),
@@ -253,6 +257,20 @@ class RankedCollectives(JobEvidence, frozen=True):
     def read(self) -> tuple[int, int]:
         """How many ranks were read, and how many there are, of the process group of which most is missing."""
         return max((match.read for match in self.matches), key=lambda read: read[1] - read[0])
+
+    @cached_property
+    def in_collectives_ns(self) -> tuple[int, ...]:
+        """Per rank and steady step: waiting and transfer, with no compute beside them."""
+        parts = zip(self.wait_ns, self.transfer_ns, self.untold_ns, strict=True)
+        return tuple(sum(each) for each in parts)
+
+    @cached_property
+    def wait_share(self) -> tuple[float, ...]:
+        """Per rank: `wait_ns` as a share of its steady step."""
+        return tuple(
+            wait / max(member[Steps].step_ns, 1)
+            for wait, member in zip(self.wait_ns, self.members, strict=True)
+        )
 
     def saved_without(self, late: Sequence[int]) -> float:
         """ns of a steady step by which every other rank gets through earlier if these (positions in `ranks`) never come last.
@@ -285,8 +303,8 @@ class RankedCollectives(JobEvidence, frozen=True):
         leads from one to the other moves with them."""
         alone = [steady_alone(m) for m in self.members]
         ends = [
-            np.sort(np.concatenate([m.end[m.members == i].ravel() for m in self.matches]))
-            for i in range(len(alone))
+            np.sort(np.concatenate([NOTHING.ravel(), *(match.end[at] for match, at in shares)]))
+            for shares in self._shares
         ]
         found: list[tuple[int, tuple[I64, I64, I64]]] = []
         for match in self.matches:
@@ -307,35 +325,59 @@ class RankedCollectives(JobEvidence, frozen=True):
             ]
         return [collective for _, collective in sorted(found, key=lambda each: each[0])]
 
-    def waits_for(self, late: Sequence[int]) -> dict[int, I64]:
-        """When each rank waited in a collective for one of these (positions in `ranks`) to come: sets of intervals, by rank."""
-        spans: dict[int, list[I64]] = {}
-        for match in self.matches:
+    @cached_property
+    def _shares(self) -> list[list[Share]]:
+        return _shares_of(len(self.ranks), self.matches)
+
+    def waits_for(self, late: Sequence[int], rank: int) -> I64:
+        """When a rank (its number) waited in a collective for one of these (positions in `ranks`) to come: a set."""
+        parts = [NOTHING]
+        for match, at in self._shares[self.ranks.index(rank)]:
             caused = np.isin(match.last, late)
-            for at, i in enumerate(match.members.tolist()):
-                start = match.start[at][caused]
-                spans.setdefault(self.ranks[i], []).append(pairs(start, start + match.wait[at][caused]))
-        nothing = dict.fromkeys(self.ranks, NOTHING)
-        return nothing | {rank: union(np.concatenate(parts)) for rank, parts in spans.items()}
+            start = match.start[at][caused]
+            parts.append(pairs(start, start + match.wait[at][caused]))
+        return union(np.concatenate(parts))
 
 
-def _kinds(members: list[RankSummary]) -> list[Key]:
-    """What at least two ranks have, in the order first seen."""
-    rank_counts: dict[Key, int] = {}
-    for summary in members:
-        for key in dict.fromkeys(summary[Collectives].keys):
-            rank_counts[key] = rank_counts.get(key, 0) + 1
-    return [key for key, ranks in rank_counts.items() if ranks > 1]
+Share = tuple[Match, int]
+"""one rank's part of a match: its row there"""
+
+
+def _shares_of(count: int, matches: Iterable[Match]) -> list[list[Share]]:
+    """Per rank (position) its parts of the matches."""
+    shares: list[list[Share]] = [[] for _ in range(count)]
+    for match in matches:
+        for at, i in enumerate(match.members.tolist()):
+            shares[i].append((match, at))
+    return shares
+
+
+def _steady_of_kinds(members: list[RankSummary]) -> dict[Key, dict[int, I64]]:
+    """What at least two ranks have, in the order first seen: by rank (position), the places in `Collectives` of those of the kind
+    from the first steady step on."""
+    kinds: dict[Key, dict[int, I64]] = {}
+    for i, summary in enumerate(members):
+        own = summary[Collectives]
+        rows: dict[Key, list[int]] = {key: [] for key in own.keys}
+        for row in np.flatnonzero(own.start >= steady_from(summary)).tolist():
+            rows[own.keys[row]].append(row)
+        for key, places in rows.items():
+            kinds.setdefault(key, {})[i] = np.array(places, dtype=np.int64)
+    return {key: of for key, of in kinds.items() if len(of) > 1}
 
 
 def _clocks(members: list[RankSummary]) -> tuple[int | None, ...]:
     """By how much the clock of each rank is ahead of the first's, ns; of one that shares no collectives with the first, by way
     of others."""
     ends = [_numbered_ends(summary[Collectives]) for summary in members]
+    taking: dict[Key, list[int]] = {}
+    for i, own in enumerate(ends):
+        for key in dict.fromkeys(key for key, _ in own):
+            taking.setdefault(key, []).append(i)
     clocks: list[int | None] = [0, *([None] * (len(members) - 1))]
     reached = [(0, 0)]
     for by, clock in reached:
-        for i in range(len(members)):
+        for i in sorted({i for key in dict.fromkeys(key for key, _ in ends[by]) for i in taking[key]}):
             if clocks[i] is None and (ahead := _clock_ahead(ends[by], ends[i])) is not None:
                 clocks[i] = clock + ahead
                 reached.append((i, clock + ahead))
@@ -370,12 +412,17 @@ def _known(clocks: Sequence[int | None]) -> I64:
     return np.array([clock or 0 for clock in clocks], dtype=np.int64)
 
 
-def _matched(members: list[RankSummary], key: Key, world: int, clocks: Sequence[int | None]) -> Match | None:
+def _matched(
+    members: list[RankSummary],
+    key: Key,
+    rows: Mapping[int, I64],
+    world: int,
+    clocks: Sequence[int | None],
+) -> Match | None:
     """The collectives of one kind in the steady steps of all ranks that have it; None where they do not fit together. They
-    are counted from the end of the capture, or from where the first of the captures ended. `world`: ranks of the job, 0 where
-    nothing says. `clocks`: as `RankedCollectives.clock_ns`."""
-    rows = [_steady(summary, key) for summary in members]
-    taking = [i for i, own in enumerate(rows) if len(own)]
+    are counted from the end of the capture, or from where the first of the captures ended. `rows`: by rank, their places.
+    `world`: ranks of the job, 0 where nothing says. `clocks`: as `RankedCollectives.clock_ns`."""
+    taking = [i for i, own in rows.items() if len(own)]
     if len(taking) < 2:
         return None
     of_each = [(members[i][Collectives], rows[i]) for i in taking]
@@ -427,15 +474,6 @@ def _together(start: I64, end: I64) -> Bool:
     return np.asarray(overlap | (last - first < np.minimum(apart[:-1], apart[1:])))
 
 
-def _steady(summary: RankSummary, key: Key) -> I64:
-    """Places in `Collectives` of those of a kind from the first steady step on."""
-    own = summary[Collectives]
-    of_kind: I64 = np.flatnonzero(
-        np.array([k == key for k in own.keys]) & (own.start >= steady_from(summary))
-    )
-    return of_kind
-
-
 def steady_from(summary: RankSummary) -> int:
     """When the first steady step begins on the device, ns."""
     return next(iter(summary[Steps].on_device("steady")), summary[Steps].window)[0]
@@ -446,16 +484,15 @@ def steady_alone(summary: RankSummary) -> I64:
     return intersect(summary[Collectives].alone, intervals(summary[Steps].on_device("steady")))
 
 
-def _alone(members: list[RankSummary], i: int, matches: list[Match]) -> tuple[int, int, int]:
+def _alone(member: RankSummary, shares: Iterable[Share]) -> tuple[int, int, int]:
     """(waiting, transfer, one of the two) of one rank per steady step, where no compute ran beside it, ns."""
     waiting, untold, transferring = [NOTHING], [NOTHING], [NOTHING]
-    for match in matches:
-        for at in np.flatnonzero(match.members == i).tolist():
-            arrived, moves = match.start[at] + match.wait[at], match.end[at] - match.transfer
-            waiting.append(pairs(match.start[at], arrived))
-            untold.append(pairs(arrived, moves))
-            transferring.append(pairs(moves, match.end[at]))
-    alone, count = steady_alone(members[i]), members[i][Steps].count
+    for match, at in shares:
+        arrived, moves = match.start[at] + match.wait[at], match.end[at] - match.transfer
+        waiting.append(pairs(match.start[at], arrived))
+        untold.append(pairs(arrived, moves))
+        transferring.append(pairs(moves, match.end[at]))
+    alone, count = steady_alone(member), member[Steps].count
     moving = union(np.concatenate(transferring))
     either = subtract(union(np.concatenate(untold)), moving)
     still = subtract(subtract(union(np.concatenate(waiting)), moving), either)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from math import hypot, sqrt
 from statistics import median
 from typing import Self
@@ -111,6 +112,16 @@ class Ranks(JobEvidence, frozen=True):
             steps=tuple(m[Steps].count for m in members),
             pieces=tuple(m.get(IdlePieces) for m in members),
         )
+
+    @cached_property
+    def compute_ns(self) -> tuple[float, ...]:
+        """Per rank: of a steady step."""
+        return tuple(parts[0] for parts in self.parts)
+
+    @cached_property
+    def busiest(self) -> int:
+        """Position of the rank that computes longest."""
+        return self.compute_ns.index(max(self.compute_ns))
 
     def of(self, rank: int, part: str) -> float:
         """ns of a steady step that a rank spends in one of PARTS."""

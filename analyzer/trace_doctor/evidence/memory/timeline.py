@@ -199,7 +199,7 @@ def replay(snapshot: Snapshot, device: int) -> DeviceHistory | str:
             [stack[born], np.full(count[0], NO_STACK, np.int32), snapshot.block_stack[older]]
         ).astype(np.int32),
         live=live,
-        reserved=_reserved(snapshot, device, action, size, live),
+        reserved=_reserved(snapshot, device, action, addr, size, live),
         settings=dict(snapshot.allocator_settings),
     )
 
@@ -219,7 +219,11 @@ def _final_blocks(snapshot: Snapshot, active: I64, touched: I64, remaining: I64,
     return active[~inside]
 
 
-def _reserved(snapshot: Snapshot, device: int, action: U8, size: I64, live: I64) -> I64 | None:
+def _reserved(snapshot: Snapshot, device: int, action: U8, addr: I64, size: I64, live: I64) -> I64 | None:
+    """Bytes of segments at each moment; None where blocks or their sizes contradict that, as where entries of segments are
+    missing."""
+    if _outside(snapshot, device, action, addr, size):
+        return None
     sign = np.zeros(len(action), dtype=np.int64)
     sign[(action == Action.SEGMENT_ALLOC) | (action == Action.SEGMENT_MAP)] = 1
     sign[(action == Action.SEGMENT_FREE) | (action == Action.SEGMENT_UNMAP)] = -1
@@ -227,6 +231,21 @@ def _reserved(snapshot: Snapshot, device: int, action: U8, size: I64, live: I64)
     end = int(snapshot.segment_size[snapshot.segment_device == device].sum())
     reserved: I64 = change + (end - change[-1])
     return reserved if (reserved >= live).all() else None
+
+
+def _outside(snapshot: Snapshot, device: int, action: U8, addr: I64, size: I64) -> bool:
+    """Whether a block lies in no segment that is there at the end, or that was in the record."""
+    own = snapshot.segment_device == device
+    known = np.isin(
+        action, (Action.SEGMENT_ALLOC, Action.SEGMENT_FREE, Action.SEGMENT_MAP, Action.SEGMENT_UNMAP)
+    )
+    start = np.concatenate([snapshot.segment_addr[own], addr[known]])
+    end = start + np.concatenate([snapshot.segment_size[own], size[known]])
+    order = np.argsort(start, kind="stable")
+    start, end = start[order], np.maximum.accumulate(end[order])
+    blocks = addr[(action == Action.ALLOC) | (action == Action.FREE_COMPLETED)]
+    at = np.searchsorted(start, blocks, side="right") - 1
+    return bool(len(blocks)) and bool(((at < 0) | (blocks >= np.append(end, 0)[at])).any())
 
 
 def _sum_over_time(n: int, first: I64, last: I64, size: I64) -> I64:

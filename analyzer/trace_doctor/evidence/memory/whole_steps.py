@@ -47,6 +47,22 @@ def must_hold_steps(whole: WholeSteps | None, least: int) -> None:
         raise NotCaptured(f"fewer than {least} whole steps in the allocation history", CAPTURE_ADVICE)
 
 
+class PeakPassed(Evidence, frozen=True):
+    """For rules about the peak and what fails there, where they find nothing that fails. Raises NotCaptured where the history of a device
+    ends at its highest moment and not in an out-of-memory error: what came next, and whether it failed, was not recorded."""
+
+    devices: int
+
+    @classmethod
+    def build(cls, facts: Facts) -> Self:
+        histories = [d.history for d in facts[MemoryBlocks].devices]
+        for history in histories:
+            fails = (history.action == Action.OOM).any()
+            if not fails and history.live[-1] == history.live.max() > history.live[0]:
+                raise NotCaptured("the allocation history ends at its peak", CAPTURE_ADVICE)
+        return cls(len(histories))
+
+
 class PeakRecorded(Evidence, frozen=True):
     """For rules about what the peak consists of, where they find nothing. Raises NotCaptured where the history does not show how it
     came about: less than a step that does not end in an out-of-memory error, with blocks older than the record."""

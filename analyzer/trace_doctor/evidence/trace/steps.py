@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -16,10 +15,10 @@ from trace_doctor.arrays import I64, Bool
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.durations import two_figures
-from trace_doctor.evidence.names.event_names import is_loader, is_optimizer_step, is_step, step_number
+from trace_doctor.evidence.names.event_names import is_step, step_number
 from trace_doctor.evidence.trace.launches import Launches
-from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.evidence.trace.pieces import EVER, Span, pieces
+from trace_doctor.evidence.trace.step_marks import framework_marks, loader_marks, optimizer_marks
 from trace_doctor.evidence.trace.threads import Threads
 from trace_doctor.evidence.trace.warmup import leading_warmup
 from trace_doctor.run import GPU_CATS, Cat, Run
@@ -33,12 +32,6 @@ _SEVERAL = "their numbers fall or they overlap, as where a file holds several tr
 _LEAST_OPERATORS = 10
 """Of a process that counts: of one or two events the process may be wrong, where a file is damaged."""
 _NO_TIME = "none takes any time, up to the end of the GPU work that was launched before it"
-
-_MARKERS = re.compile(
-    r"(?:\[pl\]\[profile\](?:\[\w+\])?)(?:\w+\.)?run_training_batch|(?:train|training)_(?:step|batch|iteration)"
-    r"|[Ii]teration ?#? ?\d*|## ?iteration.*##|execute_context_\d+\(.*|DistributedDataParallel\.forward"
-    r"|## forward ##|FullyShardedDataParallel\.forward|DataParallel\.forward"
-)
 
 
 class Step(Struct, frozen=True):
@@ -283,9 +276,9 @@ def _from_marks(facts: Facts, piece: Span) -> Cut:
     run = facts.run
     window = _extent(run, piece)
     finders: tuple[tuple[Source, Callable[[Facts], I64]], ...] = (
-        ("loader", _loader_marks),
-        ("optimizer", _optimizer_marks),
-        ("marker", _framework_marks),
+        ("loader", loader_marks),
+        ("optimizer", optimizer_marks),
+        ("marker", framework_marks),
     )
     for source, find in finders:
         marks = find(facts)
@@ -319,48 +312,6 @@ def _extent(run: Run, piece: Span = EVER) -> Span:
 def _work_in(run: Run, piece: Span) -> Bool:
     work = run.is_cat(Cat.CPU_OP, Cat.USER_ANNOTATION, Cat.RUNTIME, Cat.DRIVER, *GPU_CATS)
     return np.asarray(work & (run.ts >= piece[0]) & (run.ts < piece[1]))
-
-
-def _loader_marks(facts: Facts) -> I64:
-    """Waits for a batch on the main thread. Waits with no work between them (several loaders) open one step."""
-    run = facts.run
-    marks = _on_main(facts, run.named(is_loader, Cat.USER_ANNOTATION, Cat.CPU_OP))
-    if len(marks) < 2:
-        return marks
-    ops = run.ts[_on_main(facts, np.flatnonzero(run.is_cat(Cat.CPU_OP)))]
-    between = np.searchsorted(ops, run.ts[marks[1:]]) - np.searchsorted(ops, run.end[marks[:-1]])
-    return np.asarray(marks[np.concatenate([[True], between > 0])])
-
-
-def _optimizer_marks(facts: Facts) -> I64:
-    """Of several optimizers the one that steps least often, but twice at least."""
-    run = facts.run
-    marks = _on_main(facts, run.named(is_optimizer_step, Cat.USER_ANNOTATION, Cat.CPU_OP))
-    return _rarest(run, marks)
-
-
-def _framework_marks(facts: Facts) -> I64:
-    run = facts.run
-    named = run.named(lambda name: _MARKERS.fullmatch(name) is not None, Cat.USER_ANNOTATION, Cat.CPU_OP)
-    return _rarest(run, _on_main(facts, named), lambda name: re.sub(r"[\d_()]+", "#", name))
-
-
-def _rarest(run: Run, marks: I64, kind: Callable[[str], str] = str) -> I64:
-    """The marks of the kind that occurs least often among those that occur twice."""
-    kinds = [kind(run.text(m)) for m in marks]
-    often = [(n, -kinds.index(k), k) for k, n in Counter(kinds).items() if n >= 2]
-    if not often:
-        return marks[:0]
-    chosen = min(often)[2]
-    return np.asarray(marks[np.array([k == chosen for k in kinds])])
-
-
-def _on_main(facts: Facts, rows: I64) -> I64:
-    """The outermost of these rows on the main thread."""
-    if not len(rows):
-        return rows
-    rows = rows[facts.run.thread[rows] == facts[Threads].main]
-    return facts[Nesting].outermost(rows)
 
 
 def _gpu_end(run: Run, launches: Launches, span: Span) -> int:

@@ -16,6 +16,10 @@ from trace_doctor.run import Damage
 _STRING = salvage.STRING.encode()
 _KEY = re.compile(rb"(" + _STRING + rb')"\s*+:\s*+(?=\S)', re.S)
 _SCALAR = re.compile(_STRING + rb'"(?=\s*[,}])|[^",{}\[\]]++(?=[,}])', re.S)
+_BEGIN = re.compile(rb"^[^\S\n]*+(?=\{\s*" + _STRING + rb'"\s*:|\[\s*\{)', re.S | re.M)
+"""A line that begins as a trace does"""
+_FIELD = re.compile(rb'"\s*:')
+"""In front of such a line: it is the begin of the file that is damaged, and nothing that was printed before it"""
 _PADDING = re.compile(rb"[\s\0,\]}]*")
 """What may stand behind the end of a document and hides nothing: brackets are left over where damage took their partners."""
 _MARKS = (b'"traceEvents"', b'"ph"', b'"cat"')  # a plain search for them is fifty times as fast
@@ -51,6 +55,10 @@ class Document(EventList):
             self._drop(3)
         self._skip()
         self._hold(self.LOOK_AHEAD)
+        begin = _BEGIN.search(self._text, 0, self.LOOK_AHEAD)
+        if begin and not _FIELD.search(self._text, 0, begin.start()):
+            self.damage.leading = begin.end()
+            self._drop(begin.end())
         if self._text.startswith(b"["):
             self.legacy_list = True
             self._drop(1)

@@ -341,6 +341,9 @@ def _warn(
     elif damage.truncated:
         reason = damage.notes[0] if damage.notes else "the file is cut off"
         warnings.append(f"{reason}; all complete events were read")
+    if damage.leading:
+        bytes_ = "1 byte" if damage.leading == 1 else f"{damage.leading:,} bytes"
+        warnings.append(f"{bytes_} before the begin of the trace are not part of it")
     if damage.trailing:
         bytes_ = "1 byte" if damage.trailing == 1 else f"{damage.trailing:,} bytes"
         warnings.append(

@@ -34,12 +34,11 @@ def _watch_exceptions(failed: Failed) -> None:
 
 
 def _watch_exit(finish: Finish) -> None:
-    """os._exit runs no exit handler."""
-    leave, process = os._exit, os.getpid()
+    """os._exit runs no exit handler: multiprocessing leaves a forked child by it."""
+    leave = os._exit
 
     def watched(status: int) -> Any:
-        if os.getpid() == process:
-            finish("os._exit")
+        finish("os._exit")
         leave(status)
 
     os._exit = watched

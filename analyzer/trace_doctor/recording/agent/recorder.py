@@ -13,6 +13,7 @@ from trace_doctor.recording import machine, whole_files
 from trace_doctor.recording.agent.home import Home
 from trace_doctor.recording.agent.losses import Losses, total
 from trace_doctor.recording.agent.memory import MemoryHistory, peak_allocated
+from trace_doctor.recording.agent.periodic_work import PeriodicWork
 from trace_doctor.recording.agent.status import Status, StepTable, loaded_files, settings_in_force
 from trace_doctor.recording.agent.timing import Compilations, Moment, between, now
 from trace_doctor.recording.agent.tracing import OtherProfilers, Tracer
@@ -93,6 +94,8 @@ class Recorder:
         self._again = False
         self._home = Home()
         self._home.settle()
+        self._periodic = PeriodicWork(observes=bool({*TRACED} & {*options.phases}))
+        self._periodic.phase("warmup")
         self._threads_note = ""
         self._used = 0
         self._step_bytes = 0
@@ -115,8 +118,14 @@ class Recorder:
         seconds = end.host - self._begin.host if self.step else None
         if compiled and self.phase == "detailed":
             self._trace_again()
+        self._periodic.step_ended(self.step, seconds)
         phase = self.plan.after(self.step, seconds, compiled, end.host - self._first.host)
+        if phase is None and self.phase == "timing" and (more := self._periodic.steps_to_wait(self.step)):
+            more = min(more, self.options.max_steps - self.step - 1)
+            if more > 0 and self.plan.prolong(self.step, more):
+                phase = self.phase
         if phase != self.phase:
+            self._periodic.phase(phase)
             self._leave("complete" if self.phase != "warmup" else self._why_settled())
         self.step += 1
         if phase != self.phase:
@@ -146,6 +155,7 @@ class Recorder:
     def let_go(self) -> None:
         """Nothing of ours is on any more: a process must not end under a profiler."""
         self.phase = None
+        self._periodic.phase(None)
         self.losses.before_backward = None
         try:
             self._stop_tracer()
@@ -216,7 +226,7 @@ class Recorder:
         skipped = 1 if phase in TRACED else 0
         passes = self._backward_passes()
         self.status.manifest["backward_passes_per_step"] = passes
-        self.status.manifest["accumulation"] = passes if self.optimizers() == 1 else None
+        self.status.manifest["accumulation"] = passes if self.optimizers() <= 1 else None
         self.status.phase_ended(
             phase, (self._phase_step, self.step), seconds, self._phase_ms[skipped:], self._phase_note or why
         )
@@ -355,6 +365,7 @@ class Recorder:
             milliseconds = between(row.begin, row.end) * 1e3
             if row.phase == self.phase:
                 self._phase_ms.append(milliseconds)
+            self._periodic.measured(row.step, row.phase, milliseconds)
             ready.append((row.step, row.phase, milliseconds, total(row.losses)))
         if ready:
             self.table.add(ready)
@@ -365,12 +376,14 @@ class Recorder:
         if self.status.manifest["ended"] is not None:
             return
         self.status.manifest["ended"] = reason
+        self._periodic.phase(None)
         self.step -= 1  # the last that came to its end
         try:
             if self.step >= self._phase_step:
                 self._leave(reason if reason == "recorder failed" else f"the script ended: {reason}")
             self._stop_tracer()
             self._flush(wait=True)
+            self.status.manifest["periodic"] = self._periodic.summary(self.status.manifest["compile_steps"])
             self.status.manifest["peak_allocated_bytes"] = peak_allocated(self.torch)
             if self.options.imports:
                 self.status.manifest["imports"] = loaded_files()

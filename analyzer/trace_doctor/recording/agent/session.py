@@ -65,11 +65,11 @@ class Session:
     def install(self, find_steps: bool) -> None:
         """Wraps what tells steps, losses and profilers. `find_steps`: by the optimizer; else the script marks them."""
         self.finder.on_begin = self.first_step
-        self.finder.on_optimizer = self._quietly(self._training_begins)
-        if find_steps:
-            self.finder.install()
+        self.finder.on_training = self._quietly(self._training_begins)
         self.losses.before_backward = self.first_step
         self.losses.install()
+        if find_steps:
+            self.finder.install()
         self.others.install()
         if "memory" in self.options.phases:
             self.memory.install()
@@ -113,7 +113,7 @@ class Session:
         if self.recorder is not None:
             by_optimizer = found_by == "optimizer"
             closing = self.finder.closing if by_optimizer else self.finder.calling
-            if closing.changed or (by_optimizer and not closing.sure):
+            if found_by != "backward passes" and (closing.changed or (by_optimizer and not closing.sure)):
                 self.recorder.restart()
             self.done = self.recorder.boundary()
             if self.lines is not None and self.recorder.phase in ("warmup", "detailed"):
@@ -132,9 +132,10 @@ class Session:
         rank, size = ranks.rank_and_size(sys.modules)
         status = Status(self.folder, rank, size)
         status.manifest["found_steps_by"] = whose_loop() if found_by == "optimizer" else found_by
-        child = self._is_child()
+        trains = found_by in ("optimizer", "backward passes")
+        child = self._is_child(trains)
         if child or not status.claim():
-            if not child:
+            if not child and (trains or status.holder_parent() != os.getpid()):
                 process_log.say(str(self.folder), process_log.SECOND)
             self._withdraw()
             return
@@ -164,10 +165,12 @@ class Session:
         ending.watch_termination(self._quietly(self.finish))
         status.write()
 
-    def _is_child(self) -> bool:
-        """A worker of a DataLoader or of a pool; but ranks that a script spawns by itself are no such."""
+    def _is_child(self, trains: bool) -> bool:
+        """A worker of a DataLoader, or of a pool that uses a model; but processes that a script starts to train in are none."""
         if self.torch.utils.data.get_worker_info() is not None:
             return True
+        if trains:
+            return False
         distributed = self.torch.distributed
         in_group = distributed.is_available() and distributed.is_initialized()
         return multiprocessing.parent_process() is not None and not in_group

@@ -35,6 +35,7 @@ class Status:
             "rank": rank,
             "world_size": world_size,
             "pid": os.getpid(),
+            "parent_pid": os.getppid(),
             "found_steps_by": None,
             "accumulation": None,
             "backward_passes_per_step": None,
@@ -42,6 +43,7 @@ class Status:
             "without": {},
             "files": {},
             "compile_steps": [],
+            "periodic": None,
             "ended": None,
             "peak_allocated_bytes": None,
             "imports": [],
@@ -60,6 +62,15 @@ class Status:
         finally:
             temporary.unlink()
         return True
+
+    def holder_parent(self) -> int | None:
+        """The parent of the process that records this rank: one that only evaluates what its child has trained is no other
+        training. None where it cannot be read."""
+        try:
+            parent = json.loads(self.path.read_bytes())["parent_pid"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return parent if isinstance(parent, int) else None
 
     def write(self) -> None:
         """Writes the manifest of this rank, whole or not at all."""

@@ -1,5 +1,5 @@
-"""Where steps end: optimizer steps, of several optimizers the one that steps least often; without any, module calls, of
-several modules those of the one that is called least often."""
+"""Where steps end: optimizer steps, of several optimizers the one that steps least often; without any, backward passes, or
+without these module calls, of several modules those of the one that is called least often."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from collections.abc import Callable
 from typing import Any
 
 from trace_doctor.recording.agent.dynamo_ignore import Unseen
+from trace_doctor.recording.agent.hand_updates import HandUpdates
 from trace_doctor.recording.agent.home import Home
 from trace_doctor.recording.agent.losses import grad_scaler
 from trace_doctor.recording.agent.patches import Function, Patches
 
 OnStep = Callable[[str], None]
-"""is called behind each step with what ended it ("optimizer" or "module calls"); may raise SystemExit"""
+"""is called behind each step with what ended it ("optimizer", "backward passes" or "module calls"); may raise SystemExit"""
 
 
 _PATIENCE = 32
@@ -86,14 +87,15 @@ class Finder:
     def __init__(self, torch: Any, on_step: OnStep, step_every: int | None) -> None:
         self.torch = torch
         self.on_step = on_step
-        self.on_optimizer: Callable[[], None] = lambda: None
-        """is called when the first optimizer is made"""
+        self.on_training: Callable[[], None] = lambda: None
+        """is called when the first optimizer is made, or a backward pass runs without one"""
         self.on_begin: Callable[[], None] | None = None
         """is called when an optimizer begins to step or a module is called from outside"""
         self.step_every = step_every
         self.closing = Closing()
         self.calling = Closing()
         """the same of modules, where there is no optimizer"""
+        self.by_hand = HandUpdates()
         self.active = True
         self._home = Home()
         self._depth = 0
@@ -107,13 +109,15 @@ class Finder:
         self._module_patch = Patches()
 
     def install(self) -> None:
-        """Whatever is found by, calls of modules are watched until there is an optimizer, or if they were asked for."""
+        """Whatever is found by, calls of modules are watched until there is an optimizer, or if they were asked for. What it
+        wraps for these is undone first: nobody else may have wrapped it since, as `Losses` does."""
         torch = self.torch
         if self.step_every is None:
             # around what torch itself puts around each step(): so the end of a step lies outside the optimizer's mark
             self._patches.wrap(torch.optim.Optimizer, "profile_hook_step", self._around_hook, static=True)
             self._patches.wrap(torch.optim.Optimizer, "__init__", self._around_new_optimizer)
             self._patches.wrap(grad_scaler(torch), "step", self._around_scaled_step)
+            self._module_patch.wrap(torch.autograd, "backward", self._around_backward)
         self._module_patch.wrap(torch.nn.Module, "__call__", self._around_call)
 
     def uninstall(self) -> None:
@@ -178,7 +182,7 @@ class Finder:
         if not self._optimizers:
             self._optimizers = True
             self._module_patch.undo()
-            self.on_optimizer()
+            self.on_training()
 
     def _around_scaled_step(self, step: Function) -> Function:
         """GradScaler.step() leaves the optimizer's step out where gradients overflowed: it ends a step all the same."""
@@ -203,6 +207,28 @@ class Finder:
         if self.closing.ends_step(id(optimizer)):
             self.on_step("optimizer")
 
+    # -- backward passes without an optimizer
+
+    def _around_backward(self, backward: Function) -> Function:
+        compiling, unseen = self._unseen.compiling, self._unseen.call
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            if compiling() or self._inside or not unseen(self._mine):
+                return backward(*args, **kwargs)
+            unseen(self.by_hand.backward_begins)
+            result = backward(*args, **kwargs)
+            unseen(self._backward_ended)
+            return result
+
+        self._unseen.skip(watched)
+        return watched
+
+    def _backward_ended(self) -> None:
+        if not self.by_hand.trains:
+            self.on_training()
+        if self.by_hand.backward_ended():
+            self.on_step("backward passes")
+
     # -- module calls
 
     def _around_call(self, call: Function) -> Function:
@@ -213,7 +239,7 @@ class Finder:
         def watched(
             self: Any, *args: Any, **kwargs: Any
         ) -> Any:  # the profiler reads the module from this `self`
-            if compiling() or not unseen(finder._enter_module):
+            if compiling() or not unseen(finder._enter_module, self):
                 return call(self, *args, **kwargs)
             try:
                 result = call(self, *args, **kwargs)
@@ -225,16 +251,20 @@ class Finder:
         self._unseen.skip(watched)
         return watched
 
-    def _enter_module(self) -> bool:
+    def _enter_module(self, module: Any) -> bool:
         """Whether a call from outside begins, in the thread that trains."""
         if not self._mine() or self._inside:
             return False
-        self._inside = True
         self._begin()
+        if self.step_every is None and self.by_hand.called(module):
+            self.on_step("backward passes")
+        self._inside = True
         return True
 
     def _module_called(self, module: Any) -> None:
-        if self.torch.jit.is_tracing() or (self._optimizers and self.step_every is None):
+        if self.torch.jit.is_tracing() or (
+            self.step_every is None and (self._optimizers or self.by_hand.trains)
+        ):
             return
         if self.step_every is None and not self.calling.ends_step(id(module)):
             return

@@ -124,6 +124,8 @@
     finding.fixes.slice(0, 1).forEach(function (fix) {
       lines.push("", "Fix: " + plain(fix.title));
       if (fix.diff) lines.push("", fenced(fix.diff, "diff"));
+      else if (fix.text) lines.push("", fenced(fix.text, ""));
+      if (!fix.diff && fix.sketch) lines.push("", "Sketch, not applied:", "", fenced(fix.sketch, "diff"));
     });
     return lines.join("\n") + "\n";
   };
