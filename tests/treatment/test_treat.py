@@ -172,6 +172,7 @@ import torch
 (pathlib.Path("data") / "cache.bin").write_bytes(b"of a run")
 pathlib.Path("own.txt").write_text("of a run")
 pathlib.Path("link.txt").write_text("of a run")
+torch.save({}, "best.pt")
 model = torch.nn.Linear(2, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for i in range(12):
@@ -191,6 +192,8 @@ class TestLive:
         (root / "train.py").write_text(WRITES)
         (root / "own.txt").write_text("the user's")
         (root / "link.txt").symlink_to(root / "own.txt")
+        with (root / "best.pt").open("wb") as large:  # so that it is linked
+            large.truncate(65 << 20)
         before = tree(root)
         arguments = [
             "--link",
@@ -206,6 +209,7 @@ class TestLive:
         done = treat(*arguments, cwd=root)
         assert done.returncode == 2, done.stdout + done.stderr
         assert "a run can write there: data" in done.stderr.split("recording the script")[0]
+        assert f"writes to {root / 'best.pt'}: each run gets a copy of its own" in done.stderr
         assert "files of yours changed while the command ran in the copy: data/cache.bin" in done.stderr
         assert "data/cache.bin changed (behind the link data)" in " ".join(done.stdout.split())
         made = Treatment.from_json((root / "trace-doctor-t.json").read_bytes())

@@ -81,6 +81,10 @@ def treat(
         bool,
         typer.Option("--copy-data", help="Copy large files and folders of data too, so that no run can change yours."),
     ] = False,
+    allow_data_writes: Annotated[
+        bool,
+        typer.Option("--allow-data-writes", help="Go on if runs write to your files where the copy can have none of its own."),
+    ] = False,
     scratch: Annotated[Path | None, typer.Option(help="Where the copy is made (default: temporary files).")] = None,
     logs: Annotated[Path | None, typer.Option(help="Keep the recordings before and after below this folder.")] = None,
     allow_dirty: o.AllowDirty = False,
@@ -112,6 +116,7 @@ def treat(
         without_losses=without_losses,
         link=tuple(link or ()),
         copy_data=copy_data,
+        data_writes=allow_data_writes,
         scratch=scratch,
         logs=logs,
     )

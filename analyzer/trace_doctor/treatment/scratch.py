@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
-import tempfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Self
 
 from trace_doctor.errors import UsageError, printable
-from trace_doctor.files import check_folders
 from trace_doctor.model.treatment import FileChange
-from trace_doctor.treatment import worktree
-from trace_doctor.treatment.confined import Confined
-from trace_doctor.treatment.copy_notes import CopyNotes, remains
-from trace_doctor.treatment.copying import CopyRecord, copy_file, copy_tree, looks_written
-from trace_doctor.treatment.originals import Originals
-from trace_doctor.treatment.removal import Leftover
-from trace_doctor.treatment.routes import Routes
+from trace_doctor.recording.agent.copy_up import VARIABLE, heard
+from trace_doctor.treatment.copy import worktree
+from trace_doctor.treatment.copy.confined import Confined, new_root
+from trace_doctor.treatment.copy.copying import RESERVE, CopyRecord, copy_file, copy_tree, looks_written
+from trace_doctor.treatment.copy.imported import not_imported
+from trace_doctor.treatment.copy.notes import CopyNotes, remains
+from trace_doctor.treatment.copy.originals import Originals
+from trace_doctor.treatment.copy.removal import Leftover
+from trace_doctor.treatment.copy.routes import Routes
+from trace_doctor.treatment.copy.states import state
 from trace_doctor.treatment.starting import Start
-from trace_doctor.treatment.states import state
 
 LEVELS_UP = 3
 """so far above the project its surroundings are there as well: `../data`, `../../shared`"""
 _MANY_NEIGHBOURS = 1_000
 _LONGEST_TMPDIR = 70
 """characters: the sockets that Python makes in there have room for 108"""
-
-_PREFIX = "trace-doctor-treat-"
 
 
 class Scratch:
@@ -49,7 +48,9 @@ class Scratch:
         link: Collection[str] = (),
         copy_data: bool = False,
         folder: Path | None = None,
+        imports: Collection[str] = (),
     ) -> None:
+        """`imports`: folders that the command's Python imports from because something is installed in place."""
         script_folder = source if source.is_dir() else source.parent
         self._folder = script_folder.resolve()
         self._original = (worktree.top(script_folder) or script_folder).resolve()
@@ -57,7 +58,7 @@ class Scratch:
         common = Path(os.path.commonpath([self._original, self._cwd]))
         self._base = [common, *common.parents][: LEVELS_UP + 1][-1]
         self._single = None if source.is_dir() else source.name
-        self.folder = _new_folder(folder, self._original)
+        self.folder = new_root(folder, self._original)
         self._tree = Confined(self.folder)
         way = self._way()
         self._routes = Routes(self._original, self._base, self._base_copy, way)
@@ -72,6 +73,7 @@ class Scratch:
         """of the copy, when it was taken away; None until then"""
         self._covered = False
         """whether something else lay in the copy's place by then"""
+        self._kept_writes = False
         self._import_folders: list[str] = []
         """folders of the copy that Python is to search"""
         try:
@@ -80,9 +82,13 @@ class Scratch:
                 self._worktrees_before = worktree.known(self._original)
                 self._worktree = worktree.add(self._original, self._root)
             self._root.mkdir(exist_ok=True)
+            search = [*os.environ.get("PYTHONPATH", "").split(os.pathsep), *imports]
+            used = [self._folder] + [self._cwd] * (self._cwd not in [self._folder, *self._folder.parents])
+            beside = not_imported(self._original, used, map(Path, filter(os.path.isabs, search)))
             self._record = copy_tree(
-                self._original, self._tree, self._at, self._routes, link=link, data=copy_data
-            )
+                self._original, self._tree, self._at, self._routes,
+                link=link, data=copy_data, beside=beside,
+            )  # fmt: skip
             self.cwd = self._make_cwd()
             self._folders, self._links, self._beside = self._link_neighbours(way)
             self._really_outward()
@@ -142,8 +148,7 @@ class Scratch:
     @property
     def source(self) -> Path:
         """The folder or file of the scripts, in the copy."""
-        folder = self.inside(self._folder)
-        return folder / self._single if self._single is not None else folder
+        return self.inside(self._folder) / (self._single or "")
 
     def inside(self, path: Path) -> Path:
         """Where a path at or below the base lies in the copy."""
@@ -217,7 +222,8 @@ class Scratch:
     def _behind(self) -> dict[str, str | None]:
         """What a run can write through a link -> where it leads, outside of the project."""
         record = self._record
-        return dict.fromkeys((*record.shared_data, *record.environments)) | record.outward
+        linked = (*record.shared_data, *record.asked, *record.not_imported, *record.environments)
+        return dict.fromkeys(linked) | record.outward
 
     # ------------------------------------------------------------------ runs
 
@@ -244,6 +250,11 @@ class Scratch:
         if path.relative_to(self._root).as_posix() not in self._record.files:
             return "it is linked into the copy, not copied; it is left alone"
         return ""
+
+    def names_of(self, loaded: Iterable[str]) -> list[str]:
+        """Which files of the source folder runs have loaded, by name relative to it."""
+        folder = os.path.realpath(self.inside(self._folder))
+        return sorted(os.path.relpath(file, folder) for file in loaded if Path(file).is_relative_to(folder))
 
     def loaded_instead(self, name: str, loaded: Collection[str]) -> str:
         """The file outside of the copy that runs have loaded where one of the source folder is meant; empty where they have
@@ -327,6 +338,25 @@ class Scratch:
         """Has what we write into this folder ourselves be no change of the user's files."""
         self._originals.ours.append(folder.resolve())
 
+    def keep_writes(self, allow: bool) -> None:
+        """Has the copy get a file of its own before a run writes through a link; `allow`: where it cannot, it writes through."""
+        linked = [self._original / name for name in (*self._record.environments, *self._record.asked)]
+        passed = [*map(os.path.realpath, linked), *map(str, self._originals.ours)]
+        settings = {
+            "root": str(self.folder),
+            "project": str(self._original),
+            "passed": passed,
+            "log": str(self.folder / "writes.jsonl"),
+            "reserve": RESERVE,
+            "allow": allow,
+        }
+        (self.folder / "writes.json").write_text(json.dumps(settings), encoding="utf-8")
+        self._kept_writes = True
+
+    def writes_of_runs(self, event: str) -> list[str]:
+        """Files of the user's that runs were to write to, by what happened: `copied`, `refused`, `allowed`."""
+        return sorted(heard(str(self.folder / "writes.jsonl")).get(event, ()))
+
     def drop_folder(self, name: str) -> None:
         """Takes a folder beside the copy away, as far as that can be done now."""
         with suppress(OSError):
@@ -356,6 +386,8 @@ class Scratch:
         if len(str(temporary)) <= _LONGEST_TMPDIR:
             temporary.mkdir(exist_ok=True)
             values["TMPDIR"] = str(temporary)
+        if self._kept_writes:
+            values[VARIABLE] = str(self.folder / "writes.json")
         return values
 
     def import_from(self, folders: Iterable[str]) -> None:
@@ -365,18 +397,3 @@ class Scratch:
         self._import_folders = list(dict.fromkeys(targets.values()))
         if targets:
             self.notes.append(printable(f"installed in place, imported from the copy: {', '.join(targets)}"))
-
-
-def _new_folder(folder: Path | None, original: Path) -> Path:
-    """A new scratch folder. Raises UsageError where it would lie in what is to be copied."""
-    if folder is not None:
-        check_folders(folder / "new")
-    place = Path(folder if folder is not None else tempfile.gettempdir()).resolve()
-    if place.is_relative_to(original):
-        if folder is not None:
-            raise UsageError(f"--scratch {folder}: lies in the folder that is to be copied")
-        raise UsageError(f"temporary files lie in the project ({place}): pass --scratch DIR outside of it")
-    try:
-        return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place)).resolve()
-    except OSError as error:
-        raise UsageError(f"cannot make a scratch folder: {error.strerror}") from None

@@ -18,6 +18,7 @@ from trace_doctor.fixes.plan import Plan, plan
 from trace_doctor.model import Result, Tool
 from trace_doctor.model.difference import Difference
 from trace_doctor.model.treatment import ByHand, FileChange, Method, Treatment
+from trace_doctor.recording.agent.copy_up import COPIED, REFUSED
 from trace_doctor.recording.startable import missing_script
 from trace_doctor.reporters.treatment_words import changed_words, verdict
 from trace_doctor.treatment import losses, statistics
@@ -32,6 +33,7 @@ from trace_doctor.version import VERSION
 
 _log = logging.getLogger(__name__)
 _MOST_CHANGES = 1_000
+_MOST_NAMED = 5
 Choose = Callable[[list[Candidate]], list[Candidate]]
 
 
@@ -58,6 +60,8 @@ class TreatOptions:
     """files and folders that the scratch copy shares with the original"""
     copy_data: bool = False
     """copy large files and folders of data as well, instead of sharing them"""
+    data_writes: bool = False
+    """go on where runs write to files of the user's that the copy cannot have of its own"""
     scratch: Path | None = None
     """where the scratch copy is made (default: the system's folder for temporary files)"""
     logs: Path | None = None
@@ -113,11 +117,12 @@ def treat(
         raise UsageError(f"{script}: no such file")
     with (
         Scratch(
-            source, cwd, link=options.link, copy_data=options.copy_data, folder=options.scratch
+            source, cwd, link=options.link, copy_data=options.copy_data, folder=options.scratch,
+            imports=(imports := in_place(command, cwd, os.environ)),
         ) as scratch,
         _telling_changes(scratch, say),
     ):  # fmt: skip
-        scratch.import_from(in_place(command, cwd, os.environ))
+        scratch.import_from(imports)
         for note in scratch.notes:
             say(note)
         for line in scratch.details:
@@ -125,6 +130,7 @@ def treat(
         recordings = _recordings(options)
         if recordings is not None:
             scratch.writes(recordings)
+        scratch.keep_writes(options.data_writes)
         runner = CommandRunner(
             scratch,
             command,
@@ -136,11 +142,13 @@ def treat(
             say=say,
         )
         say("recording the script as it is")
-        before = _record_before(runner, Setup(plan(Result(), source)), options)
+        before = _record_before(runner, Setup(plan(Result(), source)), options, scratch)
+        look_at_writes(scratch, options, say)
         result = analyze(before, source=source, config=config)
         edit_plan = plan(
-            result, source, unsafe=options.unsafe, select=options.select, torch_version=torch_version
-        )
+            result, source, unsafe=options.unsafe, select=options.select, torch_version=torch_version,
+            ran=scratch.names_of(runner.loaded),
+        )  # fmt: skip
         queue, by_hand = _editable(scratch, runner.loaded, say, *candidates(edit_plan))
         say(_summary(result, queue, by_hand))
         if choose is not None:
@@ -217,11 +225,36 @@ def _in_the_end(scratch: Scratch) -> list[str]:
     return [changed_words(changes, len(changes))] * bool(changes) + scratch.leftovers()
 
 
-def _record_before(runner: CommandRunner, setup: Setup, options: TreatOptions) -> Path:
+def look_at_writes(scratch: Scratch, options: TreatOptions, say: Say) -> None:
+    """Tells what the recording wrote of its own in place of the user's files. Raises UsageError where it was to write to the
+    user's own, or did through a link that nobody asked for: each trial would again."""
+    _refuse_writes(scratch.writes_of_runs(REFUSED))
+    if copied := scratch.writes_of_runs(COPIED):
+        say(f"the command writes to {_some(copied)}: each run gets a copy of its own")
+    if not options.data_writes:
+        through = [c.name for c in scratch.changes() if c.through and c.through not in options.link]
+        _refuse_writes(through)
+
+
+def _refuse_writes(names: Sequence[str]) -> None:
+    if names:
+        raise UsageError(
+            f"the command writes to files of yours that the copy has no copy of: {_some(names)}; --copy-data copies data, "
+            "--allow-data-writes lets it write"
+        )
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return printable(", ".join(names[:_MOST_NAMED])) + more
+
+
+def _record_before(runner: CommandRunner, setup: Setup, options: TreatOptions, scratch: Scratch) -> Path:
     """The recording of the script as it is."""
     try:
         return runner.record(setup, "before")
     except RunFailed as failure:
+        _refuse_writes(scratch.writes_of_runs(REFUSED))
         output = f"{options.logs} keeps" if options.logs is not None else "--logs DIR keeps"
         raise UsageError(
             f"the command fails in the copy, before anything was changed: {failure} ({output} all it said)"

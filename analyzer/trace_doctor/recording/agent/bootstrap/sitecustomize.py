@@ -61,6 +61,10 @@ def _load(options_file: str, whole: bool) -> None:
     from trace_doctor.recording import process_log
     from trace_doctor.recording.agent.waiting import wait_for_torch
 
+    if os.environ.get("TRACE_DOCTOR_COPY"):
+        from trace_doctor.recording.agent import copy_up
+
+        copy_up.install(os.environ["TRACE_DOCTOR_COPY"])
     if whole:
         importlib.import_module("trace_doctor.recording.agent.session")
     process_log.say(os.path.dirname(options_file), process_log.STARTED)

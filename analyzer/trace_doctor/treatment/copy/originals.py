@@ -12,8 +12,7 @@ from pathlib import Path
 
 from trace_doctor.errors import printable
 from trace_doctor.model.treatment import FileChange, How
-from trace_doctor.treatment.copying import CACHES
-from trace_doctor.treatment.states import LARGE_SCRIPT, Stamp, digest, open_unlinked, stamp
+from trace_doctor.treatment.copy.states import CACHES, LARGE_SCRIPT, Stamp, digest, open_unlinked, stamp
 
 MOST_OUTSIDE = 100_000
 """entries of all folders outside of the project that are compared"""
