@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from trace_doctor.reporters import Options
     from trace_doctor.treatment import Treated, Treatment
     from trace_doctor.treatment.candidates import Candidate
+    from trace_doctor.treatment.quiet import IfBusy
 
 DEFAULT_PATCH = Path("trace-doctor-treat.patch")
 DEFAULT_PAGE = Path("trace-doctor-treat.html")
@@ -61,6 +62,9 @@ def treat(
     ] = None,
     max_seconds: Annotated[float, typer.Option(help="Time limit; what is known by then is reported.")] = 3600.0,
     max_trials: Annotated[int | None, typer.Option(min=1, help="Try at most this many fixes.")] = None,
+    if_busy: Annotated[
+        str, typer.Option(help="If other processes keep the machine busy: `more` pairs of runs, `wait` for a quiet one, `stop`.")
+    ] = "more",
     min_gain: Annotated[
         str, typer.Option(help="A fix is kept if it gains more than this share of the step or the peak.")
     ] = "1%",
@@ -110,6 +114,7 @@ def treat(
         max_steps=max_steps,
         max_seconds=max_seconds,
         max_trials=max_trials,
+        if_busy=cast("IfBusy", if_busy),
         step_every=step_every,
         least_gain=_share("--min-gain", min_gain),
         loss_tolerance=_share("--loss-tolerance", loss_tolerance),

@@ -13,7 +13,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from trace_doctor.recording.options import (
     RecordOptions,
 )
 from trace_doctor.recording.plan import TRACED
+from trace_doctor.recording.processes import OtherLoad
 from trace_doctor.recording.recording_warnings import shortcomings, signal_name
 from trace_doctor.recording.running import CommandOutcome, run
 from trace_doctor.version import VERSION
@@ -68,6 +69,7 @@ class Recorded:
     """rank -> share of its time that its main thread was ready and waited for a CPU; empty where Linux does not say"""
     leftover_processes: int = 0
     """processes that the command left running, and that were ended because `leave_nothing` was asked for"""
+    others: OtherLoad = OtherLoad()
 
     @property
     def steps(self) -> Mapping[int, tuple[RecordedStep, ...]]:
@@ -203,6 +205,7 @@ def _sum_up(command: Sequence[str], options: RecordOptions, outcome: CommandOutc
         empty=empty,
         waited_for_cpu=outcome.waited,
         leftover_processes=outcome.leftover_processes,
+        others=outcome.others,
     )
     text = manifest(
         list(recording.ranks) if recording else [],
@@ -212,6 +215,7 @@ def _sum_up(command: Sequence[str], options: RecordOptions, outcome: CommandOutc
         signal=signal_name(-code) if code < 0 else None,
         stopped_by_us=stopped,
         waited_for_cpu=dict(outcome.waited),
+        other_load=asdict(outcome.others),
     )
     whole_files.write(folder / RECORDING_FILE, text)
     whole_files.check(folder)

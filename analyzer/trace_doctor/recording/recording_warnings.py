@@ -10,6 +10,7 @@ from pathlib import PurePath
 from trace_doctor.recording.folder import BUSY, RankRecord, Recording
 from trace_doctor.recording.options import RecordOptions
 from trace_doctor.recording.process_log import FAILED, SECOND, TORCH
+from trace_doctor.recording.processes import OtherLoad
 from trace_doctor.recording.running import CommandOutcome
 
 
@@ -37,13 +38,31 @@ def shortcomings(
     ]
 
 
+BUSY_OTHERS = 0.25
+"""CPUs that others keep busy, from which on they may be why a script waits for one"""
+BUSY_GPU = 10
+"""percent of the time that a GPU works before anything of ours runs"""
+
+
 def _busy(outcome: CommandOutcome) -> Iterator[str]:
     waited = max(outcome.waited.values(), default=0.0)
-    if waited >= BUSY:
-        yield (
-            f"training waited {waited:.0%} of the time for a CPU (other work on the machine, or more workers than "
-            "cores): times vary"
-        )
+    others = outcome.others.cpus
+    if waited >= BUSY and others is not None and others < BUSY_OTHERS:
+        yield f"training waited {waited:.0%} of the time for a CPU (it has more workers and threads than cores): times vary"
+    elif line := busy_line(waited, outcome.others):
+        yield f"{line}: times vary"
+
+
+def busy_line(waited: float, others: OtherLoad) -> str:
+    """How other processes of the machine disturb a script that waited for a CPU for this share of its time; empty where they
+    do not."""
+    parts = []
+    if waited >= BUSY and (others.cpus is None or others.cpus >= BUSY_OTHERS):
+        kept = f" and kept {others.cpus:.1f} CPUs busy" if others.cpus is not None else ""
+        parts.append(f"training waited {waited:.0%} of the time for a CPU, other processes ran{kept}")
+    if others.gpu_percent is not None and others.gpu_percent >= BUSY_GPU:
+        parts.append(f"other processes kept the GPU busy {others.gpu_percent}% of the time")
+    return "; ".join(parts)
 
 
 def _ends(outcome: CommandOutcome, options: RecordOptions, stopped: bool) -> Iterator[str]:

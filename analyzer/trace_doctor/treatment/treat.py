@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
+from typing import get_args
 
 from trace_doctor.api import analyze, diff
 from trace_doctor.config import Config
@@ -27,6 +28,7 @@ from trace_doctor.treatment.installed import in_place
 from trace_doctor.treatment.launching import CommandRunner, Steps, leftover_note
 from trace_doctor.treatment.loop import Loop, Say
 from trace_doctor.treatment.measurement import RunFailed
+from trace_doctor.treatment.quiet import IfBusy, look_around
 from trace_doctor.treatment.scratch import Scratch
 from trace_doctor.treatment.trial import Clock, OutOfTime, Rules
 from trace_doctor.version import VERSION
@@ -52,6 +54,8 @@ class TreatOptions:
     max_seconds: float = 3600.0
     """of everything"""
     max_trials: int | None = None
+    if_busy: IfBusy = "more"
+    """what to do where others kept the machine busy while the script was recorded: more pairs, wait for a quiet one, stop"""
     step_every: int | None = None
     least_gain: float = statistics.LEAST_GAIN
     loss_tolerance: float = losses.TOLERANCE
@@ -74,6 +78,8 @@ class TreatOptions:
             )
         if self.max_steps is not None and self.max_steps < 4:
             raise UsageError("--max-steps: a run has at least 4 steps, half of them to warm up")
+        if self.if_busy not in get_args(IfBusy):
+            raise UsageError(f"--if-busy: more, wait or stop, not {self.if_busy!r}")
         if not 0 < self.max_seconds < inf:
             raise UsageError(f"--max-seconds: {self.max_seconds:g} is no number of seconds above 0")
 
@@ -153,11 +159,14 @@ def treat(
         say(_summary(result, queue, by_hand))
         if choose is not None:
             queue = choose(queue)
-        rules = Rules(options.repeats, options.least_gain, options.loss_tolerance, options.without_losses)
+        more, busy = look_around(runner.before, options.if_busy, clock.left(), say) if queue else (0, "")
+        rules = Rules(
+            options.repeats + more, options.least_gain, options.loss_tolerance, options.without_losses
+        )
         loop = Loop(runner, rules, clock, Setup(edit_plan), say)
         if queue:
             _pilot(runner, Setup(edit_plan), clock)
-        outcome = _Outcome(options, runner.steps, loop, by_hand, list(scratch.notes))
+        outcome = _Outcome(options, runner.steps, loop, by_hand, [*scratch.notes, *[busy] * bool(busy)])
         with outcome.whatever_comes():
             loop.run(queue, options.max_trials)
             outcome.difference(runner, result, scratch, config)
@@ -357,7 +366,7 @@ class _Outcome:
                 warmup_steps=self.steps.warmup,
                 timed_steps=self.steps.timing,
                 figure=self.steps.by,
-                repeats=options.repeats,
+                repeats=loop.rules.repeats,
                 alpha=sum(statistics.LOOKS),
                 least_gain=options.least_gain,
                 loss_tolerance=options.loss_tolerance,
