@@ -85,13 +85,14 @@ def record(
         )
     from trace_doctor.recording.launch import new_folder, record_command
     from trace_doctor.recording.options import RecordOptions
+    from trace_doctor.recording.recording_warnings import loads_no_recorder
     from trace_doctor.recording.startable import missing_program, missing_script
     from trace_doctor.reporters.recording import render, why_empty
 
     if (script := missing_script(command, Path.cwd())) is not None:
         console.note(f"trace-doctor: {script}: no such file")
         raise typer.Exit(NO_SCRIPT)
-    if (why := missing_program(command)) is not None:
+    if (why := loads_no_recorder(command) or missing_program(command)) is not None:
         raise UsageError(why)
     try:
         options = RecordOptions(

@@ -9,7 +9,7 @@ from pathlib import PurePath
 
 from trace_doctor.recording.folder import BUSY, RankRecord, Recording
 from trace_doctor.recording.options import RecordOptions
-from trace_doctor.recording.process_log import FAILED, SECOND, TORCH
+from trace_doctor.recording.process_log import FAILED, SECOND, TOO_OLD, TORCH
 from trace_doctor.recording.processes import OtherLoad
 from trace_doctor.recording.running import CommandOutcome
 
@@ -77,9 +77,12 @@ def _ends(outcome: CommandOutcome, options: RecordOptions, stopped: bool) -> Ite
 def _nothing(command: Sequence[str], processes: Mapping[int, Mapping[str, str]]) -> str:
     """Why no process reported a step."""
     if not processes:
-        if flag := deaf(command):
-            return f"`python {flag}` loads no recorder: leave the flag out, or record inside the script"
-        return "no Python process of the command loaded the recorder: none was started, or without our PYTHONPATH"
+        return (
+            loads_no_recorder(command)
+            or "no Python process of the command loaded the recorder: none was started, or without our PYTHONPATH"
+        )
+    if old := next((events[TOO_OLD] for events in processes.values() if TOO_OLD in events), None):
+        return old
     if not any(TORCH in events for events in processes.values()):
         return "no process of the command imported torch: it has to be the training script, or what starts it"
     if failed := next((events[FAILED] for events in processes.values() if FAILED in events), None):
@@ -145,7 +148,14 @@ def _too_few(rank: RankRecord, options: RecordOptions, outcome: CommandOutcome) 
     return f": {few}{divides}"
 
 
-def deaf(command: Sequence[str]) -> str | None:
+def loads_no_recorder(command: Sequence[str]) -> str | None:
+    """Why no Python of this command would load the recorder, and the way out; None where that is not certain."""
+    flag = _deaf(command)
+    way_out = "leave the flag out, or record inside the script (`with trace_doctor.record('logs') as r:`)"
+    return f"`python {flag}` loads no recorder: {way_out}" if flag is not None else None
+
+
+def _deaf(command: Sequence[str]) -> str | None:
     """The flag with which a Python of this command would not load the recorder (`-I`, `-E`, `-S`); None without."""
     for at, word in enumerate(command):
         if not re.fullmatch(r"(python|pypy)[\d.]*", PurePath(word).name):

@@ -20,6 +20,7 @@ from trace_doctor.model import Result, Tool
 from trace_doctor.model.difference import Difference
 from trace_doctor.model.treatment import ByHand, FileChange, Method, Treatment
 from trace_doctor.recording.agent.copy_up import COPIED, REFUSED
+from trace_doctor.recording.recording_warnings import loads_no_recorder
 from trace_doctor.recording.startable import missing_script
 from trace_doctor.reporters.treatment_words import changed_words, verdict
 from trace_doctor.treatment import losses, statistics
@@ -121,6 +122,8 @@ def treat(
         raise UsageError(f"--source {source}: no such folder or file")
     if (script := missing_script(command, cwd)) is not None:
         raise UsageError(f"{script}: no such file")
+    if (why := loads_no_recorder(command)) is not None:
+        raise UsageError(why)
     with (
         Scratch(
             source, cwd, link=options.link, copy_data=options.copy_data, folder=options.scratch,

@@ -1,7 +1,7 @@
 """Keeps what a run in a copy writes in that copy: before a file behind a link of the copy is opened for writing, the copy gets
 a file of its own.
 
-Standard library only, and Python 3.8 and later: this runs in every Python process of the command. It hears what goes through
+Standard library only, and Python 3.9 and later: this runs in every Python process of the command. It hears what goes through
 Python (`open`, `os.open`, `sqlite3`, `torch.save`); what other programs and libraries write by themselves it does not.
 """
 
@@ -166,7 +166,7 @@ def install(file: str) -> None:
 
 def watch_saves(torch: Any) -> None:
     """`torch.save` opens files without Python hearing of it."""
-    opener = getattr(torch.serialization, "_open_zipfile_writer", None)
+    opener = getattr(getattr(torch, "serialization", None), "_open_zipfile_writer", None)
     if not _active or opener is None:
         return
 
