@@ -88,6 +88,23 @@ def test_a_python_that_loads_no_recorder_is_refused_before_it_runs(
     assert [p.name for p in tmp_path.iterdir()] == ["train.py"]
 
 
+@pytest.mark.parametrize("options", [(), ("--copy",)])
+def test_what_the_script_wrote_is_named_and_in_a_copy_it_is_gone(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    (tmp_path / "kept.txt").write_text("mine")
+    os.utime(tmp_path / "kept.txt", (1e9, 1e9))
+    done = record(
+        tmp_path, "import os; os.mkdir('out'); open('out/model.bin', 'w'); open('kept.txt', 'w')", *options
+    )
+    assert done.returncode == 125
+    said = " ".join(done.stderr.split())
+    assert ("written kept.txt, out/model.bin" in said) == (not options), said
+    assert (tmp_path / "out").exists() == (not options)
+    assert (tmp_path / "kept.txt").read_text() == ("mine" if options else "")
+    assert manifest(tmp_path)["exit_code"] == 125
+
+
 def test_a_python_that_is_too_old_is_named(tmp_path: Path) -> None:
     """What it reads of ours has nothing in it that it could not; its own `sitecustomize` runs."""
     file = BOOTSTRAP / "sitecustomize.py"
