@@ -12,10 +12,10 @@ import pytest
 from trace_doctor.errors import UsageError
 from trace_doctor.recording.agent.copy_up import COPIED, REFUSED, CopyUp
 from trace_doctor.recording.options import BOOTSTRAP
-from trace_doctor.treatment import TreatOptions, treat
+from trace_doctor.treatment import treat
 from trace_doctor.treatment.copy import extents
+from trace_doctor.treatment.own_files import look_at_writes
 from trace_doctor.treatment.scratch import Scratch
-from trace_doctor.treatment.treat import look_at_writes
 
 
 @pytest.fixture
@@ -113,11 +113,11 @@ def test_a_write_that_python_does_not_hear_of_is_found_before_any_trial(project:
     said: list[str] = []
     with Scratch(project, project) as scratch:
         scratch.keep_writes(allow=False)
-        look_at_writes(scratch, TreatOptions(), said.append)
+        look_at_writes(scratch, False, said.append)
         subprocess.run("echo of a run > data/a.txt", shell=True, cwd=scratch.cwd, check=True)
         with pytest.raises(UsageError, match=r"writes to files of yours .*data/a\.txt"):
-            look_at_writes(scratch, TreatOptions(), said.append)
-        look_at_writes(scratch, TreatOptions(data_writes=True), said.append)
+            look_at_writes(scratch, False, said.append)
+        look_at_writes(scratch, True, said.append)
         assert said == []
 
 

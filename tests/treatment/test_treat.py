@@ -101,11 +101,13 @@ def project(tmp_path: Path) -> Path:
         (["--repeats", "3"], "--repeats"),
         (["--max-steps", "2"], "--max-steps"),
         (["--min-gain", "much"], "--min-gain"),
-        (["--max-seconds", "nan"], "--max-seconds"),
-        (["--max-seconds", "inf"], "--max-seconds"),
-        (["--max-seconds", "-1"], "--max-seconds"),
+        (["--max-seconds", "nan"], "--max-minutes"),
+        (["--max-seconds", "inf"], "--max-minutes"),
+        (["--max-seconds", "-1"], "--max-minutes"),
         (["-o", "sarif"], "treat writes text, json, html"),
         (["--source", "nowhere"], "no such folder"),
+        (["--max-minutes", "0"], "--max-minutes"),
+        (["--resume", "nowhere.html"], "nowhere.html: No such file"),
     ],
 )
 def test_what_cannot_be_is_said_before_anything_runs(tmp_path: Path, options: list[str], said: str) -> None:

@@ -60,7 +60,12 @@ def treat(
         int | None,
         typer.Option(help="Steps per run, warm-up included (default: what takes 5 seconds, 40 to 400)."),
     ] = None,
-    max_seconds: Annotated[float, typer.Option(help="Time limit; what is known by then is reported.")] = 3600.0,
+    max_minutes: Annotated[float, typer.Option(help="Time limit; what is known by then is reported.")] = 60.0,
+    max_seconds: Annotated[float | None, typer.Option(help="The same in seconds.", show_default=False)] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help=f"Page or JSON of an interrupted treat ({DEFAULT_PAGE}): what it decided is not tried again."),
+    ] = None,
     max_trials: Annotated[int | None, typer.Option(min=1, help="Try at most this many fixes.")] = None,
     if_busy: Annotated[
         str, typer.Option(help="If other processes keep the machine busy: `more` pairs of runs, `wait` for a quiet one, `stop`.")
@@ -96,6 +101,7 @@ def treat(
     console: ColorConsole,
 ) -> None:  # fmt: skip
     """Record a command, try each fix on it, keep what helps. Exit 0 a fix helped or there was none to try, 1 no fix helped, 2 files of yours changed."""
+    from trace_doctor.reporters.saved import read_treatment
     from trace_doctor.treatment import TreatOptions
     from trace_doctor.treatment import treat as run
 
@@ -112,7 +118,7 @@ def treat(
         select=tuple(o.in_parts(select, "select")),
         repeats=repeats,
         max_steps=max_steps,
-        max_seconds=max_seconds,
+        max_seconds=max_seconds if max_seconds is not None else 60 * max_minutes,
         max_trials=max_trials,
         if_busy=cast("IfBusy", if_busy),
         step_every=step_every,
@@ -124,6 +130,7 @@ def treat(
         data_writes=allow_data_writes,
         scratch=scratch,
         logs=logs,
+        resume=read_treatment(resume) if resume is not None else None,
     )
     if source.exists():
         finish_or_name_edits(console, source, apply)

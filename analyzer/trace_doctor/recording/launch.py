@@ -108,11 +108,12 @@ def record_command(
     say: Callable[[str], None] | None = None,
     leave_nothing: bool = False,
     most_seconds: float = math.inf,
+    tick: Callable[[], None] = lambda: None,
 ) -> Recorded:
     """Runs `command` to its end and records it into `options.folder`, which exists.
 
     `env` replaces the whole environment (default: this one). `quiet_output` sends what the command prints to a file
-    `output.log` in the folder. `leave_nothing` ends what the command has left running when it ended by itself. After `most_seconds` it is ended whatever it does. `say` gets the lines for the person at the terminal while the command runs.
+    `output.log` in the folder. `leave_nothing` ends what the command has left running when it ended by itself. After `most_seconds` it is ended whatever it does. `say` gets the lines for the person at the terminal while the command runs; `tick` is called meanwhile.
     Raises UsageError when the command cannot be started.
     """
     folder = Path(options.folder)
@@ -133,6 +134,7 @@ def record_command(
             say=say or (lambda line: None),
             leave_nothing=leave_nothing,
             most_seconds=most_seconds,
+            tick=tick,
         )
     except UsageError:  # nothing ran
         for name in (OPTIONS_FILE, COMMAND_FILE, OUTPUT_FILE, process_log.PRESENCE_FILE):

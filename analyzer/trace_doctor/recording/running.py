@@ -75,9 +75,10 @@ def run(
     say: Callable[[str], None],
     leave_nothing: bool = False,
     most_seconds: float = math.inf,
+    tick: Callable[[], None] = lambda: None,
 ) -> CommandOutcome:
     """Runs the command to its end; no process of it is left when we ended it, nor ever with `leave_nothing`. `most_seconds`:
-    from its start, after which it is ended whatever it does. Raises UsageError when it cannot be started."""
+    from its start, after which it is ended whatever it does. `tick` is called while it runs. Raises UsageError when it cannot be started."""
     began = time.monotonic()
     meter = processes.Meter(env if {*TRACED} & {*options.phases} else None)
     mark = env[OPTIONS_VARIABLE]
@@ -109,6 +110,7 @@ def run(
                     process.wait(_LOOKS_EVERY)
                 except subprocess.TimeoutExpired:
                     watch.look(leave_nothing and any(number in _MEAN_TO_END for number in signals))
+                    tick()
             seconds = time.monotonic() - began
             others = meter.read()
             if leave_nothing and watch.why is None:

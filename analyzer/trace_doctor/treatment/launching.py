@@ -80,6 +80,7 @@ class CommandRunner:
         left: Callable[[], float] = lambda: math.inf,
         environment: Mapping[str, str] = os.environ,
         say: Callable[[str], None] = lambda line: None,
+        tick: Callable[[], None] = lambda: None,
     ) -> None:
         self._scratch = scratch
         self._command = scratch.command(command, cwd)
@@ -90,7 +91,9 @@ class CommandRunner:
         self._max_seconds = max_seconds
         self._left = left
         self._numbers = count(1)
-        self._say = say
+        self._say, self._tick = say, tick
+        self.seconds: list[float] = []
+        """of each plain run so far"""
         self.leftover_processes = 0
         """processes that runs have left running, and that were ended"""
         self.steps = Steps(0, 1)
@@ -131,6 +134,7 @@ class CommandRunner:
             max_steps=steps.warmup + steps.timing + _LEAD,
         )
         outcome = self._run(setup, options)
+        self.seconds.append(outcome.seconds)
         self._scratch.drop_folder(name)
         rows = [(rank, step) for rank, rank_steps in outcome.steps.items() for step in rank_steps]
         times = {(rank, s.step): s.milliseconds * 1e3 for rank, s in rows if s.phase == "timing"}
@@ -186,6 +190,7 @@ class CommandRunner:
             leave_nothing=True,
             most_seconds=self._left(),
             say=self._say,
+            tick=self._tick,
         )
         if outcome.leftover_processes and not self.leftover_processes:
             self._say(leftover_note(outcome.leftover_processes))

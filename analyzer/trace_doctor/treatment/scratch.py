@@ -57,7 +57,7 @@ class Scratch:
         self._cwd = cwd.resolve()
         common = Path(os.path.commonpath([self._original, self._cwd]))
         self._base = [common, *common.parents][: LEVELS_UP + 1][-1]
-        self._single = None if source.is_dir() else source.name
+        self._single = "" if source.is_dir() else source.name
         self.folder = new_root(folder, self._original)
         self._tree = Confined(self.folder)
         way = self._way()
@@ -66,14 +66,13 @@ class Scratch:
             self._routes.spell(path)
         self._root = self.inside(self._original)
         self._at = self._name(self._root)
-        self._worktree = False
+        self._worktree = self._kept_writes = False
         self._worktrees_before: list[str] = []
         self._worktrees_left: list[str] = []
         self._leftovers: list[Leftover] | None = None
         """of the copy, when it was taken away; None until then"""
         self._covered = False
         """whether something else lay in the copy's place by then"""
-        self._kept_writes = False
         self._import_folders: list[str] = []
         """folders of the copy that Python is to search"""
         try:
@@ -86,8 +85,7 @@ class Scratch:
             used = [self._folder] + [self._cwd] * (self._cwd not in [self._folder, *self._folder.parents])
             beside = not_imported(self._original, used, map(Path, filter(os.path.isabs, search)))
             self._record = copy_tree(
-                self._original, self._tree, self._at, self._routes,
-                link=link, data=copy_data, beside=beside,
+                self._original, self._tree, self._at, self._routes, link=link, data=copy_data, beside=beside
             )  # fmt: skip
             self.cwd = self._make_cwd()
             self._folders, self._links, self._beside = self._link_neighbours(way)
@@ -97,7 +95,7 @@ class Scratch:
             self.close()
             raise
         copy_notes = CopyNotes(self._record, self._worktree, self._beside, self._originals.blind_spots)
-        self.notes, self.details = copy_notes.notes(), copy_notes.details()
+        self.notes, self.details, self.asked = copy_notes.notes(), copy_notes.details(), self._record.asked
 
     @property
     def _base_copy(self) -> Path:
@@ -148,7 +146,7 @@ class Scratch:
     @property
     def source(self) -> Path:
         """The folder or file of the scripts, in the copy."""
-        return self.inside(self._folder) / (self._single or "")
+        return self.inside(self._folder) / self._single
 
     def inside(self, path: Path) -> Path:
         """Where a path at or below the base lies in the copy."""
@@ -251,10 +249,14 @@ class Scratch:
             return "it is linked into the copy, not copied; it is left alone"
         return ""
 
+    def fingerprint(self, command: str) -> str:
+        """Of a command and of the scripts and configuration in the copy, as they were when they were read."""
+        return self._record.fingerprint(command)
+
     def names_of(self, loaded: Iterable[str]) -> list[str]:
         """Which files of the source folder runs have loaded, by name relative to it."""
-        folder = os.path.realpath(self.inside(self._folder))
-        return sorted(os.path.relpath(file, folder) for file in loaded if Path(file).is_relative_to(folder))
+        top = os.path.realpath(self.inside(self._folder))
+        return sorted(os.path.relpath(file, top) for file in loaded if Path(file).is_relative_to(top))
 
     def loaded_instead(self, name: str, loaded: Collection[str]) -> str:
         """The file outside of the copy that runs have loaded where one of the source folder is meant; empty where they have
@@ -340,12 +342,11 @@ class Scratch:
 
     def keep_writes(self, allow: bool) -> None:
         """Has the copy get a file of its own before a run writes through a link; `allow`: where it cannot, it writes through."""
-        linked = [self._original / name for name in (*self._record.environments, *self._record.asked)]
-        passed = [*map(os.path.realpath, linked), *map(str, self._originals.ours)]
+        linked = (self._original / name for name in (*self._record.environments, *self._record.asked))
         settings = {
             "root": str(self.folder),
             "project": str(self._original),
-            "passed": passed,
+            "passed": [*map(os.path.realpath, linked), *map(str, self._originals.ours)],
             "log": str(self.folder / "writes.jsonl"),
             "reserve": RESERVE,
             "allow": allow,

@@ -19,16 +19,19 @@ from trace_doctor.fixes.plan import Plan, plan
 from trace_doctor.model import Result, Tool
 from trace_doctor.model.difference import Difference
 from trace_doctor.model.treatment import ByHand, FileChange, Method, Treatment
-from trace_doctor.recording.agent.copy_up import COPIED, REFUSED
+from trace_doctor.recording.agent.copy_up import REFUSED
+from trace_doctor.recording.command_line import masked
 from trace_doctor.recording.recording_warnings import loads_no_recorder
-from trace_doctor.recording.startable import missing_script
+from trace_doctor.recording.startable import missing_script, several_machines
 from trace_doctor.reporters.treatment_words import changed_words, verdict
 from trace_doctor.treatment import losses, statistics
 from trace_doctor.treatment.candidates import Candidate, Setup, candidates
 from trace_doctor.treatment.installed import in_place
 from trace_doctor.treatment.launching import CommandRunner, Steps, leftover_note
-from trace_doctor.treatment.loop import Loop, Say
+from trace_doctor.treatment.loop import Loop, Say, key
 from trace_doctor.treatment.measurement import RunFailed
+from trace_doctor.treatment.own_files import look_at_writes, refuse_writes
+from trace_doctor.treatment.progress import Progress
 from trace_doctor.treatment.quiet import IfBusy, look_around
 from trace_doctor.treatment.scratch import Scratch
 from trace_doctor.treatment.trial import Clock, OutOfTime, Rules
@@ -36,7 +39,6 @@ from trace_doctor.version import VERSION
 
 _log = logging.getLogger(__name__)
 _MOST_CHANGES = 1_000
-_MOST_NAMED = 5
 Choose = Callable[[list[Candidate]], list[Candidate]]
 
 
@@ -71,6 +73,8 @@ class TreatOptions:
     """where the scratch copy is made (default: the system's folder for temporary files)"""
     logs: Path | None = None
     """where the recordings before and after are kept (default: nowhere)"""
+    resume: Treatment | None = None
+    """an earlier treatment that was interrupted: what it has decided is not tried again"""
 
     def __post_init__(self) -> None:
         if self.repeats < statistics.LEAST_REPEATS:
@@ -82,7 +86,7 @@ class TreatOptions:
         if self.if_busy not in get_args(IfBusy):
             raise UsageError(f"--if-busy: more, wait or stop, not {self.if_busy!r}")
         if not 0 < self.max_seconds < inf:
-            raise UsageError(f"--max-seconds: {self.max_seconds:g} is no number of seconds above 0")
+            raise UsageError(f"--max-minutes: {self.max_seconds:g} s is no time above 0")
 
 
 @dataclass
@@ -117,12 +121,14 @@ def treat(
     """
     options = options or TreatOptions()
     clock = Clock(options.max_seconds)
+    progress = Progress(clock, say)
+    say = progress.say
     source, cwd = Path(source), (cwd or Path.cwd()).resolve()
     if not source.exists():
         raise UsageError(f"--source {source}: no such folder or file")
     if (script := missing_script(command, cwd)) is not None:
         raise UsageError(f"{script}: no such file")
-    if (why := loads_no_recorder(command)) is not None:
+    if (why := loads_no_recorder(command) or several_machines(command, os.environ)) is not None:
         raise UsageError(why)
     with (
         Scratch(
@@ -137,6 +143,9 @@ def treat(
         for line in scratch.details:
             _log.info(line)
         recordings = _recordings(options)
+        fingerprint = scratch.fingerprint(masked(command, cwd))
+        if options.resume is not None and options.resume.fingerprint != fingerprint:
+            raise UsageError("--resume: the command or a script has changed since: start without it")
         if recordings is not None:
             scratch.writes(recordings)
         scratch.keep_writes(options.data_writes)
@@ -149,10 +158,11 @@ def treat(
             step_every=options.step_every,
             left=clock.left,
             say=say,
+            tick=progress.tick,
         )
         say("recording the script as it is")
         before = _record_before(runner, Setup(plan(Result(), source)), options, scratch)
-        look_at_writes(scratch, options, say)
+        look_at_writes(scratch, options.data_writes, say)
         result = analyze(before, source=source, config=config)
         edit_plan = plan(
             result, source, unsafe=options.unsafe, select=options.select, torch_version=torch_version,
@@ -166,10 +176,16 @@ def treat(
         rules = Rules(
             options.repeats + more, options.least_gain, options.loss_tolerance, options.without_losses
         )
-        loop = Loop(runner, rules, clock, Setup(edit_plan), say)
+        decided = (
+            {key(a): a for a in options.resume.attempts if a.fate != "not_tried"} if options.resume else {}
+        )
+        loop = Loop(runner, rules, clock, Setup(edit_plan), say, decided=decided)
+        progress.follow(runner, loop, len(queue[: options.max_trials]))
         if queue:
             _pilot(runner, Setup(edit_plan), clock)
-        outcome = _Outcome(options, runner.steps, loop, by_hand, [*scratch.notes, *[busy] * bool(busy)])
+        outcome = _Outcome(
+            options, runner.steps, loop, by_hand, [*scratch.notes, *[busy] * bool(busy)], fingerprint
+        )
         with outcome.whatever_comes():
             loop.run(queue, options.max_trials)
             outcome.difference(runner, result, scratch, config)
@@ -237,36 +253,12 @@ def _in_the_end(scratch: Scratch) -> list[str]:
     return [changed_words(changes, len(changes))] * bool(changes) + scratch.leftovers()
 
 
-def look_at_writes(scratch: Scratch, options: TreatOptions, say: Say) -> None:
-    """Tells what the recording wrote of its own in place of the user's files. Raises UsageError where it was to write to the
-    user's own, or did through a link that nobody asked for: each trial would again."""
-    _refuse_writes(scratch.writes_of_runs(REFUSED))
-    if copied := scratch.writes_of_runs(COPIED):
-        say(f"the command writes to {_some(copied)}: each run gets a copy of its own")
-    if not options.data_writes:
-        through = [c.name for c in scratch.changes() if c.through and c.through not in options.link]
-        _refuse_writes(through)
-
-
-def _refuse_writes(names: Sequence[str]) -> None:
-    if names:
-        raise UsageError(
-            f"the command writes to files of yours that the copy has no copy of: {_some(names)}; --copy-data copies data, "
-            "--allow-data-writes lets it write"
-        )
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return printable(", ".join(names[:_MOST_NAMED])) + more
-
-
 def _record_before(runner: CommandRunner, setup: Setup, options: TreatOptions, scratch: Scratch) -> Path:
     """The recording of the script as it is."""
     try:
         return runner.record(setup, "before")
     except RunFailed as failure:
-        _refuse_writes(scratch.writes_of_runs(REFUSED))
+        refuse_writes(scratch.writes_of_runs(REFUSED))
         output = f"{options.logs} keeps" if options.logs is not None else "--logs DIR keeps"
         raise UsageError(
             f"the command fails in the copy, before anything was changed: {failure} ({output} all it said)"
@@ -300,9 +292,16 @@ class _Outcome:
     """What a treatment has shown so far."""
 
     def __init__(
-        self, options: TreatOptions, steps: Steps, loop: Loop, by_hand: list[ByHand], notes: list[str]
+        self,
+        options: TreatOptions,
+        steps: Steps,
+        loop: Loop,
+        by_hand: list[ByHand],
+        notes: list[str],
+        fingerprint: str,
     ) -> None:
         self.options, self.steps, self.loop, self.by_hand, self.notes = options, steps, loop, by_hand, notes
+        self.fingerprint = fingerprint
         self.interrupted: int | None = None
         self.stopped = ""
         self.changes: list[FileChange] = []
@@ -328,8 +327,8 @@ class _Outcome:
         loop = self.loop
         if not loop.setup.fixes:
             return
-        if loop.clock.spent() > loop.clock.max_seconds:
-            self.notes.append("no recording was made after: --max-seconds is used up")
+        if loop.clock.left() < (runner.before.seconds if runner.before else 0.0):
+            self.notes.append("no recording was made after: it would not end within --max-minutes")
             return
         loop.say("recording the script with what helped")
         try:
@@ -388,5 +387,6 @@ class _Outcome:
             mounted=self.mounted,
             stopped=self.stopped,
             interrupted=self.interrupted is not None,
+            fingerprint=self.fingerprint,
         )
         return Treated(verdict(treatment, self.interrupted), edits)

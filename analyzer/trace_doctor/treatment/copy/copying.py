@@ -16,6 +16,7 @@ import stat
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -26,6 +27,7 @@ from trace_doctor.treatment.copy.confined import Confined
 from trace_doctor.treatment.copy.routes import Routes, mention
 from trace_doctor.treatment.copy.states import (
     CACHES,
+    PROGRAM,
     Stamp,
     State,
     digest,
@@ -90,6 +92,12 @@ class CopyRecord:
     """files that changed each time they were copied"""
     own_path_names: set[str] = field(default_factory=set)
     """scripts and configuration in which the absolute path of the project is written"""
+
+    def fingerprint(self, command: str) -> str:
+        """Of a command and of the scripts and configuration, as they were when they were read."""
+        originals = sorted(self.originals.items())
+        scripts = [(n, d.hex()) for n, d in originals if isinstance(d, bytes) and n.endswith(PROGRAM)]
+        return sha256(repr((command, scripts)).encode()).hexdigest()
 
 
 def copy_tree(
