@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from trace_doctor.errors import UsageError
+from trace_doctor.model.treatment import Method, Treatment
 from trace_doctor.recording.agent.copy_up import COPIED, REFUSED, CopyUp
 from trace_doctor.recording.options import BOOTSTRAP
-from trace_doctor.treatment import treat
+from trace_doctor.treatment import TreatOptions, treat
 from trace_doctor.treatment.copy import extents
 from trace_doctor.treatment.own_files import look_at_writes
 from trace_doctor.treatment.scratch import Scratch
@@ -107,6 +108,24 @@ def test_treat_stops_before_any_trial_where_runs_would_write_to_the_users_files(
     with pytest.raises(UsageError, match=r"writes to files of yours .*own\.txt; .*--allow-data-writes"):
         treat([sys.executable, "train.py"], project, cwd=project)
     assert (project / "own.txt").read_text() == "the user's"
+
+
+def test_what_was_decided_for_another_script_is_not_gone_on_with(project: Path) -> None:
+    def fingerprint(command: str = "python train.py") -> str:
+        with Scratch(project, project) as scratch:
+            return scratch.fingerprint(command)
+
+    before = fingerprint()
+    (project / "data" / "a.txt").write_text("other data")
+    assert fingerprint() == before and fingerprint("python train.py --fast") != before
+    (project / "train.py").write_text("x = 1")
+    assert fingerprint() != before
+    method = Method(
+        warmup_steps=1, timed_steps=9, figure="median", repeats=6, alpha=0.03, least_gain=0.01, loss_tolerance=0.02
+    )  # fmt: skip
+    past = Treatment(code=0, verdict="", method=method, fingerprint=before)
+    with pytest.raises(UsageError, match="--resume: the command or a script has changed since"):
+        treat([sys.executable, "train.py"], project, TreatOptions(resume=past), cwd=project)
 
 
 def test_a_write_that_python_does_not_hear_of_is_found_before_any_trial(project: Path) -> None:

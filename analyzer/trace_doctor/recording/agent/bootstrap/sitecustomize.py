@@ -10,7 +10,7 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 _LEAST = (3, 9)
 
 
-def _tell():
+def _tell():  # type: ignore[no-untyped-def]
     """Adds a line to what the processes of the command say, as `process_log.say` does."""
     import json
 
@@ -24,15 +24,15 @@ def _tell():
 
 
 if sys.version_info >= _LEAST:
-    import _trace_doctor_start  # noqa: F401
+    import _trace_doctor_start  # type: ignore[import-not-found] # noqa: F401
 else:
     try:  # noqa: SIM105
-        _tell()
+        _tell()  # type: ignore[no-untyped-call]
     except Exception:
         pass
     sys.path[:] = [p for p in sys.path if os.path.abspath(p or ".") != _HERE]
     _own = sys.modules.pop("sitecustomize")
     try:
-        import sitecustomize  # noqa: F401
+        import sitecustomize  # type: ignore[import-not-found] # noqa: F401
     except ImportError:
         sys.modules["sitecustomize"] = _own
