@@ -40,9 +40,7 @@ class CopyUp:
         self._busy = threading.local()
 
     def hear(self, event: str, arguments: Any) -> None:
-        """An audit hook."""
-        if event not in _EVENTS:
-            return
+        """One of the events of an audit hook that change a file."""
         if event == "open":
             path, _, flags = arguments
             if not isinstance(flags, int) or not flags & _WRITES:
@@ -161,7 +159,15 @@ def install(file: str) -> None:
     with open(file, encoding="utf-8") as settings:
         keeper = CopyUp(**json.load(settings))
     _active.append(keeper)
-    sys.addaudithook(keeper.hear)
+    hear, events = keeper.hear, _EVENTS
+
+    def hook(
+        event: str, arguments: Any
+    ) -> None:  # Python calls it for much else, `id()` for one: it has to be cheap
+        if event in events:
+            hear(event, arguments)
+
+    sys.addaudithook(hook)
 
 
 def watch_saves(torch: Any) -> None:
