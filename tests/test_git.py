@@ -17,7 +17,7 @@ from repositories import committed, git
 from trace_doctor import git as asking
 from trace_doctor.git import GitFailed, GitUnanswered, in_git, top, uncommitted
 from trace_doctor.git import git as asked
-from trace_doctor.treatment import worktree
+from trace_doctor.treatment.copy import worktree
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, BinaryIO
@@ -251,3 +251,33 @@ def is_utf8(name: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+_NOT_WRITTEN = frozenset(
+    (".git", "__pycache__", "node_modules", ".mypy_cache", ".ruff_cache", ".pytest_cache")
+)
+_MOST_ENTRIES = 100_000
+_TICK = 20_000_000
+"""ns: times of files come from a clock that is so much behind at most"""
+
+
+def written_since(folder: Path, when: int, but: Sequence[Path] = ()) -> list[str]:
+    """Files below a folder, by name relative to it, that were written since (ns of the epoch); not caches, environments, links, nor
+    what lies in one of the other folders. Of more than 100,000 entries the rest is not looked at."""
+    names: list[str] = []
+    todo, left = [folder], _MOST_ENTRIES
+    while todo and left > 0:
+        with suppress(OSError), os.scandir(todo.pop()) as entries:
+            for entry in entries:
+                left -= 1
+                path = Path(entry.path)
+                if entry.is_dir(follow_symlinks=False):
+                    is_other = (
+                        entry.name in _NOT_WRITTEN or path in but or os.path.exists(path / "pyvenv.cfg")
+                    )
+                    todo += [] if is_other else [path]
+                elif entry.is_file(follow_symlinks=False):
+                    info = entry.stat(follow_symlinks=False)
+                    if max(info.st_mtime_ns, info.st_ctime_ns) >= when - _TICK:
+                        names.append(path.relative_to(folder).as_posix())
+    return sorted(names)

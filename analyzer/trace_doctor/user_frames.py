@@ -27,7 +27,7 @@ fsspec deepspeed apex xformers flash_attn bitsandbytes liger_kernel transformer_
 composer fairscale colossalai ignite fastai webdataset streaming ffcv kornia albumentations nvidia wandb
 tensorboard tensorboardX mlflow comet_ml ray jax tensorflow keras hydra omegaconf pydantic cloudpickle
 dill joblib psutil packaging typing_extensions six filelock requests urllib3 debugpy pydevd ipykernel
-IPython traitlets tornado pytest _pytest pluggy click typer trace_doctor sitecustomize
+IPython traitlets tornado pytest _pytest pluggy click typer trace_doctor sitecustomize _trace_doctor_start
 """
 _LIBRARIES = frozenset(_LIBRARY_NAMES.split())
 # HF `datasets` shares its name with the folder of many repositories: only files known to be the library's count

@@ -263,6 +263,16 @@ def test_bare_name_that_two_files_bear_is_no_answer(tmp_path: Path) -> None:
     assert [c.file for c in item.candidates] == ["a/train.py", "b/train.py"]
 
 
+def test_a_script_of_the_folder_that_did_not_run_is_no_place(tmp_path: Path) -> None:
+    """A collection of scripts, and a capture that names no line of them: what ran is known all the same."""
+    for name in ("a.py", "b.py", "c.py"):
+        (tmp_path / name).write_text(LOOP)
+    assert plan(result(finding(1, ZERO)), tmp_path).items[0].status == "ambiguous"
+    [item] = plan(result(finding(1, ZERO)), tmp_path, ran=["b.py"]).items
+    assert item.status == "ready" and item.change is not None
+    assert [f.name for f, _ in item.change.files] == ["b.py"]
+
+
 def test_function_name_tells_two_files_apart(tmp_path: Path) -> None:
     for folder, name in (("a", "other"), ("b", "train")):
         (tmp_path / folder).mkdir()

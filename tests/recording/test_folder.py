@@ -184,3 +184,11 @@ def test_names_of_captures_and_companions() -> None:
     for name in ("recording.json", "rank3.recording.json", "rank3.steps.csv", "plan.json", "options.json", "environment.json"):  # fmt: skip
         assert folder.is_companion(name), name
     assert not folder.is_companion("rank0.light.json.gz") and not folder.is_companion("trace.json")
+
+
+def test_all_files_that_a_rank_has_loaded_are_read(tmp_path: Path) -> None:
+    """The script itself may be the last of them."""
+    files = [f"/project/module_{n:04}.py" for n in range(700)]
+    (tmp_path / rank_file(0)).write_text(rank_record(imports=files))
+    read = folder.read(tmp_path)
+    assert read is not None and read.ranks[0].imports == tuple(files)

@@ -20,6 +20,7 @@ from trace_doctor.recording import machine, process_log, processes, steps_csv
 from trace_doctor.recording.folder import read
 from trace_doctor.recording.launch import Recorded, new_folder, record_command
 from trace_doctor.recording.options import OPTIONS_VARIABLE, RecordOptions
+from trace_doctor.recording.processes import OtherLoad
 from trace_doctor.recording.recording_warnings import shortcomings
 from trace_doctor.recording.running import CommandOutcome
 from trace_doctor.testing import RunBuilder
@@ -339,6 +340,9 @@ def test_a_busy_machine_is_named() -> None:
         for w in (0.5, 0.01)
     ]
     assert ["waited 50% of the time for a CPU" in "".join(lines) for lines in said] == [True, False]
+    own = CommandOutcome(0, 9.0, waited={0: 0.5}, others=OtherLoad(0.0))
+    [line] = [w for w in shortcomings(["true"], RecordOptions("."), own, None, {}) if "waited" in w]
+    assert "more workers and threads than cores" in line and "other processes" not in line
 
 
 @pytest.mark.parametrize(("waited", "busy"), [(0.5, True), (0.01, False)])

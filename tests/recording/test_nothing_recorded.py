@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
@@ -10,6 +11,11 @@ from pathlib import Path
 
 import pytest
 from warm_commands import warm
+
+from trace_doctor.recording.options import BOOTSTRAP, RecordOptions
+from trace_doctor.recording.process_log import PRESENCE_FILE, heard
+from trace_doctor.recording.recording_warnings import shortcomings
+from trace_doctor.recording.running import CommandOutcome
 
 STEPS = """
 import os, sys, torch
@@ -65,6 +71,66 @@ def test_a_process_that_has_lost_the_recorder(tmp_path: Path) -> None:
     done = record(tmp_path, "print(1)", python=("env", "-u", "PYTHONPATH"))
     assert done.returncode == 125
     assert "no Python process of the command loaded the recorder" in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize("command", ["record", "treat"])
+@pytest.mark.parametrize("flag", ["-I", "-Es", "-S"])
+def test_a_python_that_loads_no_recorder_is_refused_before_it_runs(
+    tmp_path: Path, command: str, flag: str
+) -> None:
+    (tmp_path / "train.py").write_text("open('ran', 'w')")
+    whole = [*warm(), command, "--", sys.executable, flag, "train.py"]
+    done = subprocess.run(whole, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == (125 if command == "record" else 2)
+    assert (
+        f"`python {flag}` loads no recorder: leave the flag out, or record inside the script" in done.stderr
+    )
+    assert [p.name for p in tmp_path.iterdir()] == ["train.py"]
+
+
+@pytest.mark.parametrize("options", [(), ("--copy",)])
+def test_what_the_script_wrote_is_named_and_in_a_copy_it_is_gone(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    (tmp_path / "kept.txt").write_text("mine")
+    os.utime(tmp_path / "kept.txt", (1e9, 1e9))
+    done = record(
+        tmp_path, "import os; os.mkdir('out'); open('out/model.bin', 'w'); open('kept.txt', 'w')", *options
+    )
+    assert done.returncode == 125
+    said = " ".join(done.stderr.split())
+    assert ("written kept.txt, out/model.bin" in said) == (not options), said
+    assert (tmp_path / "out").exists() == (not options)
+    assert (tmp_path / "kept.txt").read_text() == ("mine" if options else "")
+    assert manifest(tmp_path)["exit_code"] == 125
+
+
+def test_a_python_that_is_too_old_is_named(tmp_path: Path) -> None:
+    """What it reads of ours has nothing in it that it could not; its own `sitecustomize` runs."""
+    file = BOOTSTRAP / "sitecustomize.py"
+    ast.parse(file.read_text(), feature_version=(3, 4))
+    (tmp_path / PRESENCE_FILE).touch()
+    (tmp_path / "hidden").mkdir()
+    (tmp_path / "hidden" / "sitecustomize.py").write_text("print('the hidden one')")
+    old = "import sys; sys.version_info = (3, 8, 18, 'final', 0); import runpy; runpy.run_path(sys.argv[1])"
+    environment = {
+        **os.environ,
+        "TRACE_DOCTOR_RECORD": str(tmp_path / "options.json"),
+        "PYTHONPATH": f"{BOOTSTRAP}:{tmp_path / 'hidden'}",
+    }
+    program = f"import sys; sys.modules['sitecustomize'] = sys; {old}"
+    whole = [sys.executable, "-S", "-c", program, str(file)]
+    done = subprocess.run(whole, env=environment, capture_output=True, text=True)
+    assert done.stdout == "the hidden one\n", done.stderr
+    why = shortcomings(["python"], RecordOptions("."), CommandOutcome(0, 1.0), None, heard(tmp_path))
+    assert why == ["Python 3.8 is too old: the recorder needs 3.9 or later"]
+
+
+def test_a_torch_that_is_too_old_is_named(tmp_path: Path) -> None:
+    (tmp_path / OTHER_TORCH).parent.mkdir()
+    (tmp_path / OTHER_TORCH).write_text("__version__ = '1.8.0+cu102'")
+    done = record(tmp_path, "import torch", "-q")
+    assert "torch 1.8 is too old, 2.1 or later is needed" in done.stderr and done.returncode == 125
 
 
 @pytest.mark.torch

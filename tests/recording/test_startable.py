@@ -10,7 +10,7 @@ import pytest
 from warm_commands import warm
 
 from trace_doctor.errors import UsageError
-from trace_doctor.recording.startable import missing_script
+from trace_doctor.recording.startable import missing_script, several_machines
 from trace_doctor.treatment import treat
 
 TYPOS = (
@@ -61,3 +61,25 @@ def test_nothing_is_made_for_what_cannot_run(project: Path, command: str, code: 
 def test_treat_refuses_it_too(project: Path) -> None:
     with pytest.raises(UsageError, match=r"trian\.py: no such file"):
         treat(["python", "trian.py"], project, cwd=project)
+
+
+@pytest.mark.parametrize(
+    ("command", "variables", "told"),
+    [
+        ("torchrun --nnodes 2 --nproc-per-node 8 train.py", {}, "--nnodes 2"),
+        ("torchrun --nnodes=1:4 train.py", {}, "--nnodes=1:4"),
+        ("srun --nodes=4 python train.py", {}, "--nodes=4"),
+        ("accelerate launch --num_machines 2 train.py", {}, "--num_machines 2"),
+        ("deepspeed --num_nodes 2 train.py", {}, "--num_nodes 2"),
+        ("torchrun train.py", {"PET_NNODES": "2"}, "PET_NNODES=2"),
+        ("torchrun --nnodes 1 --nproc-per-node 8 train.py", {"PET_NNODES": "1"}, ""),
+        ("torchrun --nnodes=1:1 train.py", {}, ""),
+        ("python train.py --nodes-file 2 --num_nodes_max 4", {"PET_NNODES": "x"}, ""),
+    ],
+)
+def test_a_job_of_several_machines_is_not_treated_on_one(
+    command: str, variables: dict[str, str], told: str
+) -> None:
+    why = several_machines(command.split(), variables)
+    assert (why is None) == (not told)
+    assert why is None or why.startswith(f"{told}: the job runs on several machines")

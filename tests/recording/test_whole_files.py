@@ -7,11 +7,14 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from trace_doctor.errors import NoCaptures
 from trace_doctor.loaders.discover import discover
+from trace_doctor.recording.agent.tracing import Tracer
 from trace_doctor.recording.folder import role_of
 from trace_doctor.recording.launch import record_command
 from trace_doctor.recording.options import RecordOptions, rank_file, rank_steps_file
@@ -78,6 +81,59 @@ def test_a_write_that_fails_leaves_nothing_and_the_scripts_code(
     assert done.returncode == 3, done.stderr
     assert "could not be finished" in done.stdout
     assert not [*tmp_path.glob(name), *tmp_path.glob(f".*.{name}.*")]
+
+
+IN_A_SMALL_ROOM = """
+mount -t tmpfs -o size=100k tmpfs "$1" || exit 99
+mkdir "$1/logs"
+"$2" -c "$3" "$1/logs" -1 fails sh -c 'printf "{\\"rank\\": 0, \\"ended\\": \\"script\\"}" > "$0/rank0.recording.json"
+(echo rank,step,phase,milliseconds,loss; yes 0,1,timing,12.25,2.5 | head -n 2000) > "$0/rank0.steps.csv"
+cat /dev/zero > "$0/../fill" 2> /dev/null; exit '$4 "$1/logs"
+code=$?
+ls -A "$1/logs"
+exit $code
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="name spaces are Linux's")
+@pytest.mark.parametrize("code", [0, 3])
+def test_on_a_full_disk_the_scripts_code_is_kept_and_what_is_missing_is_said(
+    tmp_path: Path, code: int
+) -> None:
+    shell = [
+        "unshare",
+        "-Urm",
+        "sh",
+        "-c",
+        IN_A_SMALL_ROOM,
+        "sh",
+        str(tmp_path),
+        sys.executable,
+        RECORDS,
+        str(code),
+    ]
+    if subprocess.run(["unshare", "-Urm", "true"], capture_output=True).returncode:
+        pytest.skip("no mount of its own is allowed here")
+    done = subprocess.run(shell, capture_output=True, text=True)
+    if done.returncode == 99:
+        pytest.skip("no mount of its own is allowed here")
+    assert done.returncode == code, done.stderr
+    assert "could not be finished: No space left on device" in done.stdout
+    assert "light, detailed, memory: not captured" in done.stdout
+    assert sorted(done.stdout.split("\n")[1:-1]) == [
+        "command.txt", "rank0.recording.json", "rank0.steps.csv", "recording.json",
+    ]  # fmt: skip
+
+
+def test_a_trace_that_does_not_fit_on_the_disk_leaves_nothing(tmp_path: Path) -> None:
+    """The profiler says nothing, and leaves a part under a name of its own."""
+    tracer = Tracer.__new__(Tracer)
+    tracer.path, tracer.steps = tmp_path / "rank0.light.json.gz", 3
+    part = SimpleNamespace(export_chrome_trace=lambda path: Path(f"{path}.tmp").write_text("{"))
+    tracer.profile = cast("Any", part)
+    with pytest.raises(OSError, match="No space left"):
+        tracer.write(1e9)
+    assert not list(tmp_path.iterdir())
 
 
 DUMPS = """

@@ -14,8 +14,8 @@ import pytest
 from repositories import committed, git
 
 from trace_doctor.errors import UsageError
-from trace_doctor.treatment import copying
-from trace_doctor.treatment.confined import Confined
+from trace_doctor.treatment.copy import copying, extents
+from trace_doctor.treatment.copy.confined import Confined
 from trace_doctor.treatment.scratch import Scratch
 
 
@@ -30,8 +30,8 @@ def project(tmp_path: Path) -> Path:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever has more than 3 bytes is large."""
-    monkeypatch.setattr(copying, "LARGE_FILE", 3)
-    monkeypatch.setattr(copying, "LARGE_FOLDER", 3)
+    monkeypatch.setattr(extents, "LARGE_FILE", 3)
+    monkeypatch.setattr(extents, "LARGE_FOLDER", 3)
 
 
 def said(scratch: Scratch) -> str:
@@ -43,9 +43,9 @@ def test_every_link_is_named_a_few_at_once_and_all_with_v(project: Path) -> None
     for number in range(30):
         (project / f"data{number:02}.bin").write_bytes(b"1234")
     with Scratch(project, project) as scratch:
-        line = next(note for note in scratch.notes if note.startswith("linked, not copied"))
+        line = next(note for note in scratch.notes if note.startswith("linked, copied when"))
         assert "data09.bin and 21 more (-v lists all)" in line and "data10" not in line
-        listed = [d for d in scratch.details if d.startswith("linked, not copied")]
+        listed = [d for d in scratch.details if d.startswith("linked, copied when")]
         assert listed[30].endswith(": train.py") and len(listed) == 31
 
 
@@ -58,7 +58,7 @@ def test_copy_data_links_nothing_of_the_project(project: Path) -> None:
     (project / "outputs" / "model.bin").write_bytes(b"12345678")
     with Scratch(project, project, copy_data=True) as scratch:
         assert not any(p.is_symlink() for p in scratch.cwd.rglob("*"))
-        assert "linked, not copied" not in said(scratch)
+        assert "linked, copied when" not in said(scratch)
         (scratch.cwd / "images" / "a" / "1.bin").write_bytes(b"of a run")
         scratch.prepare({})
         assert (scratch.cwd / "images" / "a" / "1.bin").read_bytes() == b"12345678"
@@ -69,7 +69,7 @@ def test_a_large_checkpoint_in_a_folder_of_checkpoints_is_not_linked(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Too small a folder to be data, one file in it large enough: a link would let a run overwrite it."""
-    monkeypatch.setattr(copying, "LARGE_FILE", 3)
+    monkeypatch.setattr(extents, "LARGE_FILE", 3)
     (project / "checkpoints").mkdir()
     (project / "checkpoints" / "last.pt").write_bytes(b"12345678")
     with Scratch(project, project) as scratch:
@@ -89,6 +89,79 @@ def test_copy_data_without_room_is_refused_before_it_is_begun(
     monkeypatch.setattr(copying, "_clone", lambda file, copy: False)
     with pytest.raises(UsageError, match=r"--copy-data: 18 B of data, and 7 B are free"):
         Scratch(project, project, copy_data=True)
+
+
+def test_shards_beside_a_script_are_linked_where_they_are_much_together(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None of them is large by itself, and the folder holds a script: `data/prepare.py` next to what it made."""
+    monkeypatch.setattr(extents, "LARGE_FOLDER", 50)
+    monkeypatch.setattr(extents, "MANY_FILES", 4)
+    for name in (
+        "data/a.bin",
+        "data/b.bin",
+        "data/shards/c.bin",
+        "many/1",
+        "many/2",
+        "many/3",
+        "many/4",
+        "many/5",
+    ):
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_bytes(b"x" * (30 if "bin" in name else 1))
+    (project / "data" / "prepare.py").write_text("")
+    with Scratch(project, project) as scratch:
+        linked = {p.relative_to(scratch.cwd).as_posix() for p in scratch.cwd.rglob("*") if p.is_symlink()}
+        # the rest fits; the folders are the copy's own, so that a new file does not reach the user's
+        assert len(linked & {"data/a.bin", "data/b.bin", "data/shards/c.bin"}) == 2
+        assert {n for n in linked if n.startswith("many/")} == {f"many/{n}" for n in range(1, 6)}
+        for folder in ("data", "many", "data/shards"):
+            (scratch.cwd / folder / "new").write_bytes(b"of a run")
+        assert scratch.changes() == []
+        scratch.prepare({})
+        assert not list(scratch.cwd.rglob("new"))
+
+
+def test_of_a_large_repository_only_what_is_imported_is_copied(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extents, "MANY_FILES", 3)
+    texts = {
+        "app/train/main.py": "import torch\nfrom libs.text import tokens\n",
+        "libs/__init__.py": "",
+        "libs/text/__init__.py": "from . import more\n",
+        "libs/text/more.py": "from ...shared import tools\nimport util\n",
+        "libs/text/tokens.py": "",
+        "libs/audio/wave.py": "",
+        "shared/tools.py": "",
+        "util.py": "",
+        "website/page.py": "",
+        "app/serve/main.py": "",
+        "app/train/configs/a.yaml": "",
+    }
+    for name, text in texts.items():
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text(text)
+    committed(project)
+    with Scratch(project / "app/train", project) as scratch:
+        links = {p.relative_to(scratch.cwd).as_posix() for p in scratch.cwd.rglob("*") if p.is_symlink()}
+        assert links == {"libs/audio", "website", "app/serve"}
+        assert "not imported, linked" in said(scratch)
+        assert all((scratch.cwd / name).is_file() for name in texts)
+        scratch.prepare({})
+    monkeypatch.setattr(extents, "MANY_FILES", 20)  # a small one is copied whole
+    with Scratch(project / "app/train", project) as scratch:
+        assert not [p for p in scratch.cwd.rglob("*") if p.is_symlink()]
+
+
+def test_a_copy_that_does_not_fit_is_refused(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(project)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=copying.RESERVE + 5))
+    monkeypatch.setattr(copying, "_clone", lambda file, copy: False)
+    with pytest.raises(
+        UsageError, match=r"no room for the copy: .* are free where it is made; --scratch DIR"
+    ):
+        Scratch(project, project)
 
 
 def test_what_is_no_file_is_named_and_nothing_waits_for_it(project: Path) -> None:
@@ -239,9 +312,15 @@ def test_a_script_that_names_the_projects_own_path_is_named(project: Path) -> No
 
 
 @pytest.mark.usefixtures("small")
-def test_a_command_that_runs_in_linked_data_is_refused(project: Path) -> None:
+def test_a_command_that_runs_in_linked_data_is_refused_where_it_is_one_link(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (project / "data").mkdir()
     (project / "data" / "numbers.bin").write_bytes(b"12345")
+    with Scratch(project, project / "data") as scratch:
+        scratch.prepare({})
+        assert (scratch.cwd / "numbers.bin").is_symlink()
+    monkeypatch.setattr(extents, "MOST_LINKS", 0)
     with pytest.raises(UsageError, match=r"runs in .*data, which is linked into the copy: see --copy-data"):
         Scratch(project, project / "data")
     with Scratch(project, project / "data", copy_data=True) as scratch:

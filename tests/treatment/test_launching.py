@@ -30,14 +30,44 @@ for i in range(10_000):
     optimizer.step()
     optimizer.zero_grad()
 """
+SHORT = """\
+import torch
+
+model = torch.nn.Linear(16, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for i in range(14):
+    model(torch.ones(8, 16)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 
 
-@pytest.mark.torch
-@pytest.mark.skipif(
+live = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None,
-    reason="runs two ranks with PyTorch, which is not installed: pip install 'trace-doctor[torch]'",
+    reason="runs scripts with PyTorch, which is not installed: pip install 'trace-doctor[torch]'",
 )
+
+
+@live
+@pytest.mark.torch
+def test_a_script_that_ends_sooner_than_its_recording_let_expect_is_timed_with_the_steps_it_has(
+    tmp_path: Path,
+) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "train.py").write_text(SHORT)
+    with Scratch(project, project, folder=tmp_path) as scratch:
+        runner = CommandRunner(
+            scratch, [sys.executable, "train.py"], project, recordings=None, max_steps=None
+        )
+        runner.steps = Steps(warmup=4, timing=396)
+        run = runner.pilot(Setup(plan(Result(), project)))
+    assert (runner.steps.warmup, runner.steps.timing, len(run.step_us)) == (4, 10, 10)
+
+
+@live
+@pytest.mark.torch
 def test_a_plain_run_of_two_ranks_times_the_same_steps_of_both(tmp_path: Path) -> None:
     project = tmp_path / "project"
     project.mkdir()

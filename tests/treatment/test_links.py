@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from repositories import committed
 
 from trace_doctor.errors import UsageError
-from trace_doctor.treatment import copying
+from trace_doctor.treatment.copy import extents
+from trace_doctor.treatment.copy.worktree import source_of
 from trace_doctor.treatment.scratch import LEVELS_UP, Scratch
-from trace_doctor.treatment.worktree import source_of
 
 PLACES = ("train.py", "src", "src/model.py", "exp", "exp/deep", "src/a", "exp/b", "exp/deep/c", "d", "src/e")
 """files and folders that are there, and names that links get"""
@@ -188,7 +188,7 @@ def test_hard_links_are_parted(tmp_path: Path) -> None:
 def test_links_in_linked_data_lead_into_the_copy_as_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copying, "LARGE_FOLDER", 10)
+    monkeypatch.setattr(extents, "LARGE_FOLDER", 10)
     root = project_in(tmp_path)
     (root / "data" / "part").mkdir(parents=True)
     (root / "data" / "part" / "numbers.bin").write_bytes(b"x" * 20)
@@ -215,7 +215,7 @@ def test_a_link_to_what_runs_write_outside_is_left_out(tmp_path: Path) -> None:
     with Scratch(root, root, link=["outputs"]) as scratch:
         assert os.path.realpath(scratch.cwd / "latest") == str(tmp_path / "store")
         store = tmp_path / "store"
-        named = f"a run can write there: latest -> {store}, outputs -> {store}"
+        named = f"copied when Python opens it for writing: latest -> {store}, outputs -> {store}"
         assert any(named in note for note in scratch.notes)
         (scratch.cwd / "outputs" / "model.pt").write_bytes(b"of a run")
         assert [c.name for c in scratch.changes()] == ["latest/model.pt"]

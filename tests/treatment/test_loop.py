@@ -12,19 +12,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace as replace_struct
 
 from trace_doctor.fixes.plan import Plan, plan
 from trace_doctor.model import Finding, Fix, Location, Result, Safety, Saving
-from trace_doctor.model.treatment import ByHand, Method, Treatment
+from trace_doctor.model.treatment import Attempt, ByHand, Method, Treatment
 from trace_doctor.reporters import Options, treatment_text
 from trace_doctor.reporters.embedded_json import extract
 from trace_doctor.reporters.html import treatment
 from trace_doctor.reporters.treatment_words import verdict
 from trace_doctor.treatment.candidates import Setup, candidates
 from trace_doctor.treatment.launching import _last_words, _of_dotenv
-from trace_doctor.treatment.loop import Loop
+from trace_doctor.treatment.loop import Loop, key
 from trace_doctor.treatment.measurement import LONG_STEPS, Measured, RunFailed
 from trace_doctor.treatment.trial import Clock, Rules
 
@@ -120,10 +121,10 @@ def treated(source: Path) -> Callable[..., tuple[Loop, Pretender]]:
 
     def run(
         runner: Pretender, *findings: Finding, max_trials: int | None = None, clock: Clock | None = None,
-        rules: Rules = RULES, unsafe: bool = True,
+        rules: Rules = RULES, unsafe: bool = True, decided: Mapping[str, Attempt] | None = None,
     ) -> tuple[Loop, Pretender]:  # fmt: skip
         made: Plan = plan(Result(findings=list(findings)), source, unsafe=unsafe, torch_version="2.1")
-        loop = Loop(runner, rules, clock or Clock(1e9), Setup(made))
+        loop = Loop(runner, rules, clock or Clock(1e9), Setup(made), decided=decided or {})
         with suppress(KeyboardInterrupt):
             loop.run(candidates(made)[0], max_trials)
         return loop, runner
@@ -343,6 +344,23 @@ def test_less_memory_at_the_same_pace_is_kept_and_a_trade_is_not(treated: Run) -
     assert "trade" in loop.attempts[0].reason
 
 
+def test_what_was_decided_before_is_not_tried_again(treated: Run) -> None:
+    """Interrupted in the third trial: the next treatment goes on there, and combines what helped in both."""
+    factors = {"TD101-1": 0.5, "TD304-1": 1.0, "TD102-1": 0.7}
+    first, _ = treated(Pretender(factors), *THREE, max_trials=2)
+    assert fates(first) == {"TD101-1": "kept", "TD304-1": "rejected", "TD102-1": "not_tried"}
+    renumbered = [msgspec.structs.replace(f, id=f.id.replace("-1", "-7")) for f in THREE]
+    decided = {key(a): a for a in first.attempts if a.fate != "not_tried"}
+    pretender = Pretender({k.replace("-1", "-7"): v for k, v in factors.items()})
+    second, runs = treated(pretender, *renumbered, decided=decided)
+    assert fates(second) == {"TD101-7": "kept", "TD304-7": "rejected", "TD102-7": "kept"}
+    assert second.attempts[0].effects == first.attempts[0].effects
+    assert runs.runs[0] in (("TD101-7", "TD102-7"), ("TD101-7",)), "the first run is of the third fix"
+    assert second.confirmed
+    other = [msgspec.structs.replace(f, fixes=[PIN]) for f in THREE]  # another edit was not tried yet
+    assert fates(treated(pretender, *other, decided=decided)[0]) != fates(second)
+
+
 def test_an_interruption_keeps_what_was_known(treated: Run) -> None:
     def interrupt(number: int) -> None:
         if number == 14:  # in the second trial
@@ -360,7 +378,7 @@ def test_budgets_end_it_with_what_is_known(treated: Run) -> None:
     assert fates(loop) == {"TD101-1": "kept", "TD304-1": "not_tried", "TD102-1": "not_tried"}
     ticks = iter(range(10_000))
     loop, _ = treated(Pretender(runner), *THREE, clock=Clock(45.0, now=lambda: float(next(ticks))))
-    assert fates(loop)["TD101-1"] == "kept" and "--max-seconds" in loop.attempts[-1].reason
+    assert fates(loop)["TD101-1"] == "kept" and "--max-minutes" in loop.attempts[-1].reason
 
 
 def test_a_run_that_the_time_limit_cuts_short_has_not_failed(treated: Run) -> None:
@@ -375,7 +393,7 @@ def test_a_run_that_the_time_limit_cuts_short_has_not_failed(treated: Run) -> No
     pretender = Pretender({"TD101-1": 0.5, "TD304-1": 0.5}, before_run=cut_short)
     loop, _ = treated(pretender, *THREE, clock=Clock(30.0, now=lambda: seconds))
     assert fates(loop) == {"TD101-1": "kept", "TD304-1": "not_tried", "TD102-1": "not_tried"}
-    assert "--max-seconds" in loop.attempts[1].reason
+    assert "--max-minutes" in loop.attempts[1].reason
 
 
 def test_the_second_of_two_edits_at_odds_is_tried_only_if_the_first_did_not_help(treated: Run) -> None:

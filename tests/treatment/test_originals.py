@@ -15,7 +15,7 @@ from trace_doctor.model.treatment import FileChange, Method, Treatment
 from trace_doctor.reporters import Options, treatment_text
 from trace_doctor.reporters.html import treatment
 from trace_doctor.reporters.treatment_words import verdict
-from trace_doctor.treatment import copying, originals
+from trace_doctor.treatment.copy import extents, originals
 from trace_doctor.treatment.scratch import Scratch
 
 
@@ -88,7 +88,7 @@ def test_what_changed_is_told_with_the_link_it_lies_behind(
     told: list[tuple[str, str, str]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(copying, "LARGE_FOLDER", 3)
+    monkeypatch.setattr(extents, "LARGE_FOLDER", 3)
     with Scratch(project, project) as scratch:
         assert scratch.changes() == []
         write(project)
@@ -100,7 +100,7 @@ def test_what_changed_is_told_with_the_link_it_lies_behind(
 def test_a_run_that_writes_through_the_links_of_the_copy_is_seen(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copying, "LARGE_FOLDER", 3)
+    monkeypatch.setattr(extents, "LARGE_FOLDER", 3)
     with Scratch(project, project) as scratch:
         (scratch.cwd / "data" / "deep" / "numbers.bin").write_bytes(b"99999")
         (scratch.cwd / "small.bin").write_bytes(b"of the copy")

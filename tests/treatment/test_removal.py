@@ -14,8 +14,8 @@ from repositories import committed, git
 from warm_commands import FRESH
 
 from trace_doctor.errors import UsageError
-from trace_doctor.treatment import confined, removal
-from trace_doctor.treatment.confined import Confined
+from trace_doctor.treatment.copy import confined, removal
+from trace_doctor.treatment.copy.confined import Confined
 from trace_doctor.treatment.scratch import Scratch
 
 

@@ -10,7 +10,7 @@ import pytest
 from repositories import committed, git
 
 from trace_doctor.errors import UsageError
-from trace_doctor.treatment import copying
+from trace_doctor.treatment.copy import extents
 from trace_doctor.treatment.scratch import Scratch
 
 
@@ -123,8 +123,8 @@ def test_without_git_the_folder_is_copied(tmp_path: Path) -> None:
 def test_large_data_is_linked_and_large_results_are_left_out(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copying, "LARGE_FILE", 100)
-    monkeypatch.setattr(copying, "LARGE_FOLDER", 100)
+    monkeypatch.setattr(extents, "LARGE_FILE", 100)
+    monkeypatch.setattr(extents, "LARGE_FOLDER", 100)
     (project / "tokens.bin").write_bytes(b"x" * 101)
     (project / "checkpoint-5.pt").write_bytes(b"x" * 101)
     for name in ("images", "outputs"):
@@ -133,7 +133,7 @@ def test_large_data_is_linked_and_large_results_are_left_out(
         (project / name / "b").write_bytes(b"x" * 60)
     with Scratch(project, project) as scratch:
         here = scratch.cwd
-        assert (here / "tokens.bin").is_symlink() and (here / "images").is_symlink()
+        assert (here / "tokens.bin").is_symlink() and (here / "images" / "a").is_symlink()
         assert not (here / "checkpoint-5.pt").exists()
         assert list((here / "outputs").iterdir()) == []
         said = "\n".join(scratch.notes)

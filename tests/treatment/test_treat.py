@@ -101,11 +101,13 @@ def project(tmp_path: Path) -> Path:
         (["--repeats", "3"], "--repeats"),
         (["--max-steps", "2"], "--max-steps"),
         (["--min-gain", "much"], "--min-gain"),
-        (["--max-seconds", "nan"], "--max-seconds"),
-        (["--max-seconds", "inf"], "--max-seconds"),
-        (["--max-seconds", "-1"], "--max-seconds"),
+        (["--max-seconds", "nan"], "--max-minutes"),
+        (["--max-seconds", "inf"], "--max-minutes"),
+        (["--max-seconds", "-1"], "--max-minutes"),
         (["-o", "sarif"], "treat writes text, json, html"),
         (["--source", "nowhere"], "no such folder"),
+        (["--max-minutes", "0"], "--max-minutes"),
+        (["--resume", "nowhere.html"], "nowhere.html: No such file"),
     ],
 )
 def test_what_cannot_be_is_said_before_anything_runs(tmp_path: Path, options: list[str], said: str) -> None:
@@ -172,6 +174,7 @@ import torch
 (pathlib.Path("data") / "cache.bin").write_bytes(b"of a run")
 pathlib.Path("own.txt").write_text("of a run")
 pathlib.Path("link.txt").write_text("of a run")
+torch.save({}, "best.pt")
 model = torch.nn.Linear(2, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for i in range(12):
@@ -191,6 +194,8 @@ class TestLive:
         (root / "train.py").write_text(WRITES)
         (root / "own.txt").write_text("the user's")
         (root / "link.txt").symlink_to(root / "own.txt")
+        with (root / "best.pt").open("wb") as large:  # so that it is linked
+            large.truncate(65 << 20)
         before = tree(root)
         arguments = [
             "--link",
@@ -206,6 +211,7 @@ class TestLive:
         done = treat(*arguments, cwd=root)
         assert done.returncode == 2, done.stdout + done.stderr
         assert "a run can write there: data" in done.stderr.split("recording the script")[0]
+        assert f"writes to {root / 'best.pt'}: each run gets a copy of its own" in done.stderr
         assert "files of yours changed while the command ran in the copy: data/cache.bin" in done.stderr
         assert "data/cache.bin changed (behind the link data)" in " ".join(done.stdout.split())
         made = Treatment.from_json((root / "trace-doctor-t.json").read_bytes())

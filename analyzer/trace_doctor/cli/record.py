@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperCommand
 
 from trace_doctor.cli.console import Console
 from trace_doctor.errors import UsageError
+
+if TYPE_CHECKING:
+    from trace_doctor.recording.launch import Recorded
+    from trace_doctor.recording.options import RecordOptions
 
 FAILED = 125
 """our own exit code, apart from those of scripts, as of `timeout`, `env` and `docker run`"""
@@ -79,6 +85,13 @@ def record(
     step_every: Annotated[
         int | None, typer.Option(help="Model calls per step, for scripts without an optimizer.")
     ] = None,
+    copy: Annotated[
+        bool,
+        typer.Option(
+            "--copy",
+            help="Run in a copy of the folder, as treat does: what the script writes is deleted with it.",
+        ),
+    ] = False,
     no_stacks: Annotated[
         bool, typer.Option("--no-stacks", help="Do not record Python stacks; findings then name no lines.")
     ] = False,
@@ -89,15 +102,17 @@ def record(
         raise UsageError(
             "record needs Linux or macOS; trace_doctor.record() in the script works on Windows too"
         )
+    from trace_doctor.files import written_since
     from trace_doctor.recording.launch import new_folder, record_command
     from trace_doctor.recording.options import RecordOptions
+    from trace_doctor.recording.recording_warnings import loads_no_recorder
     from trace_doctor.recording.startable import missing_program, missing_script
     from trace_doctor.reporters.recording import render, why_empty
 
     if (script := missing_script(command, Path.cwd())) is not None:
         console.note(f"trace-doctor: {script}: no such file")
         raise typer.Exit(NO_SCRIPT)
-    if (why := missing_program(command)) is not None:
+    if (why := loads_no_recorder(command) or missing_program(command)) is not None:
         raise UsageError(why)
     try:
         options = RecordOptions(
@@ -109,14 +124,51 @@ def record(
     if not out:
         raise UsageError("--out is empty")
     options = replace(options, folder=new_folder(out))
-    recorded = record_command(command, options, say=lambda line: console.note(f"trace-doctor: {line}"))
+    began = time.time_ns()
+    run = _record_in_a_copy if copy else record_command
+    recorded = run(command, options, say=lambda line: console.note(f"trace-doctor: {line}"))
     if not console.quiet:
-        console.note(render(recorded, command))
+        written = [] if copy else written_since(Path.cwd(), began, [Path(options.folder)])
+        console.note(render(recorded, command, written))
     elif recorded.empty:
         console.note(f"trace-doctor: {why_empty(recorded)}")
     if recorded.exit_code < 0:
         _end_as(-recorded.exit_code)
     raise typer.Exit(recorded.exit_code)
+
+
+def _record_in_a_copy(
+    command: Sequence[str], options: RecordOptions, *, say: Callable[[str], None]
+) -> Recorded:
+    """Records the command in a copy of the project that the working directory lies in. Raises UsageError where none can be
+    made."""
+    from trace_doctor.recording.launch import record_command
+    from trace_doctor.reporters.treatment_words import changed_words
+    from trace_doctor.treatment.installed import in_place
+    from trace_doctor.treatment.scratch import Scratch
+
+    here = Path.cwd()
+    imports = in_place(command, here, os.environ)
+    with Scratch(here, here, imports=imports) as scratch:
+        scratch.import_from(imports)
+        say("the command runs in a copy; what it writes there is deleted with it")
+        for note in scratch.notes[1:]:
+            say(note)
+        scratch.writes(Path(options.folder))
+        scratch.keep_writes(allow=False)
+        scratch.prepare({})
+        recorded = record_command(
+            scratch.command(command, here),
+            options,
+            cwd=scratch.cwd,
+            env=scratch.environment(os.environ),
+            say=say,
+            leave_nothing=True,
+        )
+        changes = scratch.changes()
+    for line in [*scratch.leftovers(), *[changed_words(changes, len(changes))] * bool(changes)]:
+        say(line)
+    return recorded
 
 
 def _end_as(number: int) -> NoReturn:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from trace_doctor.reporters import Options
     from trace_doctor.treatment import Treated, Treatment
     from trace_doctor.treatment.candidates import Candidate
+    from trace_doctor.treatment.quiet import IfBusy
 
 DEFAULT_PATCH = Path("trace-doctor-treat.patch")
 DEFAULT_PAGE = Path("trace-doctor-treat.html")
@@ -59,8 +60,16 @@ def treat(
         int | None,
         typer.Option(help="Steps per run, warm-up included (default: what takes 5 seconds, 40 to 400)."),
     ] = None,
-    max_seconds: Annotated[float, typer.Option(help="Time limit; what is known by then is reported.")] = 3600.0,
+    max_minutes: Annotated[float, typer.Option(help="Time limit; what is known by then is reported.")] = 60.0,
+    max_seconds: Annotated[float | None, typer.Option(help="The same in seconds.", show_default=False)] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help=f"Page or JSON of an interrupted treat ({DEFAULT_PAGE}): what it decided is not tried again."),
+    ] = None,
     max_trials: Annotated[int | None, typer.Option(min=1, help="Try at most this many fixes.")] = None,
+    if_busy: Annotated[
+        str, typer.Option(help="If other processes keep the machine busy: `more` pairs of runs, `wait` for a quiet one, `stop`.")
+    ] = "more",
     min_gain: Annotated[
         str, typer.Option(help="A fix is kept if it gains more than this share of the step or the peak.")
     ] = "1%",
@@ -81,6 +90,10 @@ def treat(
         bool,
         typer.Option("--copy-data", help="Copy large files and folders of data too, so that no run can change yours."),
     ] = False,
+    allow_data_writes: Annotated[
+        bool,
+        typer.Option("--allow-data-writes", help="Go on if runs write to your files where the copy can have none of its own."),
+    ] = False,
     scratch: Annotated[Path | None, typer.Option(help="Where the copy is made (default: temporary files).")] = None,
     logs: Annotated[Path | None, typer.Option(help="Keep the recordings before and after below this folder.")] = None,
     allow_dirty: o.AllowDirty = False,
@@ -88,6 +101,7 @@ def treat(
     console: ColorConsole,
 ) -> None:  # fmt: skip
     """Record a command, try each fix on it, keep what helps. Exit 0 a fix helped or there was none to try, 1 no fix helped, 2 files of yours changed."""
+    from trace_doctor.reporters.saved import read_treatment
     from trace_doctor.treatment import TreatOptions
     from trace_doctor.treatment import treat as run
 
@@ -104,16 +118,19 @@ def treat(
         select=tuple(o.in_parts(select, "select")),
         repeats=repeats,
         max_steps=max_steps,
-        max_seconds=max_seconds,
+        max_seconds=max_seconds if max_seconds is not None else 60 * max_minutes,
         max_trials=max_trials,
+        if_busy=cast("IfBusy", if_busy),
         step_every=step_every,
         least_gain=_share("--min-gain", min_gain),
         loss_tolerance=_share("--loss-tolerance", loss_tolerance),
         without_losses=without_losses,
         link=tuple(link or ()),
         copy_data=copy_data,
+        data_writes=allow_data_writes,
         scratch=scratch,
         logs=logs,
+        resume=read_treatment(resume) if resume is not None else None,
     )
     if source.exists():
         finish_or_name_edits(console, source, apply)

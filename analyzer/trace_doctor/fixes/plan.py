@@ -96,11 +96,13 @@ def plan(
     torch_version: str | None = None,
     tree: SourceTree | None = None,
     without_effect: Collection[tuple[str, int]] = (),
+    ran: Sequence[str] = (),
 ) -> Plan:
     """Resolves every fix of a result against the scripts below `source` (a folder or one file).
 
-    `without_effect` are files and lines that are no place for an edit. `unsafe` also readies fixes that may change numerics; `select` keeps findings by id, code prefix or name, or one fix by its
-    label, which alone readies one that people decide on. Raises UsageError when there is no such source.
+    `unsafe` also readies fixes that may change numerics; `select` keeps findings by id, code prefix or name, or one fix by its
+    label, which alone readies one that people decide on. `ran` names the scripts that the captured run is known to have loaded:
+    no other is a place for a fix; nor are the files and lines of `without_effect`. Raises UsageError when there is no such source.
     """
     tree = tree or SourceTree(source)
     prefix = git_prefix(tree.root)
@@ -109,7 +111,7 @@ def plan(
     used = {(row.input, row.device) for row in result.time_ledger if row.device >= 0}
     one_device = bool(used) and len({number for number, _ in used}) == len(used)
     executed = Executed(result.lines_run or (), without_effect)
-    source_ = _Source(tree, prefix, torch, _named_files(result, tree), excerpts, one_device, executed)
+    source_ = _Source(tree, prefix, torch, _named_files(result, tree), excerpts, one_device, executed, ran)
     labels = {s.upper() for s in select}
     selected = (f for f in result.findings if is_selected(f, [s.partition(".")[0] for s in select]))
     fixes = [
@@ -158,6 +160,8 @@ class _Source:
     one_device: bool
     """whether each captured process is known to have used a single GPU"""
     executed: Executed
+    ran: Sequence[str] = ()
+    """scripts that the captured run is known to have loaded; empty where that is not known"""
 
 
 def _resolve_all(findings: Iterable[Finding], source: _Source) -> Iterator[PlannedFix]:
@@ -255,8 +259,9 @@ def _run(mod: Codemod, finding: Finding, fix: Fix, params: Parameters, source: _
     tree = source.tree
     if tree.single is None:
         _refuse_no_script(tree, fix.target, params.target, finding.location)
-    own = _script_names(finding, fix, tree) or source.script_names
+    own = _script_names(finding, fix, tree) or source.script_names or list(source.ran)
     names = tree.imports.program(own) if own else training_files(tree)
+    names = [name for name in names if name in source.ran] or names
     project = Project.of_tree(tree, names, source.executed)
     anywhere = Place(
         (),

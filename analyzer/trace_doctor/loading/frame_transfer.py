@@ -33,7 +33,7 @@ _DETAILS = ("Input Dims", "Input dims", "Input type", "Input Strides", "Concrete
 """Arguments that tell of an operator's inputs and place, not of the moment."""
 
 
-_RECORDER = re.compile(r"(?:.*/)?(?:trace_doctor/recording/|sitecustomize\.py\()")
+_RECORDER = re.compile(r"(?:.*/)?(?:trace_doctor/recording/|(?:sitecustomize|_trace_doctor_start)\.py\()")
 """frames that are not the program's"""
 
 

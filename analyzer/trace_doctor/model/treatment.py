@@ -141,6 +141,8 @@ class Treatment(Document, frozen=True, kw_only=True):
     stopped: str = ""
     """why the trials ended before their end, other than by an interruption"""
     interrupted: bool = False
+    fingerprint: str = ""
+    """of the command and of the scripts and configuration that were copied: `--resume` goes on only where it is the same"""
 
     def of(self, fate: Fate) -> list[Attempt]:
         """The attempts that came to this fate."""

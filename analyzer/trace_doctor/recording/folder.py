@@ -37,6 +37,7 @@ _LARGEST_MANIFEST = 1 << 20
 _LARGEST_TABLE = 64 << 20
 _MOST_RANKS = 4096
 _MOST_PERIODS = 10_000
+_MOST_IMPORTS = 2_000
 _SHORTEST, _LONGEST = 1e-6, 7 * 86_400e3
 """ms that a step can take: the clock counts ns; a week"""
 _RANK = re.compile(r"rank(\d{1,6})\.(recording\.json|steps\.csv|\w+\.(?:json|pickle))")
@@ -262,7 +263,7 @@ def _rank_records(folder: Path, waited: Mapping[str, Any]) -> Iterator[RankRecor
             accumulation=_count(manifest.get("accumulation"), least=1),
             ended=_text(manifest.get("ended")),
             peak_allocated_bytes=_count(manifest.get("peak_allocated_bytes")),
-            imports=_texts(manifest.get("imports")),
+            imports=_texts(manifest.get("imports"), _MOST_IMPORTS),
             settings=settings_of(manifest.get("settings")),
             phases=tuple(
                 _phase(p) for p in (phases if isinstance(phases, list) else []) if isinstance(p, dict)
@@ -403,5 +404,5 @@ def _text(value: Any) -> str:
     return value[:1000] if isinstance(value, str) else ""
 
 
-def _texts(value: Any) -> tuple[str, ...]:
-    return tuple(_text(v) for v in value[:100] if _text(v)) if isinstance(value, list) else ()
+def _texts(value: Any, most: int = 100) -> tuple[str, ...]:
+    return tuple(_text(v) for v in value[:most] if _text(v)) if isinstance(value, list) else ()

@@ -8,12 +8,13 @@ standard streams, terminal and signals are its own, and its exit code is passed 
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -34,12 +35,15 @@ from trace_doctor.recording.options import (
     RecordOptions,
 )
 from trace_doctor.recording.plan import TRACED
+from trace_doctor.recording.processes import OtherLoad
 from trace_doctor.recording.recording_warnings import shortcomings, signal_name
 from trace_doctor.recording.running import CommandOutcome, run
 from trace_doctor.version import VERSION
 
 SCHEMA = 1
 OUTPUT_FILE = "output.log"
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""failures that a script is not to blame for, nor the recorder: the exit code stays the script's own"""
 NOTHING_RECORDED = 125
 """exit code where the command did not fail and there is nothing to show for it; also of our own failures"""
 
@@ -52,7 +56,7 @@ class Recorded:
     exit_code: int
     """the command's own, negative where signal -exit_code ended it, also behind a training that was stopped because enough is
     recorded; 0 where the command itself was ended;
-    125 instead of 0 where nothing was recorded"""
+    125 instead of 0 where nothing was recorded, unless the disk was full"""
     stopped_by_us: bool
     seconds: float
     """from start to end of the command"""
@@ -69,6 +73,7 @@ class Recorded:
     """rank -> share of its time that its main thread was ready and waited for a CPU; empty where Linux does not say"""
     leftover_processes: int = 0
     """processes that the command left running, and that were ended because `leave_nothing` was asked for"""
+    others: OtherLoad = OtherLoad()
 
     @property
     def steps(self) -> Mapping[int, tuple[RecordedStep, ...]]:
@@ -104,11 +109,12 @@ def record_command(
     say: Callable[[str], None] | None = None,
     leave_nothing: bool = False,
     most_seconds: float = math.inf,
+    tick: Callable[[], None] = lambda: None,
 ) -> Recorded:
     """Runs `command` to its end and records it into `options.folder`, which exists.
 
     `env` replaces the whole environment (default: this one). `quiet_output` sends what the command prints to a file
-    `output.log` in the folder. `leave_nothing` ends what the command has left running when it ended by itself. After `most_seconds` it is ended whatever it does. `say` gets the lines for the person at the terminal while the command runs.
+    `output.log` in the folder. `leave_nothing` ends what the command has left running when it ended by itself. After `most_seconds` it is ended whatever it does. `say` gets the lines for the person at the terminal while the command runs; `tick` is called meanwhile.
     Raises UsageError when the command cannot be started.
     """
     folder = Path(options.folder)
@@ -131,6 +137,7 @@ def record_command(
             say=say or (lambda line: None),
             leave_nothing=leave_nothing,
             most_seconds=most_seconds,
+            tick=tick,
         )
     except UsageError:  # nothing ran
         for name in (OPTIONS_FILE, COMMAND_FILE, LINES_FILE, OUTPUT_FILE, process_log.PRESENCE_FILE):
@@ -141,19 +148,45 @@ def record_command(
     try:
         _mask_compile_logs(folder, command, os.environ if env is None else env)
         return _sum_up(command, options, outcome)
-    except OSError as error:  # the disk is full, or the script took the folder away or put another in its place: the script's own end still counts
-        code = 0 if outcome.why is not None else outcome.exit_code
-        return Recorded(
-            folder=folder,
-            exit_code=code or NOTHING_RECORDED,
-            stopped_by_us=outcome.why is not None,
-            seconds=round(outcome.seconds, 3),
-            recording=None,
-            warnings=(f"the recording could not be finished: {error.strerror or error}",),
-            received_signal=outcome.received_signal,
-            empty=not code,
-            leftover_processes=outcome.leftover_processes,
-        )
+    except (
+        OSError
+    ) as error:  # the script took the folder away or put another in its place: its own end still counts
+        return _not_summed_up(command, options, outcome, error)
+
+
+def _not_summed_up(
+    command: Sequence[str], options: RecordOptions, outcome: CommandOutcome, error: OSError
+) -> Recorded:
+    """What came of a command whose recording could not be finished; of a full disk it says what is missing, and frees what is of
+    no use any more."""
+    folder = Path(options.folder)
+    code = 0 if outcome.why is not None else outcome.exit_code
+    is_full = error.errno in FULL
+    recording, missing = None, list[str]()
+    if is_full:
+        recording, said = read(folder), process_log.heard(folder)
+        missing = shortcomings(command, options, outcome, recording, said, outcome.why is not None)
+        _clear(folder)
+        with suppress(OSError):
+            text = manifest(list(recording.ranks) if recording else [], missing, outcome.seconds)
+            whole_files.write(folder / RECORDING_FILE, text)
+    return Recorded(
+        folder=folder,
+        exit_code=code if is_full else code or NOTHING_RECORDED,
+        stopped_by_us=outcome.why is not None,
+        seconds=round(outcome.seconds, 3),
+        recording=recording,
+        warnings=(f"the recording could not be finished: {error.strerror or error}", *missing),
+        received_signal=outcome.received_signal,
+        empty=not code,
+        leftover_processes=outcome.leftover_processes,
+    )
+
+
+def _clear(folder: Path) -> None:
+    """What only the processes of the command needed."""
+    for name in (OPTIONS_FILE, PLAN_FILE, process_log.PRESENCE_FILE):
+        (folder / name).unlink(missing_ok=True)
 
 
 def _environment(environment: Mapping[str, str], options_file: Path) -> dict[str, str]:
@@ -192,20 +225,22 @@ def _sum_up(command: Sequence[str], options: RecordOptions, outcome: CommandOutc
     # ranks that we ask to stop end with 0: what fails has failed by itself
     code = 0 if outcome.why is not None else outcome.exit_code
     empty = code == 0 and _is_empty(folder, options, recording)
-    code = NOTHING_RECORDED if empty else code
+    heard = process_log.heard(folder)
+    warnings = tuple(shortcomings(command, options, outcome, recording, heard, stopped))
+    is_full = any(os.strerror(number) in line for number in FULL for line in warnings)
+    code = NOTHING_RECORDED if empty and not is_full else code
     recorded = Recorded(
         folder=folder,
         exit_code=code,
         stopped_by_us=stopped,
         seconds=round(outcome.seconds, 3),
         recording=recording,
-        warnings=tuple(
-            shortcomings(command, options, outcome, recording, process_log.heard(folder), stopped)
-        ),
+        warnings=warnings,
         received_signal=outcome.received_signal,
         empty=empty,
         waited_for_cpu=outcome.waited,
         leftover_processes=outcome.leftover_processes,
+        others=outcome.others,
     )
     text = manifest(
         list(recording.ranks) if recording else [],
@@ -215,11 +250,11 @@ def _sum_up(command: Sequence[str], options: RecordOptions, outcome: CommandOutc
         signal=signal_name(-code) if code < 0 else None,
         stopped_by_us=stopped,
         waited_for_cpu=dict(outcome.waited),
+        other_load=asdict(outcome.others),
     )
     whole_files.write(folder / RECORDING_FILE, text)
     whole_files.check(folder)
-    for name in (OPTIONS_FILE, PLAN_FILE, process_log.PRESENCE_FILE):
-        (folder / name).unlink(missing_ok=True)
+    _clear(folder)
     return recorded
 
 

@@ -19,7 +19,7 @@ OPTIONS_VARIABLE = "TRACE_DOCTOR_RECORD"
 """environment variable that names the options file; a process without it is not recorded"""
 
 BOOTSTRAP = Path(__file__).parent / "agent" / "bootstrap"
-"""the folder that goes in front of PYTHONPATH; it holds nothing but `sitecustomize.py`"""
+"""the folder that goes in front of PYTHONPATH; it holds `sitecustomize.py` and what that imports, nothing else"""
 
 OPTIONS_FILE = "options.json"
 PLAN_FILE = "plan.json"

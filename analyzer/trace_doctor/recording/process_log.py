@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
 _OUR_FOLDER = os.path.dirname(os.path.abspath(__file__)) + os.sep
 PRESENCE_FILE = "processes.jsonl"
-STARTED, TORCH, FAILED, SECOND = "started", "torch", "failed", "second"
-"""the recorder is there; torch was imported; the recorder failed; the process trains, but another is recorded already"""
+STARTED, TORCH, FAILED, SECOND, TOO_OLD = "started", "torch", "failed", "second", "too old"
+"""the recorder is there; torch was imported; the recorder failed; the process trains, but another is recorded already; its
+Python cannot run the recorder"""
+_LEAST_TORCH = (2, 1)
 
 
 def say(folder: str, event: str, why: str = "") -> None:
@@ -53,7 +56,15 @@ def told(error: BaseException) -> str:
         if file.startswith(_OUR_FOLDER) and os.path.isfile(file):
             place = f" at {file[len(_OUR_FOLDER) :]}:{trace.tb_lineno}"
         trace = trace.tb_next
-    return f"{kind_of(error)}{words}{place}"
+    return f"{kind_of(error)}{words}{place}{_old_torch()}"
+
+
+def _old_torch() -> str:
+    """Says so where torch is older than any that the recorder is tried with; of its version the numbers alone."""
+    version = re.match(r"(\d{1,2})\.(\d{1,3})\b", str(getattr(sys.modules.get("torch"), "__version__", "")))
+    if version is None or (int(version[1]), int(version[2])) >= _LEAST_TORCH:
+        return ""
+    return f": torch {version[0]} is too old, {'.'.join(map(str, _LEAST_TORCH))} or later is needed"
 
 
 def heard(folder: Path) -> dict[int, dict[str, str]]:

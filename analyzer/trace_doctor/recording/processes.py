@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 
@@ -142,3 +145,59 @@ def send(number: signal.Signals, pids: list[int]) -> None:
             os.kill(pid, number)
             if number not in (signal.SIGKILL, signal.SIGCONT, signal.SIGSTOP):
                 os.kill(pid, signal.SIGCONT)
+
+
+@dataclass(frozen=True)
+class OtherLoad:
+    """What processes that are not ours did meanwhile; None where the machine does not say."""
+
+    cpus: float | None = None
+    """how many CPUs they kept busy on average"""
+    gpu_percent: int | None = None
+    """of the time that the busiest GPU worked before anything of ours ran"""
+
+
+class Meter:
+    """Measures the load of others from now on; the processes that we have started count when they have ended. `environment`:
+    of a command, to ask for the NVIDIA GPUs that it may use, which takes a moment."""
+
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        self._gpu = _gpu_percent(environment) if environment is not None else None
+        self._began, self._busy, self._own = time.monotonic(), _busy_seconds(), _own_seconds()
+
+    def read(self) -> OtherLoad:
+        """Since it was made."""
+        busy, seconds = _busy_seconds(), time.monotonic() - self._began
+        if busy is None or self._busy is None or seconds <= 0:
+            return OtherLoad(None, self._gpu)
+        others = max(busy - self._busy - (_own_seconds() - self._own), 0.0)
+        return OtherLoad(round(others / seconds, 2), self._gpu)
+
+
+def _busy_seconds() -> float | None:
+    """That all CPUs of the machine together have worked since it started; None where Linux does not say."""
+    try:
+        values = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:9]
+        user, nice, system, _, _, irq, soft_irq, steal = map(int, values)
+    except (OSError, ValueError):
+        return None
+    return (user + nice + system + irq + soft_irq + steal) / os.sysconf("SC_CLK_TCK")
+
+
+def _own_seconds() -> float:
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def _gpu_percent(environment: Mapping[str, str]) -> int | None:
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible == "" or shutil.which("nvidia-smi", path=environment.get("PATH")) is None:
+        return None
+    query = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
+    query += ["-i", visible] if visible else []
+    with suppress(OSError, subprocess.SubprocessError, ValueError):
+        told = subprocess.run(
+            query, capture_output=True, text=True, timeout=10, env=dict(environment), check=True
+        )
+        return max(map(int, told.stdout.split()), default=None)
+    return None

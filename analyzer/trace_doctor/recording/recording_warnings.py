@@ -9,7 +9,8 @@ from pathlib import PurePath
 
 from trace_doctor.recording.folder import BUSY, RankRecord, Recording
 from trace_doctor.recording.options import RecordOptions
-from trace_doctor.recording.process_log import FAILED, SECOND, TORCH
+from trace_doctor.recording.process_log import FAILED, SECOND, TOO_OLD, TORCH
+from trace_doctor.recording.processes import OtherLoad
 from trace_doctor.recording.running import CommandOutcome
 
 
@@ -37,13 +38,31 @@ def shortcomings(
     ]
 
 
+BUSY_OTHERS = 0.25
+"""CPUs that others keep busy, from which on they may be why a script waits for one"""
+BUSY_GPU = 10
+"""percent of the time that a GPU works before anything of ours runs"""
+
+
 def _busy(outcome: CommandOutcome) -> Iterator[str]:
     waited = max(outcome.waited.values(), default=0.0)
-    if waited >= BUSY:
-        yield (
-            f"training waited {waited:.0%} of the time for a CPU (other work on the machine, or more workers than "
-            "cores): times vary"
-        )
+    others = outcome.others.cpus
+    if waited >= BUSY and others is not None and others < BUSY_OTHERS:
+        yield f"training waited {waited:.0%} of the time for a CPU (it has more workers and threads than cores): times vary"
+    elif line := busy_line(waited, outcome.others):
+        yield f"{line}: times vary"
+
+
+def busy_line(waited: float, others: OtherLoad) -> str:
+    """How other processes of the machine disturb a script that waited for a CPU for this share of its time; empty where they
+    do not."""
+    parts = []
+    if waited >= BUSY and (others.cpus is None or others.cpus >= BUSY_OTHERS):
+        kept = f" and kept {others.cpus:.1f} CPUs busy" if others.cpus is not None else ""
+        parts.append(f"training waited {waited:.0%} of the time for a CPU, other processes ran{kept}")
+    if others.gpu_percent is not None and others.gpu_percent >= BUSY_GPU:
+        parts.append(f"other processes kept the GPU busy {others.gpu_percent}% of the time")
+    return "; ".join(parts)
 
 
 def _ends(outcome: CommandOutcome, options: RecordOptions, stopped: bool) -> Iterator[str]:
@@ -58,9 +77,12 @@ def _ends(outcome: CommandOutcome, options: RecordOptions, stopped: bool) -> Ite
 def _nothing(command: Sequence[str], processes: Mapping[int, Mapping[str, str]]) -> str:
     """Why no process reported a step."""
     if not processes:
-        if flag := deaf(command):
-            return f"`python {flag}` loads no recorder: leave the flag out, or record inside the script"
-        return "no Python process of the command loaded the recorder: none was started, or without our PYTHONPATH"
+        return (
+            loads_no_recorder(command)
+            or "no Python process of the command loaded the recorder: none was started, or without our PYTHONPATH"
+        )
+    if old := next((events[TOO_OLD] for events in processes.values() if TOO_OLD in events), None):
+        return old
     if not any(TORCH in events for events in processes.values()):
         return "no process of the command imported torch: it has to be the training script, or what starts it"
     if failed := next((events[FAILED] for events in processes.values() if FAILED in events), None):
@@ -126,7 +148,14 @@ def _too_few(rank: RankRecord, options: RecordOptions, outcome: CommandOutcome) 
     return f": {few}{divides}"
 
 
-def deaf(command: Sequence[str]) -> str | None:
+def loads_no_recorder(command: Sequence[str]) -> str | None:
+    """Why no Python of this command would load the recorder, and the way out; None where that is not certain."""
+    flag = _deaf(command)
+    way_out = "leave the flag out, or record inside the script (`with trace_doctor.record('logs') as r:`)"
+    return f"`python {flag}` loads no recorder: {way_out}" if flag is not None else None
+
+
+def _deaf(command: Sequence[str]) -> str | None:
     """The flag with which a Python of this command would not load the recorder (`-I`, `-E`, `-S`); None without."""
     for at, word in enumerate(command):
         if not re.fullmatch(r"(python|pypy)[\d.]*", PurePath(word).name):

@@ -24,6 +24,7 @@ from trace_doctor.recording.adoption import adopting
 from trace_doctor.recording.command_line import shown
 from trace_doctor.recording.guardian import guarding
 from trace_doctor.recording.options import OPTIONS_VARIABLE, RecordOptions
+from trace_doctor.recording.plan import TRACED
 
 _LOOKS_EVERY = 0.25
 _TYPED = (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP)
@@ -61,6 +62,7 @@ class CommandOutcome:
     """rank -> share of its time that its main thread was ready and waited for a CPU; empty where Linux does not say"""
     leftover_processes: int = 0
     """processes that it left running and that we ended, as we were asked to"""
+    others: processes.OtherLoad = processes.OtherLoad()
 
 
 def run(
@@ -73,10 +75,12 @@ def run(
     say: Callable[[str], None],
     leave_nothing: bool = False,
     most_seconds: float = math.inf,
+    tick: Callable[[], None] = lambda: None,
 ) -> CommandOutcome:
     """Runs the command to its end; no process of it is left when we ended it, nor ever with `leave_nothing`. `most_seconds`:
-    from its start, after which it is ended whatever it does. Raises UsageError when it cannot be started."""
+    from its start, after which it is ended whatever it does. `tick` is called while it runs. Raises UsageError when it cannot be started."""
     began = time.monotonic()
+    meter = processes.Meter(env if {*TRACED} & {*options.phases} else None)
     mark = env[OPTIONS_VARIABLE]
     leftover = 0
     with (
@@ -106,13 +110,21 @@ def run(
                     process.wait(_LOOKS_EVERY)
                 except subprocess.TimeoutExpired:
                     watch.look(leave_nothing and any(number in _MEAN_TO_END for number in signals))
+                    tick()
             seconds = time.monotonic() - began
+            others = meter.read()
             if leave_nothing and watch.why is None:
                 leftover = _end_left(watch.pids, options.grace_seconds, say)
         if watch.why is not None or any(n in (signal.SIGTERM, signal.SIGHUP) for n in signals):
             _end_rest(watch.pids, options.grace_seconds, say)
     return CommandOutcome(
-        process.returncode, seconds, watch.why, signals[-1] if signals else None, watch.waited, leftover
+        process.returncode,
+        seconds,
+        watch.why,
+        signals[-1] if signals else None,
+        watch.waited,
+        leftover,
+        others,
     )
 
 

@@ -8,13 +8,19 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from trace_doctor.recording.command_line import shown
 
 _PYTHON = re.compile(r"python[\d.]*w?|pypy[\d.]*")
 _LAUNCHERS = (("torchrun",), ("accelerate", "launch"), ("deepspeed",))
+_MACHINES = re.compile(
+    r"(?<!\S)--(?:nnodes|nodes|num[-_]machines|num[-_]nodes|trainer\.num_nodes)[= ](?P<least>\d{1,6})(?::(?P<most>\d{1,6}))?(?!\S)"
+)
+"""options of torchrun, srun, accelerate, deepspeed and Lightning that say on how many machines a job runs"""
+_COUNTS = ("PET_NNODES", "SLURM_STEP_NUM_NODES")
+"""the same as variables"""
 _NO_SCRIPT = re.compile(r"-m|--(?:module|no[-_]python)(?:=.*)?")
 """options of launchers with which the word behind them is no Python file"""
 
@@ -37,6 +43,31 @@ def missing_program(command: Sequence[str]) -> str | None:
         return f"cannot start {shown(program)}: no such program"
     how = f"; python {shown(program)} runs it" if program.endswith(".py") else ""
     return f"cannot start {shown(program)}: it is no program{how}"
+
+
+def several_machines(command: Sequence[str], environment: Mapping[str, str]) -> str | None:
+    """Why runs of the command cannot be compared on this machine alone: it is one of several that train together; None where it
+    is not known to be."""
+    rest = " ".join(command)
+    spelled = next((m for m in _MACHINES.finditer(rest) if int(m["most"] or m["least"]) > 1), None)
+    told = (
+        spelled[0]
+        if spelled
+        else next(
+            (
+                f"{n}={environment[n]}"
+                for n in _COUNTS
+                if environment.get(n, "1").isdigit() and int(environment.get(n, "1")) > 1
+            ),
+            "",
+        )
+    )
+    if not told:
+        return None
+    return (
+        f"{told}: the job runs on several machines, and treat compares runs on one: try it with a single machine, or "
+        "run `trace-doctor record` on each"
+    )
 
 
 def started_script(command: Sequence[str]) -> str | None:

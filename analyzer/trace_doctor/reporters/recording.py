@@ -20,13 +20,17 @@ _FILES_SHOWN = 6
 _IN_SCRIPT = "`with trace_doctor.record('logs') as r:` around the loop, `r.step()` at its end"
 
 
-def render(recorded: Recorded, command: Sequence[str]) -> str:
-    """Lines for the terminal, the next command last."""
+def render(recorded: Recorded, command: Sequence[str], written: Sequence[str] = ()) -> str:
+    """Lines for the terminal, the next command last. `written`: files that the run has left where it ran."""
     folder = shown(recorded.folder)
     lines = [f"trace-doctor: {_headline(recorded)} {folder}"]
     if recorded.recording:
         lines += map(_wrapped, _contents(recorded.recording))
     lines += [_wrapped(f"  note    {warning}") for warning in recorded.warnings]
+    if written:
+        more = f" and {len(written) - _FILES_SHOWN} more" if len(written) > _FILES_SHOWN else ""
+        names = ", ".join(written[:_FILES_SHOWN]) + more
+        lines.append(_wrapped(f"  written {names} (--copy records in a copy of the folder)"))
     if captures(recorded.folder):
         lines.append(f"next: trace-doctor analyze {shlex.quote(folder)}{_source(command)}")
     elif not recorded.recording:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from trace_doctor.errors import NotACapture, UnusableResult
+from trace_doctor.errors import NotACapture, UnusableResult, UsageError
 from trace_doctor.files import open_regular, read_regular
 from trace_doctor.model import SCHEMA_VERSION, Result, Tool
 from trace_doctor.model.detail import Detail
@@ -86,6 +86,17 @@ def with_detail(result: Result, detail: bytes) -> Result:
     if not all(d.input < len(result.inputs) for d in read):
         raise msgspec.ValidationError("detail of a capture that the result has not")
     return msgspec.structs.replace(result, detail=read)
+
+
+def read_treatment(path: Path) -> Treatment:
+    """The treatment in a file that `treat` wrote as a page or as JSON. Raises UsageError where there is none."""
+    try:
+        data = read_regular(path, LARGEST)
+        return Treatment.from_json(extract(data.decode()) if data.lstrip()[:1] == b"<" else data)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror or 'cannot be read'}") from None
+    except (NotACapture, UnusableResult, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        raise UsageError(f"{path} is no page and no JSON of treat") from None
 
 
 def is_page_of_ours(path: Path, kind: type[Result] | type[Treatment]) -> bool:

@@ -30,6 +30,7 @@ _LEAST_SECONDS = 180.0
 _TIMED_SECONDS = 5.0
 """of a plain run, without being told otherwise; to start the command takes longer than that"""
 _FEWEST_STEPS, _MOST_STEPS = 40, 400
+_FEWEST_TIMED = 4
 _TO_LEAVE = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """signals to us that mean to end, as Ctrl-C does"""
 _TAIL = 1 << 16
@@ -43,6 +44,14 @@ _LONGEST_WORDS = 200
 _OF_LAUNCHER = "ChildFailedError"
 _LEAD = 16
 """steps that several ranks may need to agree on where warm-up ends"""
+
+
+class _TooFew(RunFailed):
+    """A run with fewer steps than it was to have; `steps`: how many the script has, 0 where it was cut short."""
+
+    def __init__(self, why: str, steps: int) -> None:
+        super().__init__(why)
+        self.steps = steps
 
 
 @dataclass(frozen=True)
@@ -71,6 +80,7 @@ class CommandRunner:
         left: Callable[[], float] = lambda: math.inf,
         environment: Mapping[str, str] = os.environ,
         say: Callable[[str], None] = lambda line: None,
+        tick: Callable[[], None] = lambda: None,
     ) -> None:
         self._scratch = scratch
         self._command = scratch.command(command, cwd)
@@ -81,12 +91,16 @@ class CommandRunner:
         self._max_seconds = max_seconds
         self._left = left
         self._numbers = count(1)
-        self._say = say
+        self._say, self._tick = say, tick
+        self.seconds: list[float] = []
+        """of each plain run so far"""
         self.leftover_processes = 0
         """processes that runs have left running, and that were ended"""
         self.steps = Steps(0, 1)
         self.loaded: frozenset[str] = frozenset()
         """files of Python that the first recording had loaded, but for installed packages"""
+        self.before: Recorded | None = None
+        """what came of the first recording"""
 
     def record(self, setup: Setup, name: str, *, short: bool = False) -> Path:
         """Records the command with this setup, `short`: with few steps without the profiler; the folder of the recording."""
@@ -104,6 +118,7 @@ class CommandRunner:
             raise RunFailed(f"no step was seen: no optimizer step, and no call of a module{why}")
         if name == "before":
             self._settle(outcome)
+            self.before = outcome
             ranks = outcome.recording.ranks.values() if outcome.recording else ()
             self.loaded = frozenset(file for rank in ranks for file in rank.imports)
         return folder
@@ -122,6 +137,7 @@ class CommandRunner:
             max_steps=steps.warmup + steps.timing + _LEAD,
         )
         outcome = self._run(setup, options)
+        self.seconds.append(outcome.seconds)
         self._scratch.drop_folder(name)
         rows = [(rank, step) for rank, rank_steps in outcome.steps.items() for step in rank_steps]
         times = {(rank, s.step): s.milliseconds * 1e3 for rank, s in rows if s.phase == "timing"}
@@ -131,14 +147,21 @@ class CommandRunner:
             why = "".join(f"; {warning}" for warning in outcome.warnings[:2])
             total = steps.warmup + steps.timing
             fewer = "" if late else "; --max-steps says how many to time"
-            raise RunFailed(f"it has only {number} of {total} steps{late}{fewer}{why}")
+            raise _TooFew(f"it has only {number} of {total} steps{late}{fewer}{why}", 0 if late else number)
         losses = {(rank, s.step): s.loss for rank, s in rows if s.loss is not None}
         wait = max(outcome.waited_for_cpu.values(), default=None)
         return Measured(times, losses, _peak(outcome), steps.by, wait)
 
     def pilot(self, setup: Setup) -> Measured:
-        """The first plain run: whether the script can be timed at all, and by which figure."""
-        run = self.time(setup)
+        """The first plain run: whether the script can be timed at all, with how many steps, and by which figure."""
+        try:
+            run = self.time(setup)
+        except _TooFew as few:  # the recording was over before the script was
+            if few.steps < _FEWEST_TIMED or self._max_steps:
+                raise
+            warmup = min(self.steps.warmup, few.steps // 2)
+            self.steps = Steps(warmup, few.steps - warmup)
+            run = self.time(setup)
         if run.in_long_steps() >= LONG_STEPS:
             self.steps = replace(self.steps, by="mean")
         return run
@@ -170,6 +193,7 @@ class CommandRunner:
             leave_nothing=True,
             most_seconds=self._left(),
             say=self._say,
+            tick=self._tick,
         )
         if outcome.leftover_processes and not self.leftover_processes:
             self._say(leftover_note(outcome.leftover_processes))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from msgspec.structs import replace as replace_struct
@@ -36,6 +36,8 @@ class Loop:
     attempts: list[Attempt] = field(default_factory=list)
     together: Effects = NOTHING_SHOWN
     confirmed: bool | None = None
+    decided: Mapping[str, Attempt] = field(default_factory=dict)
+    """what an earlier treatment of the same script has decided, by `key`"""
     _rejects: list[Candidate] = field(default_factory=list)
     _missed: list[Candidate] = field(default_factory=list)
     """that were not in force"""
@@ -50,6 +52,9 @@ class Loop:
         trials = 0
         for position, candidate in enumerate(queue):
             refusal = self._refusal(candidate)
+            if not refusal and (past := self.decided.get(key(_attempt_of(candidate)))) is not None:
+                self._take_over(candidate, past)
+                continue
             if not refusal and max_trials is not None and trials >= max_trials:
                 refusal = "not tried: --max-trials is reached"
             if refusal:
@@ -61,12 +66,21 @@ class Loop:
             except OutOfTime:
                 for rest in queue[position + 1 :]:
                     self._note(
-                        rest, "not_tried", self._refusal(rest) or "not tried: --max-seconds is used up"
+                        rest, "not_tried", self._refusal(rest) or "not tried: --max-minutes is used up"
                     )
                 break
         kept = self.setup.fixes
         self._leave_out_each(start)
         self._confirm(start, kept)
+
+    def _take_over(self, candidate: Candidate, past: Attempt) -> None:
+        """What was decided stands; what helped is combined with what is still to be tried."""
+        self.attempts.append(replace_struct(past, label=candidate.label))
+        self.say(f"{candidate.label} {past.fate} before: {past.reason}")
+        if past.fate == "kept":
+            self.setup = self.setup.with_(candidate)
+        else:
+            self._rejects.append(candidate)
 
     def _refusal(self, candidate: Candidate) -> str:
         twin = next((c for c in self._rejects if _same_edit(c, candidate)), None)
@@ -86,7 +100,7 @@ class Loop:
             self._conclude(candidate, "rejected", reason, trial, began)
             return
         except OutOfTime:
-            self._conclude(candidate, "not_tried", "not decided: --max-seconds is used up", trial, began)
+            self._conclude(candidate, "not_tried", "not decided: --max-minutes is used up", trial, began)
             raise
         except BaseException:
             self._conclude(candidate, "not_tried", "not decided: interrupted", trial, began)
@@ -173,25 +187,35 @@ class Loop:
         effects: Effects = NOTHING_SHOWN,
         seconds: float = 0.0,
     ) -> None:
-        item = candidate.item
-        script = item.change.script if item.change is not None else None
         self.attempts.append(
-            Attempt(
-                **item.finding.mention(),
-                label=item.label,
-                fix=item.fix.title,
-                kind=item.fix.kind,
-                safety=item.safety,
-                predicted=item.finding.saving,
-                fate=fate,
-                reason=reason,
-                effects=effects,
-                seconds=seconds,
-                diff=item.diff.decode(script.encoding if script else "utf-8", "replace"),
-                environment=dict(candidate.environment),
-                arguments=list(candidate.arguments),
-            )
+            replace_struct(_attempt_of(candidate), fate=fate, reason=reason, effects=effects, seconds=seconds)
         )
+
+
+def _attempt_of(candidate: Candidate) -> Attempt:
+    """A fix that is still to be tried."""
+    item = candidate.item
+    script = item.change.script if item.change is not None else None
+    return Attempt(
+        **item.finding.mention(),
+        label=item.label,
+        fix=item.fix.title,
+        kind=item.fix.kind,
+        safety=item.safety,
+        predicted=item.finding.saving,
+        fate="not_tried",
+        reason="",
+        diff=item.diff.decode(script.encoding if script else "utf-8", "replace"),
+        environment=dict(candidate.environment),
+        arguments=list(candidate.arguments),
+    )
+
+
+def key(attempt: Attempt) -> str:
+    """What a fix does, whatever number its finding has: the same in two treatments of the same script."""
+    return repr(
+        (attempt.code, attempt.fix, attempt.diff, sorted(attempt.environment.items()), attempt.arguments)
+    )
 
 
 def _gains_still(then: Effects, now: Effects) -> bool:

@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
-import tempfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Self
 
 from trace_doctor.errors import UsageError, printable
-from trace_doctor.files import check_folders
 from trace_doctor.model.treatment import FileChange
-from trace_doctor.treatment import worktree
-from trace_doctor.treatment.confined import Confined
-from trace_doctor.treatment.copy_notes import CopyNotes, remains
-from trace_doctor.treatment.copying import CopyRecord, copy_file, copy_tree, looks_written
-from trace_doctor.treatment.originals import Originals, claim
-from trace_doctor.treatment.removal import Leftover
-from trace_doctor.treatment.routes import Routes
+from trace_doctor.recording.agent.copy_up import VARIABLE, heard
+from trace_doctor.treatment.copy import worktree
+from trace_doctor.treatment.copy.confined import Confined, new_root
+from trace_doctor.treatment.copy.copying import RESERVE, CopyRecord, copy_file, copy_tree, looks_written
+from trace_doctor.treatment.copy.imported import not_imported
+from trace_doctor.treatment.copy.notes import CopyNotes, remains
+from trace_doctor.treatment.copy.originals import Originals, claim
+from trace_doctor.treatment.copy.removal import Leftover
+from trace_doctor.treatment.copy.routes import Routes
+from trace_doctor.treatment.copy.states import state
 from trace_doctor.treatment.starting import Start
-from trace_doctor.treatment.states import state
 
 LEVELS_UP = 3
 """so far above the project its surroundings are there as well: `../data`, `../../shared`"""
 _MANY_NEIGHBOURS = 1_000
 _LONGEST_TMPDIR = 70
 """characters: the sockets that Python makes in there have room for 108"""
-
-_PREFIX = "trace-doctor-treat-"
 
 
 class Scratch:
@@ -49,15 +48,17 @@ class Scratch:
         link: Collection[str] = (),
         copy_data: bool = False,
         folder: Path | None = None,
+        imports: Collection[str] = (),
     ) -> None:
+        """`imports`: folders that the command's Python imports from because something is installed in place."""
         script_folder = source if source.is_dir() else source.parent
         self._folder = script_folder.resolve()
         self._original = (worktree.top(script_folder) or script_folder).resolve()
         self._cwd = cwd.resolve()
         common = Path(os.path.commonpath([self._original, self._cwd]))
         self._base = [common, *common.parents][: LEVELS_UP + 1][-1]
-        self._single = None if source.is_dir() else source.name
-        self.folder = _new_folder(folder, self._original)
+        self._single = "" if source.is_dir() else source.name
+        self.folder = new_root(folder, self._original)
         self._tree = Confined(self.folder)
         way = self._way()
         self._routes = Routes(self._original, self._base, self._base_copy, way)
@@ -66,7 +67,7 @@ class Scratch:
         self._root = self.inside(self._original)
         self._at = self._name(self._root)
         self._lock: int | None = None
-        self._worktree = False
+        self._worktree = self._kept_writes = False
         self._worktrees_before: list[str] = []
         self._worktrees_left: list[str] = []
         self._leftovers: list[Leftover] | None = None
@@ -82,9 +83,12 @@ class Scratch:
                 self._worktrees_before = worktree.known(self._original)
                 self._worktree = worktree.add(self._original, self._root)
             self._root.mkdir(exist_ok=True)
+            search = [*os.environ.get("PYTHONPATH", "").split(os.pathsep), *imports]
+            used = [self._folder] + [self._cwd] * (self._cwd not in [self._folder, *self._folder.parents])
+            beside = not_imported(self._original, used, map(Path, filter(os.path.isabs, search)))
             self._record = copy_tree(
-                self._original, self._tree, self._at, self._routes, link=link, data=copy_data
-            )
+                self._original, self._tree, self._at, self._routes, link=link, data=copy_data, beside=beside
+            )  # fmt: skip
             self.cwd = self._make_cwd()
             self._folders, self._links, self._beside = self._link_neighbours(way)
             self._really_outward()
@@ -93,7 +97,7 @@ class Scratch:
             self.close()
             raise
         copy_notes = CopyNotes(self._record, self._worktree, self._beside, self._originals.blind_spots)
-        self.notes, self.details = copy_notes.notes(), copy_notes.details()
+        self.notes, self.details, self.asked = copy_notes.notes(), copy_notes.details(), self._record.asked
 
     @property
     def _base_copy(self) -> Path:
@@ -146,8 +150,7 @@ class Scratch:
     @property
     def source(self) -> Path:
         """The folder or file of the scripts, in the copy."""
-        folder = self.inside(self._folder)
-        return folder / self._single if self._single is not None else folder
+        return self.inside(self._folder) / self._single
 
     def inside(self, path: Path) -> Path:
         """Where a path at or below the base lies in the copy."""
@@ -221,7 +224,8 @@ class Scratch:
     def _behind(self) -> dict[str, str | None]:
         """What a run can write through a link -> where it leads, outside of the project."""
         record = self._record
-        return dict.fromkeys((*record.shared_data, *record.environments)) | record.outward
+        linked = (*record.shared_data, *record.asked, *record.not_imported, *record.environments)
+        return dict.fromkeys(linked) | record.outward
 
     # ------------------------------------------------------------------ runs
 
@@ -248,6 +252,15 @@ class Scratch:
         if path.relative_to(self._root).as_posix() not in self._record.files:
             return "it is linked into the copy, not copied; it is left alone"
         return ""
+
+    def fingerprint(self, command: str) -> str:
+        """Of a command and of the scripts and configuration in the copy, as they were when they were read."""
+        return self._record.fingerprint(command)
+
+    def names_of(self, loaded: Iterable[str]) -> list[str]:
+        """Which files of the source folder runs have loaded, by name relative to it."""
+        top = os.path.realpath(self.inside(self._folder))
+        return sorted(os.path.relpath(file, top) for file in loaded if Path(file).is_relative_to(top))
 
     def loaded_instead(self, name: str, loaded: Collection[str]) -> str:
         """The file outside of the copy that runs have loaded where one of the source folder is meant; empty where they have
@@ -331,6 +344,24 @@ class Scratch:
         """Has what we write into this folder ourselves be no change of the user's files."""
         self._originals.ours.append(folder.resolve())
 
+    def keep_writes(self, allow: bool) -> None:
+        """Has the copy get a file of its own before a run writes through a link; `allow`: where it cannot, it writes through."""
+        linked = (self._original / name for name in (*self._record.environments, *self._record.asked))
+        settings = {
+            "root": str(self.folder),
+            "project": str(self._original),
+            "passed": [*map(os.path.realpath, linked), *map(str, self._originals.ours)],
+            "log": str(self.folder / "writes.jsonl"),
+            "reserve": RESERVE,
+            "allow": allow,
+        }
+        (self.folder / "writes.json").write_text(json.dumps(settings), encoding="utf-8")
+        self._kept_writes = True
+
+    def writes_of_runs(self, event: str) -> list[str]:
+        """Files of the user's that runs were to write to, by what happened: `copied`, `refused`, `allowed`."""
+        return sorted(heard(str(self.folder / "writes.jsonl")).get(event, ()))
+
     def drop_folder(self, name: str) -> None:
         """Takes a folder beside the copy away, as far as that can be done now."""
         with suppress(OSError):
@@ -360,6 +391,8 @@ class Scratch:
         if len(str(temporary)) <= _LONGEST_TMPDIR:
             temporary.mkdir(exist_ok=True)
             values["TMPDIR"] = str(temporary)
+        if self._kept_writes:
+            values[VARIABLE] = str(self.folder / "writes.json")
         return values
 
     def import_from(self, folders: Iterable[str]) -> None:
@@ -369,18 +402,3 @@ class Scratch:
         self._import_folders = list(dict.fromkeys(targets.values()))
         if targets:
             self.notes.append(printable(f"installed in place, imported from the copy: {', '.join(targets)}"))
-
-
-def _new_folder(folder: Path | None, original: Path) -> Path:
-    """A new scratch folder. Raises UsageError where it would lie in what is to be copied."""
-    if folder is not None:
-        check_folders(folder / "new")
-    place = Path(folder if folder is not None else tempfile.gettempdir()).resolve()
-    if place.is_relative_to(original):
-        if folder is not None:
-            raise UsageError(f"--scratch {folder}: lies in the folder that is to be copied")
-        raise UsageError(f"temporary files lie in the project ({place}): pass --scratch DIR outside of it")
-    try:
-        return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place)).resolve()
-    except OSError as error:
-        raise UsageError(f"cannot make a scratch folder: {error.strerror}") from None

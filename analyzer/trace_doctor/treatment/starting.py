@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trace_doctor.treatment.routes import Routes
+from trace_doctor.treatment.copy.routes import Routes
 
 _LONGEST_PATH = 4_096
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
+from typing import get_args
 
 from trace_doctor.api import analyze, diff
 from trace_doctor.config import Config
@@ -18,18 +19,24 @@ from trace_doctor.fixes.plan import Plan, plan
 from trace_doctor.model import Result, Tool
 from trace_doctor.model.difference import Difference
 from trace_doctor.model.treatment import ByHand, FileChange, Method, Treatment
-from trace_doctor.recording.startable import missing_script
+from trace_doctor.recording.agent.copy_up import REFUSED
+from trace_doctor.recording.command_line import masked
+from trace_doctor.recording.recording_warnings import loads_no_recorder
+from trace_doctor.recording.startable import missing_script, several_machines
 from trace_doctor.reporters.treatment_words import changed_words, verdict
 from trace_doctor.treatment import losses, statistics
 from trace_doctor.treatment.acceptance import InForce
 from trace_doctor.treatment.candidates import Candidate, Setup, candidates
+from trace_doctor.treatment.copy.worktree import source_of
 from trace_doctor.treatment.installed import in_place
 from trace_doctor.treatment.launching import CommandRunner, Steps, leftover_note
-from trace_doctor.treatment.loop import Loop, Say
+from trace_doctor.treatment.loop import Loop, Say, key
 from trace_doctor.treatment.measurement import RunFailed
+from trace_doctor.treatment.own_files import look_at_writes, refuse_writes
+from trace_doctor.treatment.progress import Progress
+from trace_doctor.treatment.quiet import IfBusy, look_around
 from trace_doctor.treatment.scratch import Scratch
 from trace_doctor.treatment.trial import Clock, OutOfTime, Rules
-from trace_doctor.treatment.worktree import source_of
 from trace_doctor.version import VERSION
 
 _log = logging.getLogger(__name__)
@@ -52,6 +59,8 @@ class TreatOptions:
     max_seconds: float = 3600.0
     """of everything"""
     max_trials: int | None = None
+    if_busy: IfBusy = "more"
+    """what to do where others kept the machine busy while the script was recorded: more pairs, wait for a quiet one, stop"""
     step_every: int | None = None
     least_gain: float = statistics.LEAST_GAIN
     loss_tolerance: float = losses.TOLERANCE
@@ -60,10 +69,14 @@ class TreatOptions:
     """files and folders that the scratch copy shares with the original"""
     copy_data: bool = False
     """copy large files and folders of data as well, instead of sharing them"""
+    data_writes: bool = False
+    """go on where runs write to files of the user's that the copy cannot have of its own"""
     scratch: Path | None = None
     """where the scratch copy is made (default: the system's folder for temporary files)"""
     logs: Path | None = None
     """where the recordings before and after are kept (default: nowhere)"""
+    resume: Treatment | None = None
+    """an earlier treatment that was interrupted: what it has decided is not tried again"""
 
     def __post_init__(self) -> None:
         if self.repeats < statistics.LEAST_REPEATS:
@@ -72,8 +85,10 @@ class TreatOptions:
             )
         if self.max_steps is not None and self.max_steps < 4:
             raise UsageError("--max-steps: a run has at least 4 steps, half of them to warm up")
+        if self.if_busy not in get_args(IfBusy):
+            raise UsageError(f"--if-busy: more, wait or stop, not {self.if_busy!r}")
         if not 0 < self.max_seconds < inf:
-            raise UsageError(f"--max-seconds: {self.max_seconds:g} is no number of seconds above 0")
+            raise UsageError(f"--max-minutes: {self.max_seconds:g} s is no time above 0")
 
 
 @dataclass
@@ -108,26 +123,35 @@ def treat(
     """
     options = options or TreatOptions()
     clock = Clock(options.max_seconds)
+    progress = Progress(clock, say)
+    say = progress.say
     source, cwd = Path(source), (cwd or Path.cwd()).resolve()
     if not source.exists():
         raise UsageError(f"--source {source}: no such folder or file")
     if (script := missing_script(command, cwd)) is not None:
         raise UsageError(f"{script}: no such file")
     source = source_of(command, source, cwd)
+    if (why := loads_no_recorder(command) or several_machines(command, os.environ)) is not None:
+        raise UsageError(why)
     with (
         Scratch(
-            source, cwd, link=options.link, copy_data=options.copy_data, folder=options.scratch
+            source, cwd, link=options.link, copy_data=options.copy_data, folder=options.scratch,
+            imports=(imports := in_place(command, cwd, os.environ)),
         ) as scratch,
         _telling_changes(scratch, say),
     ):  # fmt: skip
-        scratch.import_from(in_place(command, cwd, os.environ))
+        scratch.import_from(imports)
         for note in scratch.notes:
             say(note)
         for line in scratch.details:
             _log.info(line)
         recordings = _recordings(options)
+        fingerprint = scratch.fingerprint(masked(command, cwd))
+        if options.resume is not None and options.resume.fingerprint != fingerprint:
+            raise UsageError("--resume: the command or a script has changed since: start without it")
         if recordings is not None:
             scratch.writes(recordings)
+        scratch.keep_writes(options.data_writes)
         runner = CommandRunner(
             scratch,
             command,
@@ -137,23 +161,39 @@ def treat(
             step_every=options.step_every,
             left=clock.left,
             say=say,
+            tick=progress.tick,
         )
         say("recording the script as it is")
-        before = _record_before(runner, Setup(plan(Result(), source)), options)
+        before = _record_before(runner, Setup(plan(Result(), source)), options, scratch)
+        look_at_writes(scratch, options.data_writes, say)
         result = analyze(before, source=source, config=config)
         edit_plan = plan(
-            result, source, unsafe=options.unsafe, select=options.select, torch_version=torch_version
-        )
+            result, source, unsafe=options.unsafe, select=options.select, torch_version=torch_version,
+            ran=scratch.names_of(runner.loaded),
+        )  # fmt: skip
         queue, by_hand = _editable(scratch, runner.loaded, say, *candidates(edit_plan))
         say(_summary(result, queue, by_hand))
         if choose is not None:
             queue = choose(queue)
-        rules = Rules(options.repeats, options.least_gain, options.loss_tolerance, options.without_losses)
+        more, busy = look_around(runner.before, options.if_busy, clock.left(), say) if queue else (0, "")
+        rules = Rules(
+            options.repeats + more, options.least_gain, options.loss_tolerance, options.without_losses
+        )
+        decided = (
+            {key(a): a for a in options.resume.attempts if a.fate in ("kept", "rejected")}
+            if options.resume
+            else {}
+        )
         trials = _Trials(runner, scratch, result, options, source, config, torch_version)
-        loop = Loop(runner, rules, clock, Setup(edit_plan), say, trials.prove, trials.elsewhere)
+        loop = Loop(
+            runner, rules, clock, Setup(edit_plan), say, trials.prove, trials.elsewhere, decided=decided
+        )
+        progress.follow(runner, loop, len(queue[: options.max_trials]))
         if queue:
             _pilot(runner, Setup(edit_plan), clock)
-        outcome = _Outcome(options, runner.steps, loop, by_hand, list(scratch.notes))
+        outcome = _Outcome(
+            options, runner.steps, loop, by_hand, [*scratch.notes, *[busy] * bool(busy)], fingerprint
+        )
         with outcome.whatever_comes():
             loop.run(queue, options.max_trials)
             outcome.difference(runner, result, scratch, config)
@@ -198,6 +238,7 @@ class _Trials:
         others = plan(
             self.before, self.source, unsafe=self.options.unsafe, select=self.options.select,
             torch_version=self.torch_version, without_effect=places,
+            ran=self.scratch.names_of(self.runner.loaded),
         ).items  # fmt: skip
         item = next((i for i in others if i.label == candidate.label and i.change is not None), None)
         if item is None or item.change is None or any(item.diff == c.item.diff for c in missed):
@@ -262,11 +303,12 @@ def _in_the_end(scratch: Scratch) -> list[str]:
     return [changed_words(changes, len(changes))] * bool(changes) + scratch.leftovers()
 
 
-def _record_before(runner: CommandRunner, setup: Setup, options: TreatOptions) -> Path:
+def _record_before(runner: CommandRunner, setup: Setup, options: TreatOptions, scratch: Scratch) -> Path:
     """The recording of the script as it is."""
     try:
         return runner.record(setup, "before")
     except RunFailed as failure:
+        refuse_writes(scratch.writes_of_runs(REFUSED))
         output = f"{options.logs} keeps" if options.logs is not None else "--logs DIR keeps"
         raise UsageError(
             f"the command fails in the copy, before anything was changed: {failure} ({output} all it said)"
@@ -300,9 +342,16 @@ class _Outcome:
     """What a treatment has shown so far."""
 
     def __init__(
-        self, options: TreatOptions, steps: Steps, loop: Loop, by_hand: list[ByHand], notes: list[str]
+        self,
+        options: TreatOptions,
+        steps: Steps,
+        loop: Loop,
+        by_hand: list[ByHand],
+        notes: list[str],
+        fingerprint: str,
     ) -> None:
         self.options, self.steps, self.loop, self.by_hand, self.notes = options, steps, loop, by_hand, notes
+        self.fingerprint = fingerprint
         self.interrupted: int | None = None
         self.stopped = ""
         self.changes: list[FileChange] = []
@@ -328,8 +377,8 @@ class _Outcome:
         loop = self.loop
         if not loop.setup.fixes:
             return
-        if loop.clock.spent() > loop.clock.max_seconds:
-            self.notes.append("no recording was made after: --max-seconds is used up")
+        if loop.clock.left() < (runner.before.seconds if runner.before else 0.0):
+            self.notes.append("no recording was made after: it would not end within --max-minutes")
             return
         loop.say("recording the script with what helped")
         try:
@@ -369,7 +418,7 @@ class _Outcome:
                 warmup_steps=self.steps.warmup,
                 timed_steps=self.steps.timing,
                 figure=self.steps.by,
-                repeats=options.repeats,
+                repeats=loop.rules.repeats,
                 alpha=sum(statistics.LOOKS),
                 least_gain=options.least_gain,
                 loss_tolerance=options.loss_tolerance,
@@ -388,5 +437,6 @@ class _Outcome:
             mounted=self.mounted,
             stopped=self.stopped,
             interrupted=self.interrupted is not None,
+            fingerprint=self.fingerprint,
         )
         return Treated(verdict(treatment, self.interrupted), edits)

@@ -300,7 +300,12 @@ class Recorder:
         if tracer.stacks_end:
             self.status.warn(f"{phase}: stacks end where the script set a profile function (sys.setprofile)")
         room = self._room()
-        size, step_count = tracer.write(room)
+        try:
+            size, step_count = tracer.write(room)
+        except OSError as error:  # the disk is full: what takes less of it may still be recorded
+            self._phase_note = f"the trace could not be written: {error.strerror or type(error).__name__}"
+            self.status.warn(f"{phase}: not captured: {self._phase_note}")
+            return
         if phase == "light":
             self._step_bytes = size // max(step_count or tracer.steps, 1)
         if step_count:

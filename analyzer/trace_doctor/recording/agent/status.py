@@ -54,13 +54,14 @@ class Status:
 
     def claim(self) -> bool:
         """Whether this process is the one that records this rank: the first that asks."""
-        temporary = self._write_temporary()
+        temporary = whole_files.aside(self.path)
         try:
+            temporary.write_text(self._text(), encoding="utf-8")
             os.link(temporary, self.path)
         except FileExistsError:
             return False
         finally:
-            temporary.unlink()
+            temporary.unlink(missing_ok=True)
         return True
 
     def holder_parent(self) -> int | None:
@@ -74,12 +75,10 @@ class Status:
 
     def write(self) -> None:
         """Writes the manifest of this rank, whole or not at all."""
-        self._write_temporary().replace(self.path)
+        whole_files.write(self.path, self._text())
 
-    def _write_temporary(self) -> Path:
-        temporary = whole_files.aside(self.path)
-        temporary.write_text(json.dumps(self.manifest, indent=2) + "\n", encoding="utf-8")
-        return temporary
+    def _text(self) -> str:
+        return json.dumps(self.manifest, indent=2) + "\n"
 
     def warn(self, text: str) -> None:
         """Keeps a warning for the manifest, once."""

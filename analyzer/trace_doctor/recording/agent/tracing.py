@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -102,6 +104,8 @@ class Tracer:
         plain = packed.with_name(f"{packed.name}.json")
         try:
             self.profile.export_chrome_trace(str(plain))
+            if not plain.exists():  # the profiler keeps to itself that it could not write
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             with plain.open("rb") as source, gzip.open(packed, "wb", compresslevel=3) as target:
                 shutil.copyfileobj(source, target, 1 << 20)
             size, written = packed.stat().st_size, self.steps
@@ -110,7 +114,7 @@ class Tracer:
             if written:
                 packed.replace(self.path)
         finally:
-            for path in (plain, packed):
+            for path in packed.parent.glob(f"{packed.name}*"):
                 path.unlink(missing_ok=True)
             self.profile.profiler = None
         return size, written

@@ -60,10 +60,12 @@ class TorchWatch:
             os.environ.setdefault("TORCH_TRACE", os.path.join(options.folder, TORCH_TRACE_FOLDER))
 
     def _begin(self, torch: ModuleType) -> None:
+        from trace_doctor.recording.agent.copy_up import watch_saves
         from trace_doctor.recording.agent.session import begin
         from trace_doctor.recording.options import RecordOptions
 
         process_log.say(self._folder, process_log.TORCH)
+        watch_saves(torch)
         begin(torch, RecordOptions.read(Path(self._options_file)))
 
     def _quietly(self, act: Callable[[], None]) -> None:

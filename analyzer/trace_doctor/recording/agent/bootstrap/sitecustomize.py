@@ -1,87 +1,38 @@
-"""Python imports this at start-up in every process of a recorded command; it waits for torch to be imported.
+"""Python imports this at start-up in every process of a recorded command.
 
-Whatever happens in here, the command runs as it would without. Another `sitecustomize` that this one hides is run.
+Any version of Python can read this file, so that one that is too old for the recorder is named and not just silent.
 """
 
 import os
 import sys
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
+_LEAST = (3, 9)
 
 
-def _record() -> None:
-    """Loads the recorder with the standard library's modules, and leaves to the script those that it has of its own under
-    the name of one: what the recorder has loaded would be in their way."""
-    options_file = os.environ.get("TRACE_DOCTOR_RECORD")
-    if not options_file:
-        return
-    entries = [os.path.abspath(p) for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
-    argument = (getattr(sys, "argv", None) or [""])[0]  # Python puts the script's folder on its path later
-    here = os.curdir if argument in ("", "-c", "-m") else os.path.dirname(os.path.realpath(argument))
-    theirs = {name for folder in {here, *entries} - {_HERE} for name in _modules(folder)}
-    path, before = sys.path[:], {*sys.modules}
-    sys.path[:] = [p for p in path if os.path.abspath(p) not in entries]
-    try:
-        _load(options_file, whole=bool(theirs))
-    finally:
-        sys.path[:] = path
-        for name in {*sys.modules} - before:
-            if name.partition(".")[0] in theirs:
-                del sys.modules[name]
+def _tell():  # type: ignore[no-untyped-def]
+    """Adds a line to what the processes of the command say, as `process_log.say` does."""
+    import json
+
+    folder = os.path.dirname(os.environ.get("TRACE_DOCTOR_RECORD", ""))
+    versions = sys.version_info[:2] + _LEAST
+    why = "Python %d.%d is too old: the recorder needs %d.%d or later" % versions  # noqa: UP031
+    line = json.dumps({"pid": os.getpid(), "event": "too old", "why": why}) + "\n"
+    number = os.open(os.path.join(folder, "processes.jsonl"), os.O_WRONLY | os.O_APPEND)
+    os.write(number, line.encode("ascii"))
+    os.close(number)
 
 
-def _modules(folder: str) -> list[str]:
-    """Names of the standard library's that modules in a folder have."""
-    try:
-        names = {*os.listdir(folder)}
-    except OSError:
-        return []
-    return [
-        name
-        for name in getattr(sys, "stdlib_module_names", ())  # Python 3.10 and later
-        if f"{name}.py" in names
-        or (name in names and os.path.isfile(os.path.join(folder, name, "__init__.py")))
-    ]
-
-
-def _load(options_file: str, whole: bool) -> None:
-    """From where this file lies, whatever Python's path is, and waits for torch. `whole`: nothing is loaded later."""
-    import importlib.util
-
-    if "trace_doctor" not in sys.modules:
-        package = os.path.dirname(os.path.dirname(os.path.dirname(_HERE)))
-        spec = importlib.util.spec_from_file_location(
-            "trace_doctor", os.path.join(package, "__init__.py"), submodule_search_locations=[package]
-        )
-        if spec is None or spec.loader is None:
-            return
-        module = importlib.util.module_from_spec(spec)
-        sys.modules["trace_doctor"] = module
-        spec.loader.exec_module(module)
-    from trace_doctor.recording import process_log
-    from trace_doctor.recording.agent.waiting import wait_for_torch
-
-    if whole:
-        importlib.import_module("trace_doctor.recording.agent.session")
-    process_log.say(os.path.dirname(options_file), process_log.STARTED)
-    wait_for_torch(options_file)
-
-
-def _run_hidden() -> None:
-    """The sitecustomize that Python would have found without this one."""
-    import importlib.machinery
-    import importlib.util
-
+if sys.version_info >= _LEAST:
+    import _trace_doctor_start  # type: ignore[import-not-found] # noqa: F401
+else:
+    try:  # noqa: SIM105
+        _tell()  # type: ignore[no-untyped-call]
+    except Exception:
+        pass
     sys.path[:] = [p for p in sys.path if os.path.abspath(p or ".") != _HERE]
-    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
-    if spec is not None and spec.loader is not None:
-        module = importlib.util.module_from_spec(spec)
-        sys.modules["sitecustomize"] = module
-        spec.loader.exec_module(module)
-
-
-try:
-    _record()
-except Exception as _error:
-    sys.stderr.write(f"trace-doctor: this process is not recorded: {type(_error).__name__}: {_error}\n")
-_run_hidden()
+    _own = sys.modules.pop("sitecustomize")
+    try:
+        import sitecustomize  # type: ignore[import-not-found] # noqa: F401
+    except ImportError:
+        sys.modules["sitecustomize"] = _own

@@ -8,11 +8,12 @@ from pathlib import Path
 
 from trace_doctor.errors import printable
 from trace_doctor.reporters.units import plural
-from trace_doctor.treatment.copying import CopyRecord
-from trace_doctor.treatment.removal import Leftover
+from trace_doctor.treatment.copy.copying import CopyRecord
+from trace_doctor.treatment.copy.removal import Leftover
 
 _MOST_NAMES = 10
 _WRITABLE = "a run can write there"
+_COPIED = "copied when Python opens it for writing"
 
 
 @dataclass(frozen=True)
@@ -59,11 +60,11 @@ class CopyNotes:
         beside = [f"{folder.rstrip('/')}/{name}" for folder, names in self.beside.items() for name in names]
         counts = ", ".join(f"{len(names)} in {folder}" for folder, names in self.beside.items())
         return [
-            _Kind(
-                f"linked, not copied, {_WRITABLE}", sorted(record.shared_data), " (--copy-data copies data)"
-            ),
-            _Kind(f"links out of the project, {_WRITABLE}", outward),
-            _Kind(f"linked next to the project, {_WRITABLE}", beside, brief=counts),
+            _Kind(f"linked, {_COPIED}", sorted(record.shared_data), " (--copy-data copies data)"),
+            _Kind(f"linked by --link, {_WRITABLE}", sorted(record.asked)),
+            _Kind(f"not imported, linked, {_COPIED}", sorted(record.not_imported)),
+            _Kind(f"links out of the project, {_COPIED}", outward),
+            _Kind(f"linked next to the project, {_COPIED}", beside, brief=counts),
             _Kind("virtual environments, linked", sorted(record.environments)),
             _Kind("too many files to compare in the end", self.blind_spots),
             _Kind("left out, as what a run writes", sorted(record.left_out), " (--link NAME to have them)"),

@@ -13,17 +13,20 @@ import posixpath
 import re
 import shutil
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import BinaryIO, Literal
 
 from trace_doctor.errors import UsageError
 from trace_doctor.reporters.units import size
-from trace_doctor.treatment.confined import Confined
-from trace_doctor.treatment.routes import Routes, mention
-from trace_doctor.treatment.states import (
+from trace_doctor.treatment.copy import extents
+from trace_doctor.treatment.copy.confined import Confined
+from trace_doctor.treatment.copy.routes import Routes, mention
+from trace_doctor.treatment.copy.states import (
+    CACHES,
     PROGRAM,
     Stamp,
     State,
@@ -34,13 +37,8 @@ from trace_doctor.treatment.states import (
     state,
 )
 
-LARGE_FILE = 64 << 20
-LARGE_FOLDER = 256 << 20
-MANY_FILES = 2_000
-"""a folder of so many files, or of so many bytes, that holds no script is data"""
-CACHES = re.compile(
-    r"\.(git|hg|svn|tox|nox|ipynb_checkpoints|(mypy|pytest|ruff)_cache)|__pycache__|node_modules"
-)
+RESERVE = 256 << 20
+"""bytes of the disk that the copy leaves free: runs write as well"""
 _OUTPUT_NAMES = re.compile(
     r"(checkpoints?|ckpts?|runs?|outputs?|out|results?|logs?|wandb|mlruns|lightning_logs|tb|tensorboard|artifacts)"
     r"([-_.].*)?$|.*\.(ckpt|log)$|.*(checkpoint|ckpt).*\.(pt|pth|safetensors|bin)$",
@@ -78,6 +76,10 @@ class CopyRecord:
     folders: set[str] = field(default_factory=set)
     shared_data: list[str] = field(default_factory=list)
     """large files and folders that the copy shares with the original"""
+    asked: list[str] = field(default_factory=list)
+    """files and folders that are linked because `link` names them"""
+    not_imported: list[str] = field(default_factory=list)
+    """folders of a large repository that the copy shares with the original: the program does not import them"""
     environments: list[str] = field(default_factory=list)
     """virtual environments that the copy shares with the original"""
     outward: dict[str, str] = field(default_factory=dict)
@@ -91,16 +93,31 @@ class CopyRecord:
     own_path_names: set[str] = field(default_factory=set)
     """scripts and configuration in which the absolute path of the project is written"""
 
+    def fingerprint(self, command: str) -> str:
+        """Of a command and of the scripts and configuration, as they were when they were read."""
+        originals = sorted(self.originals.items())
+        scripts = [(n, d.hex()) for n, d in originals if isinstance(d, bytes) and n.endswith(PROGRAM)]
+        return sha256(repr((command, scripts)).encode()).hexdigest()
+
 
 def copy_tree(
-    source: Path, tree: Confined, at: str, routes: Routes, *, link: Collection[str] = (), data: bool = False
+    source: Path,
+    tree: Confined,
+    at: str,
+    routes: Routes,
+    *,
+    link: Collection[str] = (),
+    data: bool = False,
+    beside: Collection[str] = (),
 ) -> CopyRecord:
     """Copies a folder to the folder `at` of a tree, which exists. `link` names files and folders of it that are linked
-    whatever they look like; `data`: files and folders of data are copied as well.
+    whatever they look like, `beside` folders that the program does not import and that are linked; `data`: files and folders
+    of data are copied as well.
 
     Raises UsageError where the copy cannot be written, has no room, or `link` names what is not there.
     """
-    copy = _Copy(source, tree, at, routes, frozenset(_link_name(n, source) for n in link), data)
+    links = frozenset(_link_name(n, source) for n in link)
+    copy = _Copy(source, tree, at, routes, links, data, frozenset(beside))
     try:
         copy.run()
     except OSError as error:
@@ -123,12 +140,16 @@ class _Copy:
     routes: Routes
     link: frozenset[str]
     data: bool
+    beside: frozenset[str] = frozenset()
     record: CopyRecord = field(default_factory=CopyRecord)
+    _left: int = 0
+    """bytes that may still be copied"""
     _later: list[tuple[str, int]] = field(default_factory=list)
     """data that is to be copied when it is known that there is room: names and bytes"""
 
     def run(self) -> None:
         """Data comes last, when it is known that there is room. Raises OSError, and UsageError where there is none."""
+        self._left = self._free() - RESERVE
         self._folders([("", "project")])
         if not self._later:
             return
@@ -150,17 +171,20 @@ class _Copy:
             except OSError:
                 self.record.unreadable.append(folder or ".")
                 continue
+            data = extents.data_among(entries) if kind == "project" else {}
             for entry in entries:
                 name = f"{folder}/{entry.name}" if folder else entry.name
                 with suppress(FileNotFoundError):  # gone meanwhile
-                    if (inner := self._entry(entry, name, kind)) is not None:
+                    if (inner := self._entry(entry, name, kind, data)) is not None:
                         self._make(name)
                         todo.append((name, inner))
 
-    def _entry(self, entry: os.DirEntry[str], name: str, kind: _Kind) -> _Kind | None:
+    def _entry(
+        self, entry: os.DirEntry[str], name: str, kind: _Kind, data: Mapping[str, bool | None]
+    ) -> _Kind | None:
         """Copies what is no folder; what a folder is that is to be copied."""
         if name in self.link:
-            return self._share(name)
+            return self._share(name, whole=True)
         if CACHES.fullmatch(entry.name):
             return None
         if entry.is_symlink():
@@ -173,13 +197,19 @@ class _Copy:
                 self.record.environments.append(name)
                 self._link_to(name, str(path))
                 return None
-            data = _is_data(path) if kind == "project" else False
-            return self._large(name) if data else "project" if data is None else "small"
+            if name in self.beside:
+                self.record.not_imported.append(name)
+                self._link_to(name, entry.path)
+                return None
+            is_data = data.get(entry.name, False)
+            return self._large(name) if is_data else "project" if is_data is None else "small"
         elif not entry.is_file(follow_symlinks=False):
             self.record.special.append(name)
         elif kind == "linked":
             self._link_to(name, entry.path)
-        elif kind != "data" and entry.stat(follow_symlinks=False).st_size > LARGE_FILE:
+        elif kind != "data" and (
+            data.get(entry.name) or entry.stat(follow_symlinks=False).st_size > extents.LARGE_FILE
+        ):
             self._large(name)
         else:
             self._file(name)
@@ -193,25 +223,30 @@ class _Copy:
                 self._make(name)
             return None
         if self.data:
-            self._later.append((name, _bytes(path)))
+            self._later.append((name, extents.bytes_of(path)))
             return None
         return self._share(name)
 
-    def _share(self, name: str) -> _Kind | None:
-        """Links a file or a folder; file by file where links in the folder lead back into the project."""
+    def _share(self, name: str, whole: bool = False) -> _Kind | None:
+        """Links a file or a folder: file by file, so that new files stay in the copy, unless there are too many. `whole`: only
+        where links in the folder lead back into the project."""
         path = self.source / name
         final = os.path.realpath(path)
         if self.routes.within(final):
-            self.record.shared_data.append(name)
+            (self.record.asked if whole else self.record.shared_data).append(name)
         else:
             self.record.outward[name] = final
-        if path.is_dir() and not path.is_symlink() and self._leads_back(path):
-            return "linked"
+        if path.is_dir() and not path.is_symlink():
+            one_by_one = (
+                self._leads_back(path) if whole else (extents.extent(path) or (0, 0))[1] <= extents.MOST_LINKS
+            )
+            if one_by_one:
+                return "linked"
         self._link_to(name, final)
         return None
 
     def _leads_back(self, folder: Path) -> bool:
-        for _, entry in walk(folder):
+        for _, entry in extents.walk(folder):
             if entry.is_symlink():
                 final = self.routes.final(entry.path)
                 if self.routes.within(final) and not Path(final).is_relative_to(folder):
@@ -241,6 +276,12 @@ class _Copy:
 
     def _file(self, name: str) -> None:
         to = f"{self.at}/{name}"
+        self._left -= (self.source / name).lstat().st_size
+        if self._left < 0 and not self._clones(name):
+            raise UsageError(
+                f"no room for the copy: {size(self._free())} are free where it is made; --scratch DIR makes it elsewhere, "
+                "--link NAME links a folder"
+            )
         for attempt in range(_ATTEMPTS):
             if attempt:
                 self.tree.remove(to)
@@ -257,9 +298,11 @@ class _Copy:
         self.tree.make_link(f"{self.at}/{name}", where)
         self.record.links[name] = where
 
+    def _free(self) -> int:
+        return shutil.disk_usage(self.routes.inside(self.source)).free
+
     def _room(self, demand: int) -> None:
-        folder = self.routes.inside(self.source)
-        free = shutil.disk_usage(folder).free
+        free = self._free()
         if demand > free and not self._clones(max(self._later, key=lambda item: item[1])[0]):
             raise UsageError(
                 f"--copy-data: {size(demand)} of data, and {size(free)} are free where the copy is made; "
@@ -268,7 +311,7 @@ class _Copy:
 
     def _clones(self, name: str) -> bool:
         """Whether copies share their blocks with the originals, and need no room of their own."""
-        files = (p for p, e in walk(self.source / name) if e.is_file(follow_symlinks=False))
+        files = (p for p, e in extents.walk(self.source / name) if e.is_file(follow_symlinks=False))
         one = self.source / name / next(files, "")
         with suppress(OSError), open_unlinked(one) as file, self.tree.new_file(".probe") as copy:
             return _clone(file, copy)
@@ -323,44 +366,6 @@ def _copy_bytes(file: BinaryIO, copy: BinaryIO, count: int) -> None:
     while count > 0 and (data := file.read(min(count, 1 << 20))):
         copy.write(data)
         count -= len(data)
-
-
-def walk(root: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """All entries below a folder with their relative names; links are entries. Folders that cannot be read end there."""
-    stack = [(str(root), "")]
-    while stack:
-        here, prefix = stack.pop()
-        with suppress(OSError), os.scandir(here) as entries:
-            for entry in entries:
-                name = prefix + entry.name
-                yield name, entry
-                if entry.is_dir(follow_symlinks=False):
-                    stack.append((entry.path, f"{name}/"))
-
-
-def _is_data(folder: Path) -> bool | None:
-    """Whether a folder is large; None where it holds a script or configuration, and folders in it can be either."""
-    total = count = 0
-    for name, entry in walk(folder):
-        if entry.is_dir(follow_symlinks=False):
-            continue
-        if name.endswith(PROGRAM):
-            return None
-        count += 1
-        with suppress(OSError):
-            total += entry.stat(follow_symlinks=False).st_size
-        if count > 20 * MANY_FILES:  # enough is known, and a script among so many would be data as well
-            return True
-    return count > MANY_FILES or total > LARGE_FOLDER
-
-
-def _bytes(path: Path) -> int:
-    """Of a file, or of all files below a folder."""
-    total = path.lstat().st_size
-    for _, entry in walk(path):
-        with suppress(OSError):
-            total += entry.stat(follow_symlinks=False).st_size
-    return total
 
 
 _FICLONE = 0x40049409

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import stat
 from pathlib import Path
 from typing import BinaryIO
@@ -11,6 +12,9 @@ from typing import BinaryIO
 LARGE_SCRIPT = 16 << 20
 """what is larger is compared by its state, whatever it is called"""
 PROGRAM = (".py", ".sh", ".yaml", ".yml", ".toml", ".cfg", ".ini", ".ipynb", ".cu", ".cpp", ".c", ".h")
+CACHES = re.compile(
+    r"\.(git|hg|svn|tox|nox|ipynb_checkpoints|(mypy|pytest|ruff)_cache)|__pycache__|node_modules"
+)
 _HASHED = (*PROGRAM, ".json", ".bash", ".slurm", ".sbatch", ".txt", ".env", "Dockerfile", "Makefile")
 
 State = tuple[int, int, int, int, int]

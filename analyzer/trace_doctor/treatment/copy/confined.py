@@ -9,12 +9,15 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
-from trace_doctor.treatment.removal import FOLDER, Leftover, Mounted, empty, mount_of, remove_folder
+from trace_doctor.errors import UsageError
+from trace_doctor.files import check_folders
+from trace_doctor.treatment.copy.removal import FOLDER, Leftover, Mounted, empty, mount_of, remove_folder
 
 _NEW_FILE = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
 
@@ -127,3 +130,18 @@ def _parts(name: str) -> tuple[str, ...]:
     if name.startswith("/") or ".." in parts:
         raise OSError(0, "leads out of the folder")
     return parts
+
+
+def new_root(folder: Path | None, original: Path) -> Path:
+    """A new scratch folder. Raises UsageError where it would lie in what is to be copied."""
+    if folder is not None:
+        check_folders(folder / "new")
+    place = Path(folder if folder is not None else tempfile.gettempdir()).resolve()
+    if place.is_relative_to(original):
+        if folder is not None:
+            raise UsageError(f"--scratch {folder}: lies in the folder that is to be copied")
+        raise UsageError(f"temporary files lie in the project ({place}): pass --scratch DIR outside of it")
+    try:
+        return Path(tempfile.mkdtemp(prefix="trace-doctor-treat-", dir=place)).resolve()
+    except OSError as error:
+        raise UsageError(f"cannot make a scratch folder: {error.strerror}") from None

@@ -13,8 +13,7 @@ from pathlib import Path
 from trace_doctor.errors import UsageError, printable
 from trace_doctor.files import access_lists
 from trace_doctor.model.treatment import FileChange, How
-from trace_doctor.treatment.copying import CACHES
-from trace_doctor.treatment.states import LARGE_SCRIPT, Stamp, digest, open_unlinked, stamp
+from trace_doctor.treatment.copy.states import CACHES, LARGE_SCRIPT, Stamp, digest, open_unlinked, stamp
 
 try:
     import fcntl
