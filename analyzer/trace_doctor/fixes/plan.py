@@ -190,7 +190,7 @@ def _resolve(finding: Finding, index: int, fix: Fix, source: _Source) -> Planned
     except UnreadableScript as error:
         return replace(bare, status="unresolved", why=str(error))
     diff = b"".join(unified_diff(source.prefix + file.name, file.data, new) for file, new in after)
-    if not diff:
+    if not diff and not change.options:
         return replace(bare, status="already", why="nothing to change")
     ready = replace(bare, status="ready", change=change, diff=diff)
     if ready.safety != "display":

@@ -55,6 +55,8 @@ class Change:
     """edits of other files that belong to the same change (the option's default in one, the call in another)"""
     elsewhere: str = ""
     """which files may undo the change and were not checked"""
+    options: tuple[tuple[str, str], ...] = ()
+    """options of the command line, with their values, that belong to the change: what they set is left to them"""
 
     @property
     def files(self) -> tuple[tuple[TextFile, tuple[Edit, ...]], ...]:
