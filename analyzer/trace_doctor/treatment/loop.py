@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from msgspec.structs import replace as replace_struct
 
 from trace_doctor.model.treatment import Attempt, Effects, Fate
 from trace_doctor.treatment.acceptance import judge
-from trace_doctor.treatment.candidates import Candidate, Setup
+from trace_doctor.treatment.candidates import Candidate, Setup, Value
 from trace_doctor.treatment.measurement import RunFailed
+from trace_doctor.treatment.search import search
 from trace_doctor.treatment.trial import Clock, OutOfTime, Rules, Runner, Trial
 
 Say = Callable[[str], None]
 NOTHING_SHOWN = Effects()
+NO_VALUE = "no value of the search was faster"
+FURTHER_AXES = (1, 2)
+"""of a fix that was kept, after the one that it was searched along first"""
 
 
 @dataclass
@@ -27,10 +32,14 @@ class Loop:
     setup: Setup
     """with what was kept"""
     say: Say = lambda line: None
+    values_of: Callable[[Candidate, int], Sequence[Value]] = lambda candidate, axis: ()
+    """the values of a fix along one of its axes"""
     attempts: list[Attempt] = field(default_factory=list)
     together: Effects = NOTHING_SHOWN
     confirmed: bool | None = None
     _rejects: list[Candidate] = field(default_factory=list)
+    _refined: bool = False
+    """whether a fix has another value by now than its own trial had"""
 
     def run(self, queue: Sequence[Candidate], max_trials: int | None = None) -> None:
         """Tries all; then, where several were kept, whether each still helps beside those that were kept after it; then the
@@ -70,7 +79,10 @@ class Loop:
         self.say(f"[{at}] {candidate.label} {candidate.item.finding.name}: {candidate.item.fix.title}")
         trial, began = Trial(self.rules), self.clock.spent()
         try:
-            trial.run(self.runner, self.setup, self.setup.with_(candidate), self.clock)
+            candidate, found = self._best(candidate, 0, self.setup)
+            trial.samples = candidate.samples
+            if found:
+                trial.run(self.runner, self.setup, self.setup.with_(candidate), self.clock)
         except RunFailed as failure:
             reason = f"could not be measured: the script fails without it: {failure}"
             self._conclude(candidate, "rejected", reason, trial, began)
@@ -81,12 +93,56 @@ class Loop:
         except BaseException:
             self._conclude(candidate, "not_tried", "not decided: interrupted", trial, began)
             raise
-        is_better, reason = judge(trial)
+        is_better, reason = judge(trial) if found else (False, NO_VALUE)
         self._conclude(candidate, "kept" if is_better else "rejected", reason, trial, began)
         if is_better:
-            self.setup = self.setup.with_(candidate)
+            rest, self.setup = self.setup, self.setup.with_(candidate)
+            for axis in FURTHER_AXES:
+                self._refine(rest, axis)
         else:
             self._rejects.append(candidate)
+
+    def _best(self, candidate: Candidate, axis: int, rest: Setup) -> tuple[Candidate, bool]:
+        """The fix with its best value along an axis, and whether that is worth a trial; as it is where nothing is to be
+        searched. `rest` is the setup without the fix."""
+        values = self.values_of(candidate, axis)
+        if not values:
+            return candidate, True
+        names = ", ".join(value.text for value in values)
+        self.say(f"    searching {values[0].name} among {names}")
+        best, tried = search(
+            values,
+            self.runner,
+            self.clock,
+            self.setup,
+            lambda value: rest.with_(value.candidate),
+            self.rules.least_gain,
+        )
+        found = best.candidate if best is not None else candidate
+        return replace(found, tried=(*candidate.tried, *tried)), best is not None
+
+    def _refine(self, rest: Setup, axis: int) -> None:
+        """Another value of the fix that was kept last, in place of it where fresh runs show that it adds to it."""
+        kept, trial = self.setup.fixes[-1], Trial(self.rules)
+        try:
+            candidate, found = self._best(kept, axis, rest)
+            if candidate is kept:
+                return
+            if found:
+                trial.run(self.runner, self.setup, rest.with_(candidate), self.clock)
+        except RunFailed:
+            return
+        is_better, reason = judge(trial) if found else (False, NO_VALUE)
+        self.say(f"    {'kept as well' if is_better else 'left as it is'}: {reason}")
+        attempt, name = self.attempts[-1], candidate.tried[-1].name
+        if is_better:
+            attempt = replace_struct(attempt, reason=f"{attempt.reason}; another {name}: {reason}")
+            self._refined = True
+        else:
+            dropped = (replace_struct(v, best=v.best and v.name != name) for v in candidate.tried)
+            candidate = replace(kept, tried=tuple(dropped))
+        self.setup = rest.with_(candidate)
+        self.attempts[-1] = replace_struct(attempt, **_change(candidate))
 
     def _leave_out_each(self, start: Setup) -> None:
         """Drops what gives nothing next to fixes that were kept after it. The last one was tried on top of all others."""
@@ -120,7 +176,7 @@ class Loop:
     def _confirm(self, start: Setup, kept_before: Sequence[Candidate]) -> None:
         """Fixes that were picked by their runs look better in those than they are; fresh runs do not."""
         fixes = self.setup.fixes
-        if len(fixes) == 1 and len(kept_before) == 1:
+        if len(fixes) == 1 and len(kept_before) == 1 and not self._refined:
             [self.together] = [a.effects for a in self.attempts if a.fate == "kept"]
             return
         if not fixes:
@@ -150,12 +206,10 @@ class Loop:
         seconds: float = 0.0,
     ) -> None:
         item = candidate.item
-        script = item.change.script if item.change is not None else None
         self.attempts.append(
             Attempt(
                 **item.finding.mention(),
                 label=item.label,
-                fix=item.fix.title,
                 kind=item.fix.kind,
                 safety=item.safety,
                 predicted=item.finding.saving,
@@ -163,11 +217,23 @@ class Loop:
                 reason=reason,
                 effects=effects,
                 seconds=seconds,
-                diff=item.diff.decode(script.encoding if script else "utf-8", "replace"),
-                environment=dict(candidate.environment),
-                arguments=list(candidate.arguments),
+                samples=candidate.samples,
+                **_change(candidate),
             )
         )
+
+
+def _change(candidate: Candidate) -> dict[str, Any]:
+    """What an attempt says of the change itself."""
+    item = candidate.item
+    script = item.change.script if item.change is not None else None
+    return {
+        "fix": item.fix.title,
+        "diff": item.diff.decode(script.encoding if script else "utf-8", "replace"),
+        "environment": dict(candidate.environment),
+        "arguments": list(candidate.arguments),
+        "values": list(candidate.tried),
+    }
 
 
 def _gains_still(then: Effects, now: Effects) -> bool:

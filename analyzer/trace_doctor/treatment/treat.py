@@ -15,6 +15,7 @@ from trace_doctor.config import Config
 from trace_doctor.errors import TraceDoctorError, UsageError, printable
 from trace_doctor.fixes.apply import apply as write_scripts
 from trace_doctor.fixes.plan import Plan, plan
+from trace_doctor.loading.load_files import available_cores
 from trace_doctor.model import Result, Tool
 from trace_doctor.model.difference import Difference
 from trace_doctor.model.treatment import ByHand, FileChange, Method, Treatment
@@ -28,6 +29,7 @@ from trace_doctor.treatment.loop import Loop, Say
 from trace_doctor.treatment.measurement import RunFailed
 from trace_doctor.treatment.scratch import Scratch
 from trace_doctor.treatment.trial import Clock, OutOfTime, Rules
+from trace_doctor.treatment.values import values_of
 from trace_doctor.version import VERSION
 
 _log = logging.getLogger(__name__)
@@ -146,7 +148,15 @@ def treat(
         if choose is not None:
             queue = choose(queue)
         rules = Rules(options.repeats, options.least_gain, options.loss_tolerance, options.without_losses)
-        loop = Loop(runner, rules, clock, Setup(edit_plan), say)
+        values = values_of(
+            result,
+            edit_plan,
+            available_cores(),
+            os.environ,
+            unsafe=options.unsafe,
+            torch_version=torch_version,
+        )
+        loop = Loop(runner, rules, clock, Setup(edit_plan), say, values_of=values.of)
         if queue:
             _pilot(runner, Setup(edit_plan), clock)
         outcome = _Outcome(options, runner.steps, loop, by_hand, list(scratch.notes))

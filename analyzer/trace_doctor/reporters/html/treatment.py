@@ -9,7 +9,7 @@ from trace_doctor.reporters.html import page
 from trace_doctor.reporters.html.dom import Html, el, pre
 from trace_doctor.reporters.html.parts import Row, copyable, data_table, gain, section, tile
 from trace_doctor.reporters.labels import SAFETY, where_briefly
-from trace_doctor.reporters.treatment_text import how, measured, moved, outside
+from trace_doctor.reporters.treatment_text import how, measured, moved, outside, searched
 from trace_doctor.reporters.treatment_words import changed_words
 from trace_doctor.reporters.units import plural
 
@@ -97,7 +97,7 @@ def _row(one: Attempt) -> Row:
         el("span", one.safety, title=SAFETY[one.safety]),
         el("code", where_briefly(one.location)),
         gain(one.predicted),
-        el("ul", [el("li", line) for line in measured(one.effects)]),
+        el("ul", [el("li", line) for line in (*searched(one.values), *measured(one.effects, one.samples))]),
         one.reason,
     ]
 

@@ -1,0 +1,196 @@
+"""Values of a fix: which are compared, which one goes on trial, and that other runs than those of the search judge it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import exp
+from pathlib import Path
+
+import pytest
+
+from trace_doctor.fixes.plan import plan
+from trace_doctor.model import Finding, Fix, Location, Result, Saving
+from trace_doctor.model.treatment import Method, Treatment
+from trace_doctor.reporters import Options, treatment_text
+from trace_doctor.reporters.html import treatment as page
+from trace_doctor.treatment.candidates import Setup, candidates
+from trace_doctor.treatment.loop import NO_VALUE, Loop
+from trace_doctor.treatment.measurement import Measured, RunFailed
+from trace_doctor.treatment.search import Halving
+from trace_doctor.treatment.trial import Clock, Rules
+from trace_doctor.treatment.values import Values, around, values_of
+
+SCRIPT = """\
+import argparse
+from torch.utils.data import DataLoader
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--workers", type=int, default=0)
+args = parser.parse_args()
+for batch in DataLoader([1], shuffle=True, batch_size=8WORKERS):
+    model(batch).backward()
+"""
+RULES = Rules(repeats=6, least_gain=0.01, loss_tolerance=0.02, without_losses=True)
+
+
+@dataclass
+class Pretender:
+    """Step times by what a setup says: the text of its files, its variables and its options. Runs differ by chance."""
+
+    factors: Mapping[str, float]
+    fails: str = "nothing"
+    scatter: float = 0.005
+    draw: random.Random = field(default_factory=lambda: random.Random(0))
+    runs: list[str] = field(default_factory=list)
+
+    def record(self, setup: Setup, name: str) -> Path:
+        raise NotImplementedError
+
+    def time(self, setup: Setup) -> Measured:
+        words = [data.decode() for data in setup.files().values()] + setup.arguments
+        text = " ".join([*words, *(f"{k}={v}" for k, v in setup.environment.items())])
+        self.runs.append(text)
+        if self.fails in text:
+            raise RunFailed("exit code 1: no memory")
+        factor = 1.0
+        for part, times in self.factors.items():
+            factor *= times if part in text else 1.0
+        return Measured({(0, 0): 1e5 * factor * exp(self.draw.gauss(0, self.scatter))})
+
+
+def finding(codemod: str | None = "dataloader-args", **params: object) -> Finding:
+    fix = Fix(title="Set num_workers=2", kind="patch", safety="unsafe", codemod=codemod, params=params)
+    if codemod is None:
+        fix = Fix(title="t", kind="env", safety="unsafe", text="OMP_NUM_THREADS=4 python train.py")
+    return Finding(
+        id="TD101-1", code="TD101", name="n", title="t", severity="warning", confidence="high", message="m",
+        fingerprint="f", location=Location(), fixes=[fix], saving=Saving(share_of_step=0.5),
+    )  # fmt: skip
+
+
+def values(folder: Path, one: Finding, workers: str = "", cores: int = 4, **environment: str) -> Values:
+    (folder / "train.py").write_text(SCRIPT.replace("WORKERS", workers))
+    result = Result(findings=[one])
+    return values_of(result, plan(result, folder), cores, environment)
+
+
+def treated(folder: Path, runner: Pretender, workers: str = "", cores: int = 4, **params: object) -> Loop:
+    made = values(folder, finding(num_workers=2, **params), workers, cores, OMP_NUM_THREADS="1")
+    loop = Loop(runner, RULES, Clock(1e9), Setup(made.plan), values_of=made.of)
+    loop.run(candidates(made.plan)[0])
+    return loop
+
+
+def test_the_best_value_is_kept_and_its_neighbors_are_in_the_table(tmp_path: Path) -> None:
+    runner = Pretender(
+        {"num_workers=1": 0.8, "num_workers=2": 0.7, "num_workers=4": 0.4, "num_workers=8": 0.6},
+        scatter=0.0,
+    )
+    loop = treated(tmp_path, runner)
+    [attempt] = loop.attempts
+    assert (attempt.fate, attempt.fix) == ("kept", "Set num_workers=4")
+    workers = [v for v in attempt.values if v.name == "num_workers"]
+    assert [v.value for v in workers] == ["1", "2", "4", "8"] and [v.best for v in workers] == [0, 0, 1, 0]
+    assert workers[2].ratio == pytest.approx(0.4, rel=0.05)
+    assert b"num_workers=4" in loop.setup.edits.patch() and "num_workers=4" in attempt.diff
+    method = Method(
+        warmup_steps=1, timed_steps=9, figure="median", repeats=6, alpha=0.05, least_gain=0.01, loss_tolerance=0.02
+    )  # fmt: skip
+    shown = Treatment(code=0, verdict="v", method=method, attempts=loop.attempts)
+    assert Treatment.from_json(shown.to_json()).attempts[0].values == attempt.values
+    text = " ".join(treatment_text.render(shown, Options(width=100)).split())
+    said = "searched num_workers: 1 -20.0%, 2 -30.0%, 4 -60.0% (best), 8 -40.0%"
+    assert said in text and said in page.render(shown, Options())
+
+
+def test_the_runs_that_picked_a_value_do_not_judge_it(tmp_path: Path) -> None:
+    """Whatever the search sees, a trial of its own follows with as many pairs as any other."""
+    runner = Pretender({"num_workers=2": 0.5})
+    loop = treated(tmp_path, runner)
+    [attempt] = loop.attempts
+    assert attempt.effects.pairs == RULES.repeats
+    searching = sum(v.runs for v in attempt.values if v.name == "num_workers" and v.best)
+    assert sum("num_workers=2" in run for run in runner.runs) >= searching + RULES.repeats
+
+
+def test_where_no_value_is_faster_no_trial_is_made(tmp_path: Path) -> None:
+    runner = Pretender({"num_workers": 1.2})
+    loop = treated(tmp_path, runner)
+    assert [(a.fate, a.reason) for a in loop.attempts] == [("rejected", NO_VALUE)]
+    assert len(runner.runs) <= 3 * 5 and loop.attempts[0].values
+
+
+def test_a_value_that_fails_is_out_and_the_others_go_on(tmp_path: Path) -> None:
+    loop = treated(tmp_path, Pretender({"num_workers=": 0.5}, fails="num_workers=8"))
+    [attempt] = loop.attempts
+    failed = next(v for v in attempt.values if v.value == "8")
+    assert attempt.fate == "kept" and failed.ratio is None and "no memory" in failed.failure
+
+
+def test_another_axis_is_kept_only_where_fresh_runs_show_that_it_adds(tmp_path: Path) -> None:
+    gains = {"num_workers=2": 0.5, "prefetch_factor=8": 0.7}
+    loop = treated(tmp_path, Pretender(gains))
+    [attempt] = loop.attempts
+    assert "prefetch_factor=8" in attempt.diff and "another prefetch_factor: 3" in attempt.reason
+    assert loop.confirmed and loop.together.time is not None
+    assert loop.together.time.ratio == pytest.approx(0.35, rel=0.05)
+    useless = treated(tmp_path, Pretender({"num_workers=2": 0.5}))
+    assert "prefetch_factor" not in useless.attempts[0].diff
+    assert not any(v.best for v in useless.attempts[0].values if v.name == "prefetch_factor")
+
+
+def test_a_value_that_an_option_sets_is_searched_through_the_option(tmp_path: Path) -> None:
+    runner = Pretender({"--workers 4": 0.5})
+    loop = treated(tmp_path, runner, ", num_workers=args.workers")
+    [attempt] = loop.attempts
+    assert (attempt.fate, attempt.arguments) == ("kept", ["--workers", "4"])
+    assert "default=0" in (tmp_path / "train.py").read_text() and b"default=" not in loop.setup.edits.patch()
+
+
+@pytest.mark.parametrize(
+    ("cores", "environment", "expected"),
+    [(4, {}, ["1", "2"]), (1, {}, []), (4, {"OMP_NUM_THREADS": "3"}, [])],
+)
+def test_threads_are_searched_on_a_cpu_unless_the_user_sets_them(
+    tmp_path: Path, cores: int, environment: dict[str, str], expected: list[str]
+) -> None:
+    made = values(tmp_path, finding(num_workers=2), cores=cores, **environment)
+    [candidate] = candidates(made.plan)[0]
+    assert [v.text for v in made.of(candidate, 2)] == expected
+    assert all(dict(v.candidate.environment) == {"OMP_NUM_THREADS": v.text} for v in made.of(candidate, 2))
+
+
+def test_threads_of_a_fix_that_sets_them_are_its_values(tmp_path: Path) -> None:
+    made = values(tmp_path, finding(None), cores=8)
+    [candidate] = candidates(made.plan)[0]
+    assert [v.text for v in made.of(candidate)] == ["1", "2", "4", "8"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "most", "expected"),
+    [(2, 4, [1, 2, 4]), (8, 128, [2, 4, 8, 16, 32]), (3, 4, [1, 2, 3, 4]), (1, 1, [1])],
+)
+def test_values_are_doublings_around_the_predicted_one(wanted: int, most: int, expected: list[int]) -> None:
+    assert around(wanted, most) == expected
+
+
+def test_the_prediction_decides_between_values_that_runs_do_not_tell_apart() -> None:
+    def best(predictions: list[float]) -> int | None:
+        return Halving(predictions).run(lambda left: dict.fromkeys(left, 0.8), 0.01)
+
+    assert best([0.9, 0.5, 0.9]) == 1
+    assert best([0.5, 0.5, 0.5]) == 0  # the smallest of those that are alike
+
+
+def test_what_is_dropped_is_not_run_again() -> None:
+    asked: list[tuple[int, ...]] = []
+    ratios = (0.9, 0.5, 0.6, 1.1)
+
+    def measure(left: object) -> dict[int, float]:
+        asked.append(tuple(left))  # type: ignore[arg-type]
+        return {number: ratios[number] for number in asked[-1]}
+
+    assert Halving([1.0] * 4).run(measure, 0.01) == 1
+    assert asked == [(0, 1, 2, 3), (1, 2), (1, 2)]
