@@ -8,6 +8,7 @@ import pytest
 
 from trace_doctor.fixes.plan import plan
 from trace_doctor.fixes.resolved import PlannedFix
+from trace_doctor.program.edits import Option
 from trace_doctor.model import Finding, Fix, Location, Result
 
 SCRIPT = """\
@@ -44,7 +45,9 @@ def resolved(folder: Path, workers: str, **params: object) -> PlannedFix:
 
 def test_an_option_of_the_command_stays_what_sets_the_value(tmp_path: Path) -> None:
     item = resolved(tmp_path, "args.num_workers", num_workers=2, exact=True, persistent_workers=True)
-    assert item.change is not None and item.change.options == (("--num-workers", "2"),)
+    assert item.change is not None and item.change.options == (
+        Option("--num-workers", "2", ("--num-workers", "-n")),
+    )
     assert b"+for batch in DataLoader" in item.diff and b"args.num_workers > 0" in item.diff
     assert b"default=2" not in item.diff
     item = resolved(tmp_path, "args.num_workers", num_workers=2, exact=True)

@@ -15,6 +15,8 @@ from trace_doctor.model import Finding, Fix, Location, Result, Saving
 from trace_doctor.model.treatment import Method, Treatment
 from trace_doctor.reporters import Options, treatment_text
 from trace_doctor.reporters.html import treatment as page
+from trace_doctor.treatment import launching
+from trace_doctor.treatment.batches import BatchSearch
 from trace_doctor.treatment.candidates import Setup, candidates
 from trace_doctor.treatment.loop import NO_VALUE, Loop
 from trace_doctor.treatment.measurement import Measured, RunFailed
@@ -194,3 +196,87 @@ def test_what_is_dropped_is_not_run_again() -> None:
 
     assert Halving([1.0] * 4).run(measure, 0.01) == 1
     assert asked == [(0, 1, 2, 3), (1, 2), (1, 2)]
+
+
+BATCHES = """\
+import argparse
+from torch.utils.data import DataLoader
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch-size", "-b", type=int, default=8)
+args = parser.parse_args()
+for batch in DataLoader([1], shuffle=True, batch_size=SIZE):
+    loss = model(batch)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+class Steps(Pretender):
+    """With the steps that a real runner has settled."""
+
+    steps = launching.Steps(10, 40)
+
+
+def batch_search(folder: Path, runner: Steps, size: str, *command: str) -> tuple[BatchSearch, Loop]:
+    (folder / "train.py").write_text(BATCHES.replace("SIZE", size))
+    result = Result()
+    made = values_of(result, plan(result, folder), 2, {}, ["python", "train.py", *command])
+    loop = Loop(runner, RULES, Clock(1e9), Setup(made.plan))
+    found = BatchSearch()
+    found.run(loop, made, runner, lambda line: None)  # type: ignore[arg-type]
+    return found, loop
+
+
+def test_a_batch_size_is_judged_by_samples_per_second_and_has_a_patch_of_its_own(tmp_path: Path) -> None:
+    """Twice the batch takes 1.2 times as long, four times the batch four times."""
+    runner = Steps({"batch_size=16": 1.2, "batch_size=32": 4.0}, fails="batch_size=64", scatter=0.0)
+    found, loop = batch_search(tmp_path, runner, "8")
+    [attempt] = found.attempts
+    assert (attempt.fate, attempt.samples, attempt.effects.losses) == ("kept", 2.0, None)
+    assert attempt.effects.time is not None and attempt.effects.time.ratio == pytest.approx(0.6, rel=0.02)
+    assert [(v.value, v.best, bool(v.failure)) for v in attempt.values] == [
+        ("2", True, False),
+        ("4", False, False),
+        ("8", False, True),
+    ]
+    assert b"batch_size=16" in found.patch and found.patch.startswith(b"# unsafe: BATCH")
+    assert loop.setup.fixes == () and runner.steps == Steps.steps
+    said = " ".join(treatment_text.measured(attempt.effects, attempt.samples))
+    assert "1.67× the samples per second" in said
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments"),
+    [
+        ((), ["--batch-size", "16"]),
+        (("-b", "64"), ["--batch-size", "128"]),
+        (("-b64",), ["--batch-size", "128"]),
+        (("--batch=64",), ["--batch-size", "128"]),
+    ],
+)
+def test_a_batch_size_that_the_command_passes_is_what_is_multiplied(
+    tmp_path: Path, command: tuple[str, ...], arguments: list[str]
+) -> None:
+    runner = Steps(
+        {" ".join(arguments): 1.0, f"{2 * int(arguments[1])}": 8.0, f"{4 * int(arguments[1])}": 16.0}
+    )
+    found, _ = batch_search(tmp_path, runner, "args.batch_size", *command)
+    assert [(a.fate, a.arguments) for a in found.attempts] == [("kept", arguments)]
+    assert found.patch == b""
+
+
+def test_where_no_larger_batch_helps_accumulation_is_searched(tmp_path: Path) -> None:
+    runner = Steps({"batch_size=16": 2.0, "batch_size=32": 4.0, "batch_size=64": 8.0, "batch_size=4": 0.9})
+    found, _ = batch_search(tmp_path, runner, "8")
+    assert [(a.label, a.fate, a.samples) for a in found.attempts] == [
+        ("BATCH.1", "rejected", None),
+        ("BATCH.2", "kept", 1.0),
+    ]
+    assert b"batch_size=4" in found.patch and b"% 2 == 0" in found.patch
+
+
+def test_a_batch_size_that_is_not_found_is_said(tmp_path: Path) -> None:
+    found, _ = batch_search(tmp_path, Steps({}), "size()")
+    assert found.attempts == [] and "--search-batch" in found.notes[0]

@@ -143,6 +143,10 @@ class Treatment(Document, frozen=True, kw_only=True):
     confirmed: bool | None = None
     """whether those runs show the gain; None where there were none"""
     patch: str = ""
+    batch: list[Attempt] = field(default_factory=list)
+    """batch sizes and accumulation, where they were asked for: judged by samples per second, on top of what was kept"""
+    batch_patch: str = ""
+    """of what was kept of `batch`, to apply after `patch`"""
     environment: dict[str, str] = field(default_factory=dict)
     """variables to start the command with"""
     arguments: list[str] = field(default_factory=list)

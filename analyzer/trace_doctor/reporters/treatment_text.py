@@ -18,6 +18,10 @@ _FATES = {
     "not_tried": ("?", "not tried", "dim"),
 }
 _INDENT = 14
+BATCH = (
+    "Batch size and accumulation change the training. They are judged by samples per second, not by losses, and have a patch of "
+    "their own:"
+)
 
 
 def render(treatment: Treatment, options: Options) -> str:
@@ -28,6 +32,10 @@ def render(treatment: Treatment, options: Options) -> str:
     if treatment.attempts:
         terminal.blank()
     _together(terminal, treatment)
+    if treatment.batch:
+        terminal.put(BATCH, "dim")
+    for attempt in treatment.batch:
+        _attempt(terminal, attempt)
     for change in treatment.by_hand:
         terminal.put(f"{change.label} {change.fix}: {change.why}", "dim", indent=_INDENT, first="manual")
     for note in treatment.notes:

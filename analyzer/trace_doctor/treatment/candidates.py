@@ -118,7 +118,7 @@ def candidate_of(item: PlannedFix) -> Candidate | None:
     """What a program can make of a fix: an edit with the options that belong to it, else what changes the command."""
     if item.change is None or item.status not in ("ready", "covered", "conflict"):
         return _outside(item)
-    arguments = tuple(word for option in item.change.options for word in option)
+    arguments = tuple(word for option in item.change.options for word in (option.flag, option.value))
     return Candidate(replace(item, status="ready", why=""), arguments=arguments)
 
 

@@ -69,6 +69,13 @@ class Loop:
         self._leave_out_each(start)
         self._confirm(start, kept)
 
+    def only(self, candidate: Candidate, at: str) -> None:
+        """Tries one fix, and nothing after it. Raises OutOfTime."""
+        if refusal := self._refusal(candidate):
+            self._note(candidate, "not_tried", refusal)
+        else:
+            self._try(candidate, at)
+
     def _refusal(self, candidate: Candidate) -> str:
         twin = next((c for c in self._rejects if _same_edit(c, candidate)), None)
         if twin is not None:

@@ -22,6 +22,7 @@ from trace_doctor.model.treatment import ByHand, FileChange, Method, Treatment
 from trace_doctor.recording.startable import missing_script
 from trace_doctor.reporters.treatment_words import changed_words, verdict
 from trace_doctor.treatment import losses, statistics
+from trace_doctor.treatment.batches import BatchSearch
 from trace_doctor.treatment.candidates import Candidate, Setup, candidates
 from trace_doctor.treatment.installed import in_place
 from trace_doctor.treatment.launching import CommandRunner, Steps, leftover_note
@@ -52,6 +53,8 @@ class TreatOptions:
     max_seconds: float = 3600.0
     """of everything"""
     max_trials: int | None = None
+    search_batch: bool = False
+    """also search for a batch size, and for accumulation, by samples per second"""
     step_every: int | None = None
     least_gain: float = statistics.LEAST_GAIN
     loss_tolerance: float = losses.TOLERANCE
@@ -83,6 +86,8 @@ class Treated:
     treatment: Treatment
     edits: Plan
     """of the user's scripts, with what was kept ready"""
+    batch_patch: bytes = b""
+    """another batch size, on top of those edits; `apply` leaves it alone"""
 
     def apply(self, *, allow_dirty: bool = False) -> list[str]:
         """Edits the user's scripts as `fix --apply` does; the names of the files changed."""
@@ -153,16 +158,19 @@ def treat(
             edit_plan,
             available_cores(),
             os.environ,
+            command,
             unsafe=options.unsafe,
             torch_version=torch_version,
         )
         loop = Loop(runner, rules, clock, Setup(edit_plan), say, values_of=values.of)
-        if queue:
+        if queue or options.search_batch:
             _pilot(runner, Setup(edit_plan), clock)
         outcome = _Outcome(options, runner.steps, loop, by_hand, list(scratch.notes))
         with outcome.whatever_comes():
             loop.run(queue, options.max_trials)
             outcome.difference(runner, result, scratch, config)
+            if options.search_batch:
+                outcome.batch.run(loop, values, runner, say)
         if runner.leftover_processes:
             outcome.notes.append(leftover_note(runner.leftover_processes))
         outcome.compare(scratch)
@@ -272,6 +280,7 @@ class _Outcome:
         self.stopped = ""
         self.changes: list[FileChange] = []
         self.mounted: list[str] = []
+        self.batch = BatchSearch()
         self._difference: Difference | None = None
 
     @contextmanager
@@ -345,13 +354,15 @@ class _Outcome:
             patch=edits.patch().decode("utf-8", "replace"),
             environment=loop.setup.environment,
             arguments=loop.setup.arguments,
+            batch=self.batch.attempts,
+            batch_patch=self.batch.patch.decode("utf-8", "replace"),
             by_hand=self.by_hand,
             difference=self._difference,
-            notes=self.notes,
+            notes=[*self.notes, *self.batch.notes],
             changed=self.changes[:_MOST_CHANGES],
             changed_count=len(self.changes),
             mounted=self.mounted,
             stopped=self.stopped,
             interrupted=self.interrupted is not None,
         )
-        return Treated(verdict(treatment, self.interrupted), edits)
+        return Treated(verdict(treatment, self.interrupted), edits, self.batch.patch)

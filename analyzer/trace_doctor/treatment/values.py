@@ -14,7 +14,8 @@ from typing import Any
 from msgspec.structs import replace as replace_struct
 
 from trace_doctor.fixes.plan import Plan, plan
-from trace_doctor.model import Result
+from trace_doctor.fixes.resolved import PlannedFix
+from trace_doctor.model import Finding, Fix, Location, Result
 from trace_doctor.treatment.candidates import Candidate, Value, candidate_of
 
 MOST_VALUES = 5
@@ -24,9 +25,13 @@ MODES = ("default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotu
 PREFETCH = (2, 4, 8)
 """batches that each worker has ready; the first is PyTorch's default"""
 THREADS = "OMP_NUM_THREADS"
+BATCHES = (2, 4, 8)
+"""times as large a batch, or parts of it that gradients are accumulated over"""
 _AXES: Mapping[str | None, tuple[str, ...]] = {
     "dataloader-args": ("num_workers", "prefetch_factor", THREADS),
     "compile-model": ("mode",),
+    "batch-size": ("times",),
+    "gradient-accumulation": ("steps",),
     None: (THREADS,),
 }
 """codemod -> what is searched, one after the other; without one a fix may set a variable"""
@@ -42,6 +47,7 @@ class Values:
     """resolves the fixes of a result as those of `plan` were"""
     cores: int
     environment: Mapping[str, str]
+    command: Sequence[str] = ()
 
     @property
     def on_gpu(self) -> bool:
@@ -57,7 +63,7 @@ class Values:
             for number in self._numbers(candidate, name)
             if (varied := self._varied(candidate, name, number)) is not None
         ]
-        return values if axis or len(values) > 1 else []
+        return values if axis or len(values) > 1 or name in ("times", "steps") else []
 
     def _numbers(self, candidate: Candidate, name: str) -> Sequence[int | str]:
         params, now = candidate.item.fix.params, dict(candidate.environment)
@@ -67,6 +73,8 @@ class Values:
             return [n for n in PREFETCH if n != params.get(name, PREFETCH[0])]
         if name == "mode" and self.on_gpu:
             return MODES
+        if name in ("times", "steps"):
+            return BATCHES
         if name == THREADS and name not in self.environment:
             if name in now:
                 return around(int(now[name]) if now[name].isdigit() else 1, self.cores)
@@ -89,9 +97,43 @@ class Values:
         fix = replace_struct(item.finding.fixes[item.index], params=params, title=title)
         finding = replace_struct(item.finding, fixes=[fix])
         for made in self.remake(replace_struct(self.result, findings=[finding])).items:
-            varied = candidate_of(replace(made, finding=item.finding, index=item.index))
+            made = replace(made, finding=item.finding, index=item.index)
+            if name in ("times", "steps"):
+                return self._batch(made, int(value) if name == "times" else 1)
+            varied = candidate_of(made)
             return replace(varied, environment=candidate.environment) if varied is not None else None
         return None
+
+    def _batch(self, made: PlannedFix, times: int) -> Candidate | None:
+        """A fix that changes the training, with so many times the samples of a step; what the command passes is multiplied.
+        None where that is no number."""
+        if made.change is None:
+            return None
+        candidate = candidate_of(replace(made, status="ready"))
+        assert candidate is not None
+        for option in made.change.options:
+            given = passed(self.command, option.names or (option.flag,))
+            if given is not None and not given.isdecimal():
+                return None
+            value = option.value if given is None else str(int(given) * times)
+            candidate = replace(candidate, arguments=(option.flag, value))
+        return replace(candidate, samples=float(times))
+
+    def batches(self) -> tuple[list[Candidate], str]:
+        """The fixes that change the training, and why there are none."""
+        fixes = [
+            Fix(title="Increase the batch size", kind="patch", safety="unsafe", codemod="batch-size", params={"times": 2}),
+            Fix(title="Accumulate gradients", kind="patch", safety="unsafe", codemod="gradient-accumulation", params={"steps": 2}),
+        ]  # fmt: skip
+        finding = Finding(
+            id="BATCH", code="", name="batch-size", title="Batch size", severity="info", confidence="low",
+            message="", fingerprint="batch-size", location=Location(), fixes=fixes,
+        )  # fmt: skip
+        items = self.remake(replace_struct(self.result, findings=[finding])).items
+        return (
+            [Candidate(replace(item, status="ready")) for item in items if item.change is not None],
+            "; ".join(f"{item.fix.title}: {item.missing}" for item in items if item.change is None),
+        )
 
     def _predicted(self, candidate: Candidate, name: str, value: int | str) -> float:
         """Of workers: the rest of the step, or the share of one of them in what loading takes off it, whichever is longer."""
@@ -109,14 +151,40 @@ def around(wanted: int, most: int) -> list[int]:
     return sorted(nearest)
 
 
+def passed(command: Sequence[str], names: Sequence[str]) -> str | None:
+    """The value that a command passes for an option, whichever of its spellings or beginnings it uses; None where it passes
+    none."""
+    value = None
+    for word, following in zip(command, [*command[1:], ""], strict=True):
+        head, equals, rest = word.partition("=")
+        begins = len(head) > 2 and head.startswith("--") and any(name.startswith(head) for name in names)
+        short = next((n for n in names if len(n) == 2 and word.startswith(n) and len(word) > 2), None)
+        if head in names or begins:
+            value = rest if equals else following
+        elif short is not None:
+            value = word[len(short) :].removeprefix("=")
+    return value
+
+
 def _title(title: str, name: str, now: object, value: int | str) -> str:
     """`Set num_workers=2` with another number."""
+    if name in ("times", "steps"):
+        return f"{title} {value}×" if name == "times" else f"{title} over {value} parts of a batch"
     old, new = f"{name}={now}", f"{name}={value}"
     return title.replace(old, new) if old in title else f"{title}, {new}"
 
 
-def values_of(result: Result, made: Plan, cores: int, environment: Mapping[str, str], **how: Any) -> Values:
-    """The values of the fixes of a plan, which was made with these arguments."""
-    return Values(
-        result, made, lambda other: plan(other, made.tree.root, tree=made.tree, **how), cores, environment
-    )
+def values_of(
+    result: Result,
+    made: Plan,
+    cores: int,
+    environment: Mapping[str, str],
+    command: Sequence[str] = (),
+    **how: Any,
+) -> Values:
+    """The values of the fixes of a plan, which was made with the arguments `how`."""
+
+    def remake(other: Result) -> Plan:
+        return plan(other, made.tree.root, tree=made.tree, **how)
+
+    return Values(result, made, remake, cores, environment, command)

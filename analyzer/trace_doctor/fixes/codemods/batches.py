@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import libcst as cst
 
-from trace_doctor.fixes.batch_sizes import batch_size_of, part_of_batch, refuse_divided, resize
+from trace_doctor.fixes.batch_sizes import (
+    batch_size_of,
+    configured_batch,
+    key_change,
+    part_of_batch,
+    refuse_divided,
+    resize,
+)
 from trace_doctor.fixes.codemods import codemod
 from trace_doctor.fixes.codemods.zero_grad import refuse_changed_gradients
 from trace_doctor.fixes.literals import source_text
 from trace_doctor.model.parameters import BatchSize, GradientAccumulation
 from trace_doctor.program.dataflow import dataflow_of
-from trace_doctor.program.edits import Change, Edit, insert_after, remove, sketched, wrap
+from trace_doctor.program.edits import Change, Edit, Option, insert_after, remove, sketched, wrap
 from trace_doctor.program.place import Place, already, only, refusal
 from trace_doctor.program.queries.dataloaders import loaders_on_line, training_loaders
 from trace_doctor.program.queries.loops import method_calls, optimizer_steps, zero_grads
@@ -29,14 +36,20 @@ _AFTER_BACKWARD = ("step", "update", "zero_grad", "unscale_", "clip_grad_norm_",
 
 @codemod("batch-size", BatchSize, words=("DataLoader", "TrainingArguments"), elsewhere=True)
 def batch_size(place: Place, params: BatchSize) -> Change:
-    """Raises the batch size of the training loader where it is set. params: `size`."""
+    """Raises the batch size of the training loader where it is set. params: `size`, or `times` as large."""
     refuse_done(place.scripts, _SIZE)
     loaders = loaders_on_line(place) or training_loaders(place)
     script, call = only(loaders, "construct a DataLoader that feeds training", "no DataLoader(...) was found")
+    if (key := configured_batch(place, script, call)) is not None:
+        return key_change(key, params.size or key.value * (params.times or 1))
     origin, size = batch_size_of(place, script, call)
-    if size >= params.size:
+    goal = params.size or size * (params.times or 1)
+    if size >= goal:
         raise already(origin.script, origin.value, f"sets a batch of {size} already")
-    change = resize(origin, params.size)
+    if params.times and origin.flag:
+        option = Option(origin.flag, source_text(goal), origin.flags)
+        return Change(origin.script, (), origin.script.line(origin.value), options=(option,))
+    change = resize(origin, goal)
     with sketched(change):
         refuse_divided(origin, place.program)
     return change

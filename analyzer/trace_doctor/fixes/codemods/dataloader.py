@@ -12,7 +12,7 @@ from trace_doctor.fixes.configured import configured
 from trace_doctor.fixes.literals import source_text
 from trace_doctor.model.parameters import DataLoaderArgs
 from trace_doctor.program.dataflow import method_of
-from trace_doctor.program.edits import Change, Gathered, sketched
+from trace_doctor.program.edits import Change, Gathered, Option, sketched
 from trace_doctor.program.place import Place, already, only, refusal
 from trace_doctor.program.project import Project
 from trace_doctor.program.queries.arguments import Argument, Arguments, refuse_explained, set_value
@@ -82,8 +82,8 @@ class _Loader:
         self.exact = exact
         self.arguments = Arguments(project, *_inner(project, script, call), _POSITIONS)
         self.edits = Gathered()
-        self.options: dict[str, str] = {}
-        """of the command line"""
+        self.options: dict[str, Option] = {}
+        """of the command line, by their names"""
         self.guard: str | None = None
         """an expression for the number of workers that a user may set to 0"""
 
@@ -119,7 +119,7 @@ class _Loader:
         return change
 
     def _change(self) -> Change:
-        script, line, options = self.script, self.script.line(self.call), tuple(self.options.items())
+        script, line, options = self.script, self.script.line(self.call), tuple(self.options.values())
         if not self.edits.files:
             return Change(script, (), line, notes=tuple(self.edits.notes), options=options)
         file, edits = self.edits.files.get(script.name) or next(iter(self.edits.files.values()))
@@ -191,7 +191,7 @@ class _Loader:
             raise refusal(script, argument.value, f"{name} comes from {origin.script.code(origin.value)}")
         goal = target if self.exact else max(current, target)
         if self.exact and origin.flag:
-            self.options[origin.flag] = source_text(goal)
+            self.options[origin.flag] = Option(origin.flag, source_text(goal), origin.flags)
         elif current != goal:
             self.edits.keep(origin.script, set_origin(origin, source_text(goal), "default"))
             where = f"{origin.script.name}:{origin.script.line(origin.value)}"
