@@ -133,13 +133,13 @@ def test_a_value_that_fails_is_out_and_the_others_go_on(tmp_path: Path) -> None:
 
 def test_another_axis_is_kept_only_where_fresh_runs_show_that_it_adds(tmp_path: Path) -> None:
     gains = {"num_workers=2": 0.5, "prefetch_factor=8": 0.7}
-    loop = treated(tmp_path, Pretender(gains))
+    loop = treated(tmp_path, Pretender(gains), prefetch_factor=4)
     [attempt] = loop.attempts
     assert "prefetch_factor=8" in attempt.diff and "another prefetch_factor: 3" in attempt.reason
     assert loop.confirmed and loop.together.time is not None
     assert loop.together.time.ratio == pytest.approx(0.35, rel=0.05)
-    useless = treated(tmp_path, Pretender({"num_workers=2": 0.5}))
-    assert "prefetch_factor" not in useless.attempts[0].diff
+    useless = treated(tmp_path, Pretender({"num_workers=2": 0.5}), prefetch_factor=4)
+    assert "prefetch_factor=4" in useless.attempts[0].diff
     assert not any(v.best for v in useless.attempts[0].values if v.name == "prefetch_factor")
 
 
