@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import exp
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import pytest
 
 from trace_doctor.fixes.plan import plan
 from trace_doctor.model import Finding, Fix, Location, Result, Saving
+from trace_doctor.model.ledgers import IdleNs, TimeLedgerRow
 from trace_doctor.model.treatment import Method, Treatment
 from trace_doctor.reporters import Options, treatment_text
 from trace_doctor.reporters.html import treatment as page
@@ -22,7 +23,7 @@ from trace_doctor.treatment.loop import NO_VALUE, Loop
 from trace_doctor.treatment.measurement import Measured, RunFailed
 from trace_doctor.treatment.search import Halving
 from trace_doctor.treatment.trial import Clock, Rules
-from trace_doctor.treatment.values import Values, around, values_of
+from trace_doctor.treatment.values import MODES, Values, around, values_of
 
 SCRIPT = """\
 import argparse
@@ -162,6 +163,24 @@ def test_threads_are_searched_on_a_cpu_unless_the_user_sets_them(
     [candidate] = candidates(made.plan)[0]
     assert [v.text for v in made.of(candidate, 2)] == expected
     assert all(dict(v.candidate.environment) == {"OMP_NUM_THREADS": v.text} for v in made.of(candidate, 2))
+
+
+def test_modes_of_the_compiler_are_searched_on_a_gpu(tmp_path: Path) -> None:
+    setup = "import torch\nmodel = torch.nn.Linear(1, 1)\noptimizer = torch.optim.SGD(model.parameters())\n"
+    step = "for x in data:\n    loss = model(x).sum()\n    loss.backward()\n    optimizer.step()\n"
+    (tmp_path / "train.py").write_text(setup + step)
+    one = finding("compile-model", mode="reduce-overhead")
+    row = TimeLedgerRow(
+        rank=0, device=0, phase="steady", steps=1, window_ns=1, compute_ns=1, exposed_comm_ns=0, exposed_copy_ns=0,
+        idle_ns=IdleNs(), step_us=1.0,
+    )  # fmt: skip
+    result = Result(findings=[one], time_ledger=[row])
+    made = values_of(result, plan(result, tmp_path, torch_version="2.9"), 4, {}, torch_version="2.9")
+    [candidate] = candidates(made.plan)[0]
+    lines = {v.text: v.candidate.item.diff.decode() for v in made.of(candidate)}
+    assert list(lines) == list(MODES)
+    assert "+model.compile()" in lines["default"] and 'mode="max-autotune"' in lines["max-autotune"]
+    assert replace(made, result=Result(findings=[one])).of(candidate) == []
 
 
 def test_threads_of_a_fix_that_sets_them_are_its_values(tmp_path: Path) -> None:
