@@ -30,11 +30,11 @@ for batch in DataLoader([1], shuffle=True, num_workers=WORKERS):
 """
 
 
-def resolved(folder: Path, workers: str, **params: object) -> PlannedFix:
+def resolved(folder: Path, workers: str, codemod: str = "dataloader-args", **params: object) -> PlannedFix:
     (folder / "train.py").write_text(SCRIPT.replace("WORKERS", workers))
     (folder / "train.yaml").write_text("lr: 0.1\ndata:\n  workers: 0  # for now\n")
     (folder / "settings.json").write_text('{"loader": {"workers": 3}}\n')
-    fix = Fix(title="t", kind="patch", safety="unsafe", codemod="dataloader-args", params=params)
+    fix = Fix(title="t", kind="patch", safety="unsafe", codemod=codemod, params=params)
     finding = Finding(
         id="TD101-1", code="TD101", name="n", title="t", severity="warning", confidence="high", message="m",
         fingerprint="f", location=Location(), fixes=[fix],
@@ -75,3 +75,8 @@ def test_a_key_that_two_files_hold_is_left_to_people(tmp_path: Path) -> None:
     (tmp_path / "other.yaml").write_text("data:\n  workers: 1\n")
     item = resolved(tmp_path, "anywhere['data']['workers']", num_workers=2)
     assert item.status == "display" and "set somewhere else" in item.why
+
+
+def test_a_batch_size_of_a_configuration_file_is_multiplied_there(tmp_path: Path) -> None:
+    item = resolved(tmp_path, "0, batch_size=settings['workers']", "batch-size", times=2)
+    assert '+{"loader": {"workers": 6}}' in item.diff.decode().splitlines(), item.why

@@ -16,6 +16,7 @@ from trace_doctor.model.ledgers import IdleNs, TimeLedgerRow
 from trace_doctor.model.treatment import Method, Treatment
 from trace_doctor.reporters import Options, treatment_text
 from trace_doctor.reporters.html import treatment as page
+from trace_doctor.reporters.treatment_words import verdict
 from trace_doctor.treatment import launching
 from trace_doctor.treatment.batches import BatchSearch
 from trace_doctor.treatment.candidates import Setup, candidates
@@ -35,6 +36,9 @@ args = parser.parse_args()
 for batch in DataLoader([1], shuffle=True, batch_size=8WORKERS):
     model(batch).backward()
 """
+METHOD = Method(
+    warmup_steps=1, timed_steps=9, figure="median", repeats=6, alpha=0.05, least_gain=0.01, loss_tolerance=0.02
+)  # fmt: skip
 RULES = Rules(repeats=6, least_gain=0.01, loss_tolerance=0.02, without_losses=True)
 
 
@@ -98,10 +102,7 @@ def test_the_best_value_is_kept_and_its_neighbors_are_in_the_table(tmp_path: Pat
     assert [v.value for v in workers] == ["1", "2", "4", "8"] and [v.best for v in workers] == [0, 0, 1, 0]
     assert workers[2].ratio == pytest.approx(0.4, rel=0.05)
     assert b"num_workers=4" in loop.setup.edits.patch() and "num_workers=4" in attempt.diff
-    method = Method(
-        warmup_steps=1, timed_steps=9, figure="median", repeats=6, alpha=0.05, least_gain=0.01, loss_tolerance=0.02
-    )  # fmt: skip
-    shown = Treatment(code=0, verdict="v", method=method, attempts=loop.attempts)
+    shown = Treatment(code=0, verdict="v", method=METHOD, attempts=loop.attempts)
     assert Treatment.from_json(shown.to_json()).attempts[0].values == attempt.values
     text = " ".join(treatment_text.render(shown, Options(width=100)).split())
     said = "searched num_workers: 1 -20.0%, 2 -30.0%, 4 -60.0% (best), 8 -40.0%"
@@ -262,8 +263,13 @@ def test_a_batch_size_is_judged_by_samples_per_second_and_has_a_patch_of_its_own
     ]
     assert b"batch_size=16" in found.patch and found.patch.startswith(b"# unsafe: BATCH")
     assert loop.setup.fixes == () and runner.steps == Steps.steps
-    said = " ".join(treatment_text.measured(attempt.effects, attempt.samples))
-    assert "1.67× the samples per second" in said
+    shown = verdict(Treatment(code=0, verdict="", method=METHOD, batch=found.attempts))
+    assert shown.code == 0
+    assert (
+        shown.verdict
+        == "no finding has a fix to try; Increase the batch size 2×: 1.67× the samples per second"
+    )
+    assert "1.67× the samples per second" in page.render(shown, Options())
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import libcst as cst
 
-from trace_doctor.fixes.configured import Key, configured
 from trace_doctor.fixes.literals import source_text
 from trace_doctor.program.edits import Change
 from trace_doctor.program.place import Place, only, refusal
@@ -41,7 +40,7 @@ def part_of_batch(place: Place, script: Script, call: cst.Call, count: int) -> t
 
 def batch_size_of(place: Place, script: Script, call: cst.Call) -> tuple[WhereSet, int]:
     """Where a loader's batch size is set, and its value."""
-    arg = _batch_size(place, script, call)
+    arg = batch_argument(place, script, call)
     size = literal(arg.value)
     if isinstance(size, int):
         return WhereSet(arg.value, "constant", arg.script), size
@@ -52,20 +51,8 @@ def batch_size_of(place: Place, script: Script, call: cst.Call) -> tuple[WhereSe
     return origin, size
 
 
-def configured_batch(place: Place, script: Script, call: cst.Call) -> Key | None:
-    """The key of a configuration file that holds a loader's batch size."""
-    arg = _batch_size(place, script, call)
-    is_set = literal(arg.value) is not ... or where_set(arg.script, arg.value, place.program) is not None
-    return None if is_set else configured(place, arg.script, arg.value)
-
-
-def key_change(key: Key, value: int) -> Change:
-    """Another value of a key of a configuration file."""
-    edits = tuple(key.edits(value))
-    return Change(key.document.file, edits, key.document.line(*key.path))
-
-
-def _batch_size(place: Place, script: Script, call: cst.Call) -> Argument:
+def batch_argument(place: Place, script: Script, call: cst.Call) -> Argument:
+    """What a loader is passed as its batch size, itself or through a dictionary. Raises NoEdit where that is not one value."""
     arguments = Arguments(place.program, script, call, {"batch_size": 1})
     arg = arguments.find("batch_size")
     if arg is None and not arguments.hidden:

@@ -69,7 +69,9 @@ class Values:
         params, now = candidate.item.fix.params, dict(candidate.environment)
         if name == "num_workers" and isinstance(wanted := params.get(name), int) and wanted:
             return around(wanted, most=max(2 * self.cores, wanted))
-        if name == "prefetch_factor" and name in params:  # waits that are all alike are none that more ahead would shorten
+        if (
+            name == "prefetch_factor" and name in params
+        ):  # waits that are all alike are none that more ahead would shorten
             return [n for n in PREFETCH if n != params[name]]
         if name == "mode" and self.on_gpu:
             return MODES

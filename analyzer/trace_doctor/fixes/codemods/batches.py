@@ -5,15 +5,15 @@ from __future__ import annotations
 import libcst as cst
 
 from trace_doctor.fixes.batch_sizes import (
+    batch_argument,
     batch_size_of,
-    configured_batch,
-    key_change,
     part_of_batch,
     refuse_divided,
     resize,
 )
 from trace_doctor.fixes.codemods import codemod
 from trace_doctor.fixes.codemods.zero_grad import refuse_changed_gradients
+from trace_doctor.fixes.configured import Key, configured
 from trace_doctor.fixes.literals import source_text
 from trace_doctor.model.parameters import BatchSize, GradientAccumulation
 from trace_doctor.program.dataflow import dataflow_of
@@ -22,6 +22,7 @@ from trace_doctor.program.place import Place, already, only, refusal
 from trace_doctor.program.queries.dataloaders import loaders_on_line, training_loaders
 from trace_doctor.program.queries.loops import method_calls, optimizer_steps, zero_grads
 from trace_doctor.program.queries.training import Step, find_step, refuse_done, whole_line
+from trace_doctor.program.queries.values import where_set
 from trace_doctor.program.script import Script, dotted, literal
 
 _SIZE = {"transformers": "TrainingArguments(per_device_train_batch_size=...)"}
@@ -40,8 +41,9 @@ def batch_size(place: Place, params: BatchSize) -> Change:
     refuse_done(place.scripts, _SIZE)
     loaders = loaders_on_line(place) or training_loaders(place)
     script, call = only(loaders, "construct a DataLoader that feeds training", "no DataLoader(...) was found")
-    if (key := configured_batch(place, script, call)) is not None:
-        return key_change(key, params.size or key.value * (params.times or 1))
+    if (key := _key(place, script, call)) is not None:
+        edits = tuple(key.edits(params.size or key.value * (params.times or 1)))
+        return Change(key.document.file, edits, key.document.line(*key.path))
     origin, size = batch_size_of(place, script, call)
     goal = params.size or size * (params.times or 1)
     if size >= goal:
@@ -53,6 +55,13 @@ def batch_size(place: Place, params: BatchSize) -> Change:
     with sketched(change):
         refuse_divided(origin, place.program)
     return change
+
+
+def _key(place: Place, script: Script, call: cst.Call) -> Key | None:
+    """The key of a configuration file that holds a loader's batch size."""
+    arg = batch_argument(place, script, call)
+    is_set = literal(arg.value) is not ... or where_set(arg.script, arg.value, place.program) is not None
+    return None if is_set else configured(place, arg.script, arg.value)
 
 
 # ---------------------------------------------------------------------- gradient accumulation
