@@ -84,7 +84,7 @@ class Loop:
 
     def _try(self, candidate: Candidate, at: str) -> None:
         self.say(f"[{at}] {candidate.label} {candidate.item.finding.name}: {candidate.item.fix.title}")
-        trial, began = Trial(self.rules), self.clock.spent()
+        trial, began, asked = Trial(self.rules), self.clock.spent(), candidate
         try:
             candidate, found = self._best(candidate, 0, self.setup)
             trial.samples = candidate.samples
@@ -107,7 +107,7 @@ class Loop:
             for axis in FURTHER_AXES:
                 self._refine(rest, axis)
         else:
-            self._rejects.append(candidate)
+            self._rejects += [asked, candidate]
 
     def _best(self, candidate: Candidate, axis: int, rest: Setup) -> tuple[Candidate, bool]:
         """The fix with its best value along an axis, and whether that is worth a trial; as it is where nothing is to be

@@ -17,6 +17,8 @@ from trace_doctor.treatment.trial import Clock, Runner
 
 PRIOR_WEIGHT = 0.5
 """rounds that a prediction counts as much as"""
+FAR = log(1.25)
+"""values that are slower than the best by more are dropped at once"""
 ALIKE = 0.01
 """of values whose step times differ by no more, the smaller one is taken"""
 
@@ -25,8 +27,8 @@ ALIKE = 0.01
 class Halving:
     """Values, smaller ones first, with their predicted step times, as shares of the script's as it is.
 
-    In a round each value that is left runs as often, next to the script as it is. Then the slower half is dropped, and the
-    next round has twice as many runs.
+    In a round each value that is left runs as often, next to the script as it is. Then the slower half is dropped, with all that
+    are far from the best, and the next round has twice as many runs.
     """
 
     predictions: Sequence[float]
@@ -49,11 +51,12 @@ class Halving:
             if len(left) <= 1:
                 break
             best = min(map(self.score, left))
-            left = (
-                sorted(sorted(left, key=self.score)[: max(len(left) // 2, 2)])
-                if len(left) > 2
-                else [next(number for number in left if self.score(number) <= best + ALIKE)]
-            )
+            most = max(len(left) // 2, 2)
+            if len(left) > 2:
+                near = [number for number in left if self.score(number) <= best + FAR]
+                left = sorted(sorted(near, key=self.score)[:most])
+            else:
+                left = [next(number for number in left if self.score(number) <= best + ALIKE)]
             runs *= 2
             if len(left) == 1:
                 break
