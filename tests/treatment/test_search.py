@@ -154,6 +154,13 @@ def test_a_value_that_an_option_sets_is_searched_through_the_option(tmp_path: Pa
     assert "default=0" in (tmp_path / "train.py").read_text() and b"default=" not in loop.setup.edits.patch()
 
 
+@pytest.mark.parametrize(("command", "count"), [("python train.py", 3), ("bash run.sh", 0), ("./run.sh", 0)])
+def test_no_option_is_added_to_what_would_not_pass_it_on(tmp_path: Path, command: str, count: int) -> None:
+    made = values(tmp_path, finding(num_workers=2), ", num_workers=args.workers", cores=2)
+    [candidate] = candidates(made.plan)[0]
+    assert len(replace(made, command=command.split()).of(candidate)) == count
+
+
 @pytest.mark.parametrize(
     ("cores", "environment", "expected"),
     [(4, {}, ["1", "2"]), (1, {}, []), (4, {"OMP_NUM_THREADS": "3"}, [])],

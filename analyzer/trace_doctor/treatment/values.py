@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import log2
+from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace as replace_struct
@@ -103,13 +104,20 @@ class Values:
             if name in ("times", "steps"):
                 return self._batch(made, int(value) if name == "times" else 1)
             varied = candidate_of(made)
-            return replace(varied, environment=candidate.environment) if varied is not None else None
+            if varied is None or (varied.arguments and not self._takes_options()):
+                return None
+            return replace(varied, environment=candidate.environment)
         return None
+
+    def _takes_options(self) -> bool:
+        """Whether what is added to the command reaches the script: a shell or make would keep it to itself."""
+        name = Path(self.command[0]).name if self.command else ""
+        return name not in ("sh", "bash", "dash", "zsh", "make") and not name.endswith((".sh", ".bash"))
 
     def _batch(self, made: PlannedFix, times: int) -> Candidate | None:
         """A fix that changes the training, with so many times the samples of a step; what the command passes is multiplied.
         None where that is no number."""
-        if made.change is None:
+        if made.change is None or (made.change.options and not self._takes_options()):
             return None
         candidate = candidate_of(replace(made, status="ready"))
         assert candidate is not None
