@@ -8,8 +8,8 @@ import pytest
 
 from trace_doctor.fixes.plan import plan
 from trace_doctor.fixes.resolved import PlannedFix
-from trace_doctor.program.edits import Option
 from trace_doctor.model import Finding, Fix, Location, Result
+from trace_doctor.program.edits import Option
 
 SCRIPT = """\
 import argparse
