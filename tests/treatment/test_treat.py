@@ -252,6 +252,8 @@ class TestLive:
         jsonschema.validate(json.loads(made.to_json()), json_schema(Treatment))
         fates = {a.code: (a.fate, a.reason) for a in made.attempts}
         assert fates["TD101"][0] == "kept", done.stdout
+        workers = next(a.values for a in made.attempts if a.code == "TD101")
+        assert len(workers) > 1 and [v.best for v in workers].count(True) == 1, done.stdout
         assert fates["TD305"][0] == "rejected" and "losses differ" in fates["TD305"][1]
         assert made.together.time is not None and made.together.time.ratio < 0.9
         assert made.difference is not None

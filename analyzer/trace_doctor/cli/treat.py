@@ -70,6 +70,10 @@ def treat(
     if_busy: Annotated[
         str, typer.Option(help="If other processes keep the machine busy: `more` pairs of runs, `wait` for a quiet one, `stop`.")
     ] = "more",
+    search_batch: Annotated[
+        bool,
+        typer.Option("--search-batch", help="Also search for a batch size by samples per second; it changes the training and gets a patch of its own."),
+    ] = False,
     min_gain: Annotated[
         str, typer.Option(help="A fix is kept if it gains more than this share of the step or the peak.")
     ] = "1%",
@@ -109,10 +113,13 @@ def treat(
     if not output:
         sinks.append(Sink("html", DEFAULT_PAGE, optional=True))
     config = setup.load(source=source)
-    spare([*sinks, Sink("patch", patch, option="patch")], [source], config)
-    _refuse_to_replace(sinks, patch)
+    batch_patch = patch.with_name(f"{patch.stem}-batch{patch.suffix}")
+    patches = [patch, batch_patch] if search_batch else [patch]
+    spare([*sinks, *(Sink("patch", one, option="patch") for one in patches)], [source], config)
+    _refuse_to_replace(sinks, patches if patch == DEFAULT_PATCH else [])
     sinks = [replace(s, place=place_of(s.path)) if s.path is not None else s for s in sinks]
     patch_place = place_of(patch)
+    batch_place = place_of(batch_patch)
     options = TreatOptions(
         unsafe=unsafe_fixes,
         select=tuple(o.in_parts(select, "select")),
@@ -121,6 +128,7 @@ def treat(
         max_seconds=max_seconds if max_seconds is not None else 60 * max_minutes,
         max_trials=max_trials,
         if_busy=cast("IfBusy", if_busy),
+        search_batch=search_batch,
         step_every=step_every,
         least_gain=_share("--min-gain", min_gain),
         loss_tolerance=_share("--loss-tolerance", loss_tolerance),
@@ -141,11 +149,14 @@ def treat(
         choose=partial(_choose, console) if interactive else None, say=console.hint,
     )  # fmt: skip
     _hand_over(console, treated, patch, patch_place, apply, allow_dirty)
+    if treated.batch_patch:
+        console.write(batch_patch, treated.batch_patch, batch_place)
+        console.hint(f"patch of the batch size, for after the other: {batch_patch}")
     deliver_all(console, sinks, partial(_render, treated.treatment))
     raise typer.Exit(treated.treatment.code)
 
 
-def _refuse_to_replace(sinks: Sequence[Sink], patch: Path) -> None:
+def _refuse_to_replace(sinks: Sequence[Sink], patches: Sequence[Path]) -> None:
     """What nobody has named takes the place of nothing but its like."""
     from trace_doctor.model.treatment import Treatment
     from trace_doctor.reporters.saved import is_patch_of_ours
@@ -154,8 +165,9 @@ def _refuse_to_replace(sinks: Sequence[Sink], patch: Path) -> None:
         sink.optional and sink.path is not None and not is_replaceable(sink.path, Treatment) for sink in sinks
     ):
         raise UsageError(f"{DEFAULT_PAGE} exists and is no page of ours; use --output html=PATH")
-    if patch == DEFAULT_PATCH and patch.is_file() and not is_patch_of_ours(patch):
-        raise UsageError(f"{patch} exists and is no patch of ours; use --patch FILE")
+    for patch in patches:
+        if patch.is_file() and not is_patch_of_ours(patch):
+            raise UsageError(f"{patch} exists and is no patch of ours; use --patch FILE")
 
 
 def _hand_over(

@@ -10,9 +10,10 @@ from trace_doctor.fixes.literals import source_text
 from trace_doctor.program.edits import Change
 from trace_doctor.program.place import Place, only, refusal
 from trace_doctor.program.project import Project
+from trace_doctor.program.queries.arguments import Argument, Arguments
 from trace_doctor.program.queries.dataloaders import training_loaders
 from trace_doctor.program.queries.values import WhereSet, division_of, set_origin, where_set
-from trace_doctor.program.script import Script, argument, literal
+from trace_doctor.program.script import Script, literal
 
 
 def divided_batch(place: Place, count: int) -> Change:
@@ -39,19 +40,29 @@ def part_of_batch(place: Place, script: Script, call: cst.Call, count: int) -> t
 
 def batch_size_of(place: Place, script: Script, call: cst.Call) -> tuple[WhereSet, int]:
     """Where a loader's batch size is set, and its value."""
-    arg = argument(call, "batch_size", 1)
-    if arg is None:
+    arg = batch_argument(place, script, call)
+    size = literal(arg.value)
+    if isinstance(size, int):
+        return WhereSet(arg.value, "constant", arg.script), size
+    origin = where_set(arg.script, arg.value, place.program)
+    size = literal(origin.value) if origin is not None else ...
+    if origin is None or not isinstance(size, int):
+        raise refusal(script, call, f"batch_size={arg.script.code(arg.value)} is set somewhere else")
+    return origin, size
+
+
+def batch_argument(place: Place, script: Script, call: cst.Call) -> Argument:
+    """What a loader is passed as its batch size, itself or through a dictionary. Raises NoEdit where that is not one value."""
+    arguments = Arguments(place.program, script, call, {"batch_size": 1})
+    arg = arguments.find("batch_size")
+    if arg is None and not arguments.hidden:
         raise refusal(
             script, call, "the loader takes no batch_size (a batch sampler, or batches as they are)"
         )
-    size = literal(arg.value)
-    if isinstance(size, int):
-        return WhereSet(arg.value, "constant", script), size
-    origin = where_set(script, arg.value, place.program)
-    size = literal(origin.value) if origin is not None else ...
-    if origin is None or not isinstance(size, int):
-        raise refusal(script, call, f"batch_size={script.code(arg.value)} is set somewhere else")
-    return origin, size
+    if arg is None or arguments.times("batch_size") > 1:
+        what = arguments.hidden or f"{arguments.times('batch_size')} places"
+        raise refusal(script, call, f"batch_size comes from {what}")
+    return arg
 
 
 def resize(origin: WhereSet, size: int) -> Change:

@@ -76,14 +76,17 @@ class Plan:
         """One diff of everything that is ready, for `git apply`. It passes over the lines before each file's diff, which
         say what is in it and how safe that is."""
         return b"".join(
-            self._summary(name).encode() + unified_diff(self.prefix + name, script.data, new)
+            self.summary(self._of_file(name)).encode() + unified_diff(self.prefix + name, script.data, new)
             for name, (script, new) in self.outputs.items()
         )
 
-    def _summary(self, name: str) -> str:
-        """One line for each fix of a file; what a capture put into a title cannot start a line of its own."""
-        mine = [i for i in self.of("ready") if i.change and name in [f.name for f, _ in i.change.files]]
-        lines = [no_commands(f"# {i.safety}: {i.label} {i.finding.name}: {i.fix.title}") for i in mine]
+    def _of_file(self, name: str) -> list[PlannedFix]:
+        return [i for i in self.of("ready") if i.change and name in [f.name for f, _ in i.change.files]]
+
+    @staticmethod
+    def summary(fixes: Iterable[PlannedFix]) -> str:
+        """One line for each fix; what a capture put into a title cannot start a line of its own."""
+        lines = [no_commands(f"# {i.safety}: {i.label} {i.finding.name}: {i.fix.title}") for i in fixes]
         return "".join("".join(c if c.isprintable() else " " for c in line) + "\n" for line in lines)
 
 
@@ -198,7 +201,7 @@ def _resolve(finding: Finding, index: int, fix: Fix, source: _Source) -> Planned
     except UnreadableScript as error:
         return replace(bare, status="unresolved", why=str(error))
     diff = b"".join(unified_diff(source.prefix + file.name, file.data, new) for file, new in after)
-    if not diff:
+    if not diff and not change.options:
         return replace(bare, status="already", why="nothing to change")
     ready = replace(bare, status="ready", change=change, diff=diff)
     if ready.safety != "display":

@@ -75,7 +75,15 @@ class Autocast(Parameters, frozen=True, kw_only=True):
 
 
 class BatchSize(Parameters, frozen=True, kw_only=True):
-    size: Annotated[int, Meta(ge=1, le=1 << 30)]
+    """A size, or how many times the size that the script has; what an option of the command sets is then left to that.
+    Raises ValueError for both and for none."""
+
+    size: Annotated[int, Meta(ge=1, le=1 << 30)] | None = None
+    times: Share | None = None
+
+    def __post_init__(self) -> None:
+        if (self.size is None) == (self.times is None):
+            raise ValueError("a size, or how many times as large")
 
 
 class Compile(Parameters, frozen=True, kw_only=True):
@@ -88,12 +96,14 @@ class Compile(Parameters, frozen=True, kw_only=True):
 
 
 class DataLoaderArgs(Parameters, frozen=True, kw_only=True):
-    """0, False and None leave an argument as it is."""
+    """0, False and None leave an argument as it is, and so do fewer workers and batches ahead than the script has, unless
+    `exact`: then these two are to be just so many. What an option of the command sets is left to that."""
 
     num_workers: Size | None = None
     pin_memory: bool | None = None
     persistent_workers: bool | None = None
     prefetch_factor: Size | None = None
+    exact: bool = False
 
 
 class DeepSpeedZero(Parameters, frozen=True, kw_only=True):

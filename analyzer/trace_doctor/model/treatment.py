@@ -59,6 +59,21 @@ class Effects(Struct, frozen=True, kw_only=True):
     """runs of each side"""
 
 
+class ValueTried(Struct, frozen=True, kw_only=True):
+    """One value of a fix in a search. A search picks a value; whether it helps is shown by other runs."""
+
+    name: str
+    """`num_workers`"""
+    value: str
+    ratio: float | None = None
+    """step time with it / without, runs next to each other; of a batch size the time of one sample; None: it did not run
+    through"""
+    runs: int = 0
+    best: bool = False
+    failure: str = ""
+    """why a run with it ended early"""
+
+
 class Attempt(Mention, frozen=True, kw_only=True):
     """One fix of one finding."""
 
@@ -76,6 +91,11 @@ class Attempt(Mention, frozen=True, kw_only=True):
     diff: str = ""
     environment: dict[str, str] = field(default_factory=dict)
     arguments: list[str] = field(default_factory=list)
+    values: list[ValueTried] = field(default_factory=list)
+    """what a search has compared, smaller values first"""
+    samples: float | None = None
+    """how many times as many samples a step has, of a fix that changes the training: times are those of so many samples as a
+    step has without it, and losses are not compared; None: the training is the same"""
 
 
 class ByHand(Struct, frozen=True, kw_only=True):
@@ -124,6 +144,10 @@ class Treatment(Document, frozen=True, kw_only=True):
     confirmed: bool | None = None
     """whether those runs show the gain; None where there were none"""
     patch: str = ""
+    batch: list[Attempt] = field(default_factory=list)
+    """batch sizes and accumulation, where they were asked for: judged by samples per second, on top of what was kept"""
+    batch_patch: str = ""
+    """of what was kept of `batch`, to apply after `patch`"""
     environment: dict[str, str] = field(default_factory=dict)
     """variables to start the command with"""
     arguments: list[str] = field(default_factory=list)

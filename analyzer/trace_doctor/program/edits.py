@@ -41,6 +41,15 @@ class Edit:
 
 
 @dataclass(frozen=True)
+class Option:
+    """An option of the command line with a value. `names` are all its spellings."""
+
+    flag: str
+    value: str
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Change:
     """What a codemod wants to do to a script, a launch script or a configuration file."""
 
@@ -55,6 +64,8 @@ class Change:
     """edits of other files that belong to the same change (the option's default in one, the call in another)"""
     elsewhere: str = ""
     """which files may undo the change and were not checked"""
+    options: tuple[Option, ...] = ()
+    """that belong to the change: what they set is left to them"""
 
     @property
     def files(self) -> tuple[tuple[TextFile, tuple[Edit, ...]], ...]:

@@ -264,11 +264,15 @@ class Project:
     def arguments_for(self, script: Script, function: cst.FunctionDef, name: str) -> list[Place]:
         """What the calls of a function in the program pass for a parameter; empty where one of them passes what cannot be
         seen."""
-        own = [(script, call) for call in dataflow_of(script).callers(function)]
-        calls = own + self._memo(self._calls, function, lambda: self._callers(script, function))
+        calls = self.callers(script, function)
         values = [(s, dataflow_of(script).argument_for(function, name, call)) for s, call in calls]
         seen = [(s, value) for s, value in values if value is not None]
         return seen if len(seen) == len(values) else []
+
+    def callers(self, script: Script, function: cst.FunctionDef) -> list[tuple[Script, cst.Call]]:
+        """The calls of a function, or of the class that it makes the objects of, in the program."""
+        own = [(script, call) for call in dataflow_of(script).callers(function)]
+        return own + self._memo(self._calls, function, lambda: self._callers(script, function))
 
     def _callers(self, script: Script, function: cst.FunctionDef) -> list[tuple[Script, cst.Call]]:
         """Calls of a function (or of its class) in the other files of the program."""

@@ -20,6 +20,7 @@ def verdict(treatment: Treatment, interrupted: int | None = None) -> Treatment:
     """The treatment with its verdict and exit code: 0 something helped or nothing was to be tried, 1 nothing helped, 2 files
     of the user's changed, or may have behind a mount, else that of the interruption."""
     treatment = _of_trials(treatment, interrupted)
+    treatment = replace(treatment, verdict=treatment.verdict + _batch(treatment))
     sentence = treatment.verdict
     if treatment.stopped:
         sentence = f"stopped: {treatment.stopped}; by then: {sentence}"
@@ -76,6 +77,12 @@ def _nothing_to_try(treatment: Treatment) -> str:
     parts = [f"{plural(unsafe, 'fix', 'fixes')} with --unsafe-fixes"] * bool(unsafe)
     parts += [f"{plural(judge, 'fix', 'fixes')} for you to judge"] * bool(judge)
     return f"no fix to try; {', '.join(parts)}" if parts else "no finding has a fix to try"
+
+
+def _batch(treatment: Treatment) -> str:
+    """What a larger batch, or accumulation, gives."""
+    times = [(a.fix, a.effects.time) for a in treatment.batch if a.fate == "kept"]
+    return "".join(f"; {fix}: {1 / time.ratio:.3g}× the samples per second" for fix, time in times if time)
 
 
 def _gain(effects: Effects) -> str:

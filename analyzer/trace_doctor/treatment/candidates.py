@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 
 from trace_doctor.fixes.plan import Plan
 from trace_doctor.fixes.resolved import PlannedFix, together
-from trace_doctor.model.treatment import ByHand
+from trace_doctor.model.treatment import ByHand, ValueTried
 
-_CHANGE_THE_STEP = ("batch-size", "gradient-accumulation")
-"""codemods behind which a step is another amount of work"""
+CHANGE_THE_TRAINING = ("batch-size", "gradient-accumulation")
+"""codemods behind which a step, or a pass of it, has other samples"""
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*=\S+")
 
 
@@ -23,6 +23,10 @@ class Candidate:
     item: PlannedFix
     environment: tuple[tuple[str, str], ...] = ()
     arguments: tuple[str, ...] = ()
+    samples: float | None = None
+    """how many times as many samples a step has with it, where it changes the training; None: the training is the same"""
+    tried: tuple[ValueTried, ...] = ()
+    """values that a search has compared"""
 
     @property
     def label(self) -> str:
@@ -34,6 +38,18 @@ class Candidate:
         """Share of the step or of the peak that the finding claims, whichever is more."""
         saving = self.item.finding.saving
         return max(saving.share_of_step or 0.0, saving.share_of_peak or 0.0) if saving else 0.0
+
+
+@dataclass(frozen=True)
+class Value:
+    """One value of a fix."""
+
+    name: str
+    text: str
+    candidate: Candidate
+    """the fix with it"""
+    predicted: float = 1.0
+    """step time, as a share of that without the fix"""
 
 
 @dataclass(frozen=True)
@@ -85,20 +101,25 @@ def candidates(plan: Plan) -> tuple[list[Candidate], list[ByHand]]:
     for item in plan.items:
         if item.status == "held":
             by_hands.append(_by_hand(item, item.why))
-        elif item.change is not None and item.status in ("ready", "covered", "conflict"):
-            if item.fix.codemod in _CHANGE_THE_STEP:
-                by_hands.append(
-                    _by_hand(item, "it changes how much a step does, so times per step cannot judge it")
-                )
-            else:
-                options.append(Candidate(replace(item, status="ready", why="")))
-        elif (option := _outside(item)) is not None:
+        elif item.fix.codemod in CHANGE_THE_TRAINING and (item.change or item.fix.kind == "command"):
+            by_hands.append(
+                _by_hand(item, "it changes the training: --search-batch judges it in samples per second")
+            )
+        elif (option := candidate_of(item)) is not None:
             options.append(option)
         elif _concerns(item, plan):
             by_hands.append(_by_hand(item, item.why or "it is a manual fix"))
     with_edits = {c.item.finding.id for c in options if c.item.change is not None}
     queue = [c for c in options if c.item.change is not None or c.item.finding.id not in with_edits]
     return sorted(queue, key=lambda c: -c.claim), by_hands
+
+
+def candidate_of(item: PlannedFix) -> Candidate | None:
+    """What a program can make of a fix: an edit with the options that belong to it, else what changes the command."""
+    if item.change is None or item.status not in ("ready", "covered", "conflict"):
+        return _outside(item)
+    arguments = tuple(word for option in item.change.options for word in (option.flag, option.value))
+    return Candidate(replace(item, status="ready", why=""), arguments=arguments)
 
 
 def _concerns(item: PlannedFix, plan: Plan) -> bool:

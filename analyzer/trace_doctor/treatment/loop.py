@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from msgspec.structs import replace as replace_struct
 
 from trace_doctor.model.treatment import Attempt, Effects, Fate
 from trace_doctor.treatment.acceptance import InForce, judge
-from trace_doctor.treatment.candidates import Candidate, Setup
+from trace_doctor.treatment.candidates import Candidate, Setup, Value
 from trace_doctor.treatment.measurement import RunFailed
+from trace_doctor.treatment.search import search
 from trace_doctor.treatment.trial import Clock, OutOfTime, Rules, Runner, Trial
 
 Say = Callable[[str], None]
@@ -19,6 +21,9 @@ Prove = Callable[[Setup, Candidate], InForce]
 Elsewhere = Callable[[Candidate, Sequence[Candidate]], Candidate | None]
 """(a fix that was not in force, all such before it) -> the same at the next place"""
 NOTHING_SHOWN = Effects()
+NO_VALUE = "no value of the search was faster"
+FURTHER_AXES = (1, 2)
+"""of a fix that was kept, after the one that it was searched along first"""
 
 
 @dataclass
@@ -33,6 +38,8 @@ class Loop:
     say: Say = lambda line: None
     prove: Prove = lambda without, candidate: InForce()
     elsewhere: Elsewhere = lambda candidate, others: None
+    values_of: Callable[[Candidate, int], Sequence[Value]] = lambda candidate, axis: ()
+    """the values of a fix along one of its axes"""
     attempts: list[Attempt] = field(default_factory=list)
     together: Effects = NOTHING_SHOWN
     confirmed: bool | None = None
@@ -41,6 +48,8 @@ class Loop:
     _rejects: list[Candidate] = field(default_factory=list)
     _missed: list[Candidate] = field(default_factory=list)
     """that were not in force"""
+    _refined: bool = False
+    """whether a fix has another value by now than its own trial had"""
 
     def run(self, queue: Sequence[Candidate], max_trials: int | None = None) -> None:
         """Tries all; then, where several were kept, whether each still helps beside those that were kept after it; then the
@@ -52,8 +61,8 @@ class Loop:
         trials = 0
         for position, candidate in enumerate(queue):
             refusal = self._refusal(candidate)
-            if not refusal and (past := self.decided.get(key(_attempt_of(candidate)))) is not None:
-                self._take_over(candidate, past)
+            if not refusal and (decided := self._past(candidate)) is not None:
+                self._take_over(*decided)
                 continue
             if not refusal and max_trials is not None and trials >= max_trials:
                 refusal = "not tried: --max-trials is reached"
@@ -73,6 +82,15 @@ class Loop:
         self._leave_out_each(start)
         self._confirm(start, kept)
 
+    def _past(self, candidate: Candidate) -> tuple[Candidate, Attempt] | None:
+        """What an earlier treatment has decided about a fix, and the fix with the value that was found then."""
+        if not self.decided:
+            return None
+        for each in (candidate, *(value.candidate for value in self.values_of(candidate, 0))):
+            if (past := self.decided.get(key(_attempt_of(each)))) is not None:
+                return each, past
+        return None
+
     def _take_over(self, candidate: Candidate, past: Attempt) -> None:
         """What was decided stands; what helped is combined with what is still to be tried."""
         self.attempts.append(replace_struct(past, label=candidate.label))
@@ -82,6 +100,13 @@ class Loop:
         else:
             self._rejects.append(candidate)
 
+    def only(self, candidate: Candidate, at: str) -> None:
+        """Tries one fix, and nothing after it. Raises OutOfTime."""
+        if refusal := self._refusal(candidate):
+            self._note(candidate, "not_tried", refusal)
+        else:
+            self._try(candidate, at)
+
     def _refusal(self, candidate: Candidate) -> str:
         twin = next((c for c in self._rejects if _same_edit(c, candidate)), None)
         if twin is not None:
@@ -90,10 +115,13 @@ class Loop:
 
     def _try(self, candidate: Candidate, at: str) -> None:
         self.say(f"[{at}] {candidate.label} {candidate.item.finding.name}: {candidate.item.fix.title}")
-        trial, began = Trial(self.rules), self.clock.spent()
+        trial, began, asked, found = Trial(self.rules), self.clock.spent(), candidate, True
         try:
             shown = self._shown(candidate, trial)
             if not (shown.missed or trial.failure):
+                candidate, found = self._best(candidate, 0, self.setup)
+                trial.samples = candidate.samples
+            if found and not (shown.missed or trial.failure):
                 trial.run(self.runner, self.setup, self.setup.with_(candidate), self.clock)
         except RunFailed as failure:
             reason = f"could not be measured: the script fails without it: {failure}"
@@ -111,12 +139,56 @@ class Loop:
             if (other := self.elsewhere(candidate, self._missed)) is not None:
                 self._try(other, f"{at}, at another place")
             return
-        is_better, reason = judge(trial, shown)
+        is_better, reason = judge(trial, shown) if found else (False, NO_VALUE)
         self._conclude(candidate, "kept" if is_better else "rejected", reason, trial, began)
         if is_better:
-            self.setup = self.setup.with_(candidate)
+            rest, self.setup = self.setup, self.setup.with_(candidate)
+            for axis in FURTHER_AXES:
+                self._refine(rest, axis)
         else:
-            self._rejects.append(candidate)
+            self._rejects += [asked, candidate]
+
+    def _best(self, candidate: Candidate, axis: int, rest: Setup) -> tuple[Candidate, bool]:
+        """The fix with its best value along an axis, and whether that is worth a trial; as it is where nothing is to be
+        searched. `rest` is the setup without the fix."""
+        values = self.values_of(candidate, axis)
+        if not values:
+            return candidate, True
+        names = ", ".join(value.text for value in values)
+        self.say(f"    searching {values[0].name} among {names}")
+        best, tried = search(
+            values,
+            self.runner,
+            self.clock,
+            self.setup,
+            lambda value: rest.with_(value.candidate),
+            self.rules.least_gain,
+        )
+        found = best.candidate if best is not None else candidate
+        return replace(found, tried=(*candidate.tried, *tried)), best is not None
+
+    def _refine(self, rest: Setup, axis: int) -> None:
+        """Another value of the fix that was kept last, in place of it where fresh runs show that it adds to it."""
+        kept, trial = self.setup.fixes[-1], Trial(self.rules)
+        try:
+            candidate, found = self._best(kept, axis, rest)
+            if candidate is kept:
+                return
+            if found:
+                trial.run(self.runner, self.setup, rest.with_(candidate), self.clock)
+        except RunFailed:
+            return
+        is_better, reason = judge(trial) if found else (False, NO_VALUE)
+        self.say(f"    {'kept as well' if is_better else 'left as it is'}: {reason}")
+        attempt, name = self.attempts[-1], candidate.tried[-1].name
+        if is_better:
+            attempt = replace_struct(attempt, reason=f"{attempt.reason}; another {name}: {reason}")
+            self._refined = True
+        else:
+            dropped = (replace_struct(v, best=v.best and v.name != name) for v in candidate.tried)
+            candidate = replace(kept, tried=tuple(dropped))
+        self.setup = rest.with_(candidate)
+        self.attempts[-1] = replace_struct(attempt, **_change(candidate))
 
     def _shown(self, candidate: Candidate, trial: Trial) -> InForce:
         """What a recording with the fix shows; where the script fails with it, the trial is over."""
@@ -158,7 +230,7 @@ class Loop:
     def _confirm(self, start: Setup, kept_before: Sequence[Candidate]) -> None:
         """Fixes that were picked by their runs look better in those than they are; fresh runs do not."""
         fixes = self.setup.fixes
-        if len(fixes) == 1 and len(kept_before) == 1:
+        if len(fixes) == 1 and len(kept_before) == 1 and not self._refined:
             [self.together] = [a.effects for a in self.attempts if a.fate == "kept"]
             return
         if not fixes:
@@ -195,19 +267,16 @@ class Loop:
 def _attempt_of(candidate: Candidate) -> Attempt:
     """A fix that is still to be tried."""
     item = candidate.item
-    script = item.change.script if item.change is not None else None
     return Attempt(
         **item.finding.mention(),
         label=item.label,
-        fix=item.fix.title,
         kind=item.fix.kind,
         safety=item.safety,
         predicted=item.finding.saving,
         fate="not_tried",
         reason="",
-        diff=item.diff.decode(script.encoding if script else "utf-8", "replace"),
-        environment=dict(candidate.environment),
-        arguments=list(candidate.arguments),
+        samples=candidate.samples,
+        **_change(candidate),
     )
 
 
@@ -216,6 +285,19 @@ def key(attempt: Attempt) -> str:
     return repr(
         (attempt.code, attempt.fix, attempt.diff, sorted(attempt.environment.items()), attempt.arguments)
     )
+
+
+def _change(candidate: Candidate) -> dict[str, Any]:
+    """What an attempt says of the change itself."""
+    item = candidate.item
+    script = item.change.script if item.change is not None else None
+    return {
+        "fix": item.fix.title,
+        "diff": item.diff.decode(script.encoding if script else "utf-8", "replace"),
+        "environment": dict(candidate.environment),
+        "arguments": list(candidate.arguments),
+        "values": list(candidate.tried),
+    }
 
 
 def _gains_still(then: Effects, now: Effects) -> bool:

@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
 from typing import get_args
@@ -16,6 +16,7 @@ from trace_doctor.config import Config
 from trace_doctor.errors import TraceDoctorError, UsageError, printable
 from trace_doctor.fixes.apply import apply as write_scripts
 from trace_doctor.fixes.plan import Plan, plan
+from trace_doctor.loading.load_files import available_cores
 from trace_doctor.model import Result, Tool
 from trace_doctor.model.difference import Difference
 from trace_doctor.model.treatment import ByHand, FileChange, Method, Treatment
@@ -26,6 +27,7 @@ from trace_doctor.recording.startable import missing_script, several_machines
 from trace_doctor.reporters.treatment_words import changed_words, verdict
 from trace_doctor.treatment import losses, statistics
 from trace_doctor.treatment.acceptance import InForce
+from trace_doctor.treatment.batches import BatchSearch
 from trace_doctor.treatment.candidates import Candidate, Setup, candidates
 from trace_doctor.treatment.copy.worktree import source_of
 from trace_doctor.treatment.installed import in_place
@@ -37,6 +39,7 @@ from trace_doctor.treatment.progress import Progress
 from trace_doctor.treatment.quiet import IfBusy, look_around
 from trace_doctor.treatment.scratch import Scratch
 from trace_doctor.treatment.trial import Clock, OutOfTime, Rules
+from trace_doctor.treatment.values import Values
 from trace_doctor.version import VERSION
 
 _log = logging.getLogger(__name__)
@@ -61,6 +64,8 @@ class TreatOptions:
     max_trials: int | None = None
     if_busy: IfBusy = "more"
     """what to do where others kept the machine busy while the script was recorded: more pairs, wait for a quiet one, stop"""
+    search_batch: bool = False
+    """also search for a batch size, and for accumulation, by samples per second"""
     step_every: int | None = None
     least_gain: float = statistics.LEAST_GAIN
     loss_tolerance: float = losses.TOLERANCE
@@ -98,6 +103,8 @@ class Treated:
     treatment: Treatment
     edits: Plan
     """of the user's scripts, with what was kept ready"""
+    batch_patch: bytes = b""
+    """another batch size, on top of those edits; `apply` leaves it alone"""
 
     def apply(self, *, allow_dirty: bool = False) -> list[str]:
         """Edits the user's scripts as `fix --apply` does; the names of the files changed."""
@@ -167,10 +174,8 @@ def treat(
         before = _record_before(runner, Setup(plan(Result(), source)), options, scratch)
         look_at_writes(scratch, options.data_writes, say)
         result = analyze(before, source=source, config=config)
-        edit_plan = plan(
-            result, source, unsafe=options.unsafe, select=options.select, torch_version=torch_version,
-            ran=scratch.names_of(runner.loaded),
-        )  # fmt: skip
+        trials = _Trials(runner, scratch, result, options, source, config, torch_version)
+        edit_plan = trials.plan(result, options.select)
         queue, by_hand = _editable(scratch, runner.loaded, say, *candidates(edit_plan))
         say(_summary(result, queue, by_hand))
         if choose is not None:
@@ -184,12 +189,12 @@ def treat(
             if options.resume
             else {}
         )
-        trials = _Trials(runner, scratch, result, options, source, config, torch_version)
+        values = Values(result, edit_plan, trials.plan, available_cores(), os.environ, command)
         loop = Loop(
-            runner, rules, clock, Setup(edit_plan), say, trials.prove, trials.elsewhere, decided=decided
-        )
+            runner, rules, clock, Setup(edit_plan), say, trials.prove, trials.elsewhere, values.of, decided=decided
+        )  # fmt: skip
         progress.follow(runner, loop, len(queue[: options.max_trials]))
-        if queue:
+        if queue or options.search_batch:
             _pilot(runner, Setup(edit_plan), clock)
         outcome = _Outcome(
             options, runner.steps, loop, by_hand, [*scratch.notes, *[busy] * bool(busy)], fingerprint
@@ -197,6 +202,8 @@ def treat(
         with outcome.whatever_comes():
             loop.run(queue, options.max_trials)
             outcome.difference(runner, result, scratch, config)
+            if options.search_batch:
+                outcome.batch.run(loop, values, runner, say)
         if runner.leftover_processes:
             outcome.notes.append(leftover_note(runner.leftover_processes))
         outcome.compare(scratch)
@@ -218,6 +225,15 @@ class _Trials:
     config: Config | None
     torch_version: str | None
     _number: int = 0
+    _missed: set[tuple[str, int]] = field(default_factory=set)
+    """files and lines where an edit was not in force"""
+
+    def plan(self, result: Result, select: Sequence[str] = ()) -> Plan:
+        """The fixes of a result where the recorded script can have them in force."""
+        return plan(
+            result, self.source, unsafe=self.options.unsafe, select=select, torch_version=self.torch_version,
+            without_effect=frozenset(self._missed), ran=self.scratch.names_of(self.runner.loaded),
+        )  # fmt: skip
 
     def prove(self, without: Setup, candidate: Candidate) -> InForce:
         """What a short recording with the fix shows of it. Raises RunFailed."""
@@ -232,14 +248,10 @@ class _Trials:
     def elsewhere(self, candidate: Candidate, missed: Sequence[Candidate]) -> Candidate | None:
         """The same fix at the next place that it can be meant for."""
         changes = [c.item.change for c in missed if c.item.change is not None]
-        places = {
+        self._missed.update(
             (file.name, file.line_of(edit.start)) for change in changes for file, edits in change.files for edit in edits
-        }  # fmt: skip
-        others = plan(
-            self.before, self.source, unsafe=self.options.unsafe, select=self.options.select,
-            torch_version=self.torch_version, without_effect=places,
-            ran=self.scratch.names_of(self.runner.loaded),
-        ).items  # fmt: skip
+        )  # fmt: skip
+        others = self.plan(self.before, self.options.select).items
         item = next((i for i in others if i.label == candidate.label and i.change is not None), None)
         if item is None or item.change is None or any(item.diff == c.item.diff for c in missed):
             return None
@@ -356,6 +368,7 @@ class _Outcome:
         self.stopped = ""
         self.changes: list[FileChange] = []
         self.mounted: list[str] = []
+        self.batch = BatchSearch()
         self._difference: Difference | None = None
 
     @contextmanager
@@ -429,9 +442,11 @@ class _Outcome:
             patch=edits.patch().decode("utf-8", "replace"),
             environment=loop.setup.environment,
             arguments=loop.setup.arguments,
+            batch=self.batch.attempts,
+            batch_patch=self.batch.patch.decode("utf-8", "replace"),
             by_hand=self.by_hand,
             difference=self._difference,
-            notes=self.notes,
+            notes=[*self.notes, *self.batch.notes],
             changed=self.changes[:_MOST_CHANGES],
             changed_count=len(self.changes),
             mounted=self.mounted,
@@ -439,4 +454,4 @@ class _Outcome:
             interrupted=self.interrupted is not None,
             fingerprint=self.fingerprint,
         )
-        return Treated(verdict(treatment, self.interrupted), edits)
+        return Treated(verdict(treatment, self.interrupted), edits, self.batch.patch)

@@ -89,6 +89,8 @@ class Trial:
     """The runs so far. What they show can be asked at any time, also after an interruption."""
 
     rules: Rules
+    samples: float | None = None
+    """as of the candidate: times of runs with it are compared for as many samples as those without, losses are not"""
     before: list[Measured] = field(default_factory=list)
     after: list[Measured] = field(default_factory=list)
     failure: str = ""
@@ -147,11 +149,13 @@ class Trial:
         if not pairs:
             return Effects()
         time_, memory = self._figures(_time), self._figures(_peak)
+        if time_ and self.samples:
+            time_ = time_[0], [us / self.samples for us in time_[1]]
         least, alpha = self.rules.least_gain, self.rules.alpha(pairs)
         return Effects(
             time=_effect("us", *time_, least, alpha) if time_ else None,
             memory=_effect("bytes", *memory, least, alpha) if memory else None,
-            losses=self.losses(),
+            losses=self.losses() if self.samples is None else None,
             pairs=pairs,
         )
 

@@ -82,14 +82,16 @@ def more_workers(late: str, verify: str, *, pin: bool) -> Fix:
 
 
 def free_cores(verify: str) -> Fix:
-    """Advice for loaders and launches that wait for the same cores: more workers would wait as well."""
-    return advice(
-        "Give the job more cores, or fewer threads",
-        "# cores that it may use: nproc; threads that want one: top -H, or cat /proc/loadavg\n"
+    """A variable for loaders and launches that wait for the same cores: more workers would wait as well."""
+    return Fix(
+        title="Give the job more cores, or fewer threads",
+        kind="env",
+        safety="unsafe",
+        text="OMP_NUM_THREADS=1 python train.py\n# cores that it may use: nproc; threads that want one: top -H, or cat /proc/loadavg\n"
         "# all ranks, their workers and their intra-op threads share them: OMP_NUM_THREADS=1, torch.set_num_threads(1) in workers,\n"
         "# fewer workers per rank (cores / ranks - 2), ranks pinned to cores of their own, other jobs elsewhere",
-        "fewer threads make each operator on the CPU slower",
-        verify,
+        risk="fewer threads make each operator on the CPU slower",
+        verify=verify,
     )
 
 

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import libcst as cst
 
-from trace_doctor.fixes.batch_sizes import batch_size_of, part_of_batch, refuse_divided, resize
+from trace_doctor.fixes.batch_sizes import (
+    batch_argument,
+    batch_size_of,
+    part_of_batch,
+    refuse_divided,
+    resize,
+)
 from trace_doctor.fixes.codemods import codemod
 from trace_doctor.fixes.codemods.zero_grad import refuse_changed_gradients
+from trace_doctor.fixes.configured import Key, configured
 from trace_doctor.fixes.literals import source_text
 from trace_doctor.model.parameters import BatchSize, GradientAccumulation
 from trace_doctor.program.dataflow import dataflow_of
-from trace_doctor.program.edits import Change, Edit, insert_after, remove, sketched, wrap
+from trace_doctor.program.edits import Change, Edit, Option, insert_after, remove, sketched, wrap
 from trace_doctor.program.place import Place, already, only, refusal
 from trace_doctor.program.queries.dataloaders import loaders_on_line, training_loaders
 from trace_doctor.program.queries.loops import method_calls, optimizer_steps, zero_grads
 from trace_doctor.program.queries.training import Step, find_step, refuse_done, whole_line
+from trace_doctor.program.queries.values import where_set
 from trace_doctor.program.script import Script, dotted, literal
 
 _SIZE = {"transformers": "TrainingArguments(per_device_train_batch_size=...)"}
@@ -29,17 +37,31 @@ _AFTER_BACKWARD = ("step", "update", "zero_grad", "unscale_", "clip_grad_norm_",
 
 @codemod("batch-size", BatchSize, words=("DataLoader", "TrainingArguments"), elsewhere=True)
 def batch_size(place: Place, params: BatchSize) -> Change:
-    """Raises the batch size of the training loader where it is set. params: `size`."""
+    """Raises the batch size of the training loader where it is set. params: `size`, or `times` as large."""
     refuse_done(place.scripts, _SIZE)
     loaders = loaders_on_line(place) or training_loaders(place)
     script, call = only(loaders, "construct a DataLoader that feeds training", "no DataLoader(...) was found")
+    if (key := _key(place, script, call)) is not None:
+        edits = tuple(key.edits(params.size or key.value * (params.times or 1)))
+        return Change(key.document.file, edits, key.document.line(*key.path))
     origin, size = batch_size_of(place, script, call)
-    if size >= params.size:
+    goal = params.size or size * (params.times or 1)
+    if size >= goal:
         raise already(origin.script, origin.value, f"sets a batch of {size} already")
-    change = resize(origin, params.size)
+    if params.times and origin.flag:
+        option = Option(origin.flag, source_text(goal), origin.flags)
+        return Change(origin.script, (), origin.script.line(origin.value), options=(option,))
+    change = resize(origin, goal)
     with sketched(change):
         refuse_divided(origin, place.program)
     return change
+
+
+def _key(place: Place, script: Script, call: cst.Call) -> Key | None:
+    """The key of a configuration file that holds a loader's batch size."""
+    arg = batch_argument(place, script, call)
+    is_set = literal(arg.value) is not ... or where_set(arg.script, arg.value, place.program) is not None
+    return None if is_set else configured(place, arg.script, arg.value)
 
 
 # ---------------------------------------------------------------------- gradient accumulation

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import libcst as cst
 
 from trace_doctor.fixes.codemods import codemod
+from trace_doctor.fixes.configured import configured
 from trace_doctor.fixes.literals import source_text
 from trace_doctor.model.parameters import DataLoaderArgs
 from trace_doctor.program.dataflow import method_of
-from trace_doctor.program.edits import Change, Gathered, sketched
+from trace_doctor.program.edits import Change, Gathered, Option, sketched
 from trace_doctor.program.place import Place, already, only, refusal
 from trace_doctor.program.project import Project
 from trace_doctor.program.queries.arguments import Argument, Arguments, refuse_explained, set_value
@@ -26,6 +28,8 @@ from trace_doctor.program.versions import accepts
 
 _POSITIONS = {"num_workers": 5, "pin_memory": 7}
 _NO_PREFETCHING = "torch.utils.data.DataLoader(prefetch_factor=None)"
+_OF_WORKERS = {"persistent_workers": "False", "prefetch_factor": "None"}
+"""what a loader without workers takes"""
 _ORDER = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor")
 _MAP_STYLE = (
     "torch.utils.data.TensorDataset",
@@ -48,58 +52,51 @@ _SPAWN = (
 @codemod(
     "dataloader-args",
     DataLoaderArgs,
-    adds="num_workers pin_memory persistent_workers prefetch_factor True None",
+    adds="num_workers pin_memory persistent_workers prefetch_factor True False None",
     words=("DataLoader",),
     elsewhere=True,
 )
 def dataloader_args(place: Place, params: DataLoaderArgs) -> Change:
     """Sets num_workers, pin_memory, persistent_workers and prefetch_factor of the training loader together."""
     values = params.set_values()
-    settings = {name: values[name] for name in _ORDER if values.get(name)}
+    settings = {
+        name: values[name] for name in _ORDER if values.get(name) or (params.exact and name in values)
+    }
     loaders = loaders_on_line(place) or training_loaders(place)
     script, call = only(
         loaders,
         "construct a DataLoader that feeds training",
         "no DataLoader(...) was found that the loader of the capture can be",
     )
-    return _Loader(place, script, call).set_arguments(settings)
+    return _Loader(place, script, call, exact=params.exact).set_arguments(settings)
 
 
 class _Loader:
     """The arguments of one DataLoader, and edits of them that belong together."""
 
-    def __init__(self, place: Place, script: Script, call: cst.Call) -> None:
+    def __init__(self, place: Place, script: Script, call: cst.Call, *, exact: bool) -> None:
         self.project = project = place.program
-        self.torch = place.torch
+        self.place = place
         self.script = script
         self.call = call
+        self.exact = exact
         self.arguments = Arguments(project, *_inner(project, script, call), _POSITIONS)
         self.edits = Gathered()
+        self.options: dict[str, Option] = {}
+        """of the command line, by their names"""
         self.guard: str | None = None
         """an expression for the number of workers that a user may set to 0"""
 
     def set_arguments(self, settings: dict[str, Any]) -> Change:
         """`settings`: name -> value, workers first. Raises NoEdit where they are there, or what holds them cannot be seen."""
         script = self.script
-        self._refuse_hidden(settings)
-        workers = self.arguments.find("num_workers")
-        count = self._set_workers(workers, int(settings.get("num_workers") or 0))
-        additions = {"num_workers": source_text(count)} if workers is None and count else {}
-        for name in _ORDER[1:]:
-            if name not in settings or (name != "pin_memory" and not count):
-                continue
-            if name == "prefetch_factor" and self.guard and not accepts(self.torch, _NO_PREFETCHING):
-                continue
-            there, value = self.arguments.find(name), self._argument_text(name, settings[name])
-            if there is None:
-                additions[name] = value
-            elif literal(there.value) in (None, False):
-                self.edits.keep(there.script, [set_value(there, value)])
-        if additions:
-            self.edits.keep(*self.arguments.add(workers, additions))
-        if not self.edits.files:
+        for arguments in self.arguments.alternatives():
+            self._refuse_hidden(arguments, settings)
+            self._set(arguments, settings)
+        if not self.edits.files and not self.options:
             raise already(script, self.call, "sets its workers and pinning already")
         names = {e.key.rpartition(":")[2] for _, edits in self.edits.files.values() for e in edits}
+        names |= {"num_workers"} if self.options else set()
         has_guard = any("__main__" in s.text for s in self.project.scripts_with("__main__", "DataLoader"))
         if names != {"pin_memory"} and not has_guard:
             self.edits.notes.append(_SPAWN)
@@ -110,9 +107,7 @@ class _Loader:
             self.edits.notes.append(
                 f"the {kind} at {where} cannot be pickled, which spawned workers need ({_SPAWNED})"
             )
-        file, edits = self.edits.files.get(script.name) or next(iter(self.edits.files.values()))
-        line = script.line(self.call) if file.name == script.name else file.line_of(edits[0].start)
-        change = self.edits.change(file, line, None)
+        change = self._change()
         doubt = _may_repeat(self.project, script, self.call) if settings.get("num_workers") else ""
         if doubt == _SHARDING:
             raise refusal(script, self.call, doubt)
@@ -123,37 +118,100 @@ class _Loader:
             refuse_explained(script, self.call, names & set(_ORDER))
         return change
 
-    def _refuse_hidden(self, settings: dict[str, Any]) -> None:
-        script, call, hidden = self.script, self.call, self.arguments.hidden
+    def _change(self) -> Change:
+        script, line, options = self.script, self.script.line(self.call), tuple(self.options.values())
+        if not self.edits.files:
+            return Change(script, (), line, notes=tuple(self.edits.notes), options=options)
+        file, edits = self.edits.files.get(script.name) or next(iter(self.edits.files.values()))
+        line = line if file.name == script.name else file.line_of(edits[0].start)
+        return replace(self.edits.change(file, line, None), options=options)
+
+    def _set(self, arguments: Arguments, settings: dict[str, Any]) -> None:
+        workers = arguments.find("num_workers")
+        count = self._set_workers(workers, settings)
+        additions = {"num_workers": source_text(count)} if workers is None and count else {}
+        for name in _ORDER[1:]:
+            there = arguments.find(name)
+            if self.exact and workers is not None and not count and there is not None and name in _OF_WORKERS:
+                if literal(there.value) not in (None, False, ...):
+                    self.edits.keep(there.script, [set_value(there, _OF_WORKERS[name])])
+                continue
+            if name not in settings or (name != "pin_memory" and not count):
+                continue
+            if name == "prefetch_factor" and self.guard and not accepts(self.place.torch, _NO_PREFETCHING):
+                continue
+            value = self._argument_text(name, settings[name])
+            if there is None:
+                additions[name] = value
+            elif self.exact and name == "prefetch_factor":
+                self._set_number(there, int(settings[name]), value)
+            elif literal(there.value) in (None, False):
+                self.edits.keep(there.script, [set_value(there, value)])
+        if additions:
+            self.edits.keep(*arguments.add(workers, additions))
+
+    def _refuse_hidden(self, arguments: Arguments, settings: dict[str, Any]) -> None:
+        script, call, hidden = self.script, self.call, arguments.hidden
         if hidden:
             raise refusal(script, call, f"the loader's arguments come from {hidden}: set them there")
         for name in settings:
-            if (times := self.arguments.times(name)) > 1:
+            if (times := arguments.times(name)) > 1:
                 raise refusal(script, call, f"{name} is set in {times} places")
 
-    def _set_workers(self, workers: Argument | None, target: int) -> int:
-        """Raises the worker count where it is set. Returns the count afterwards."""
+    def _set_workers(self, workers: Argument | None, settings: dict[str, Any]) -> int:
+        """Sets the worker count where it is set. Returns the count afterwards."""
+        target = int(settings.get("num_workers") or 0)
         if workers is None:
             return target
-        here, value = (workers.script, workers.value), literal(workers.value)
-        if isinstance(value, int):
-            if value < target:
-                self.edits.keep(workers.script, [set_value(workers, source_text(target))])
-            return max(value, target)
-        origin, self.guard = where_set(*here, self.project), workers.script.code(workers.value)
+        if literal(workers.value) is ...:
+            self.guard = workers.script.code(workers.value)
+        if "num_workers" not in settings and self.guard:
+            return self._current(workers) or 0
+        return self._set_number(workers, target, source_text(target))
+
+    def _current(self, argument: Argument) -> int | None:
+        """A number that the script itself sets; None where it does not."""
+        origin = where_set(argument.script, argument.value, self.project)
+        value = literal(argument.value if origin is None else origin.value)
+        return value if isinstance(value, int) else None
+
+    def _set_number(self, argument: Argument, target: int, text: str) -> int:
+        """Sets a number where it comes from: raises it, or where it is to be exact sets it. Returns what it is afterwards."""
+        script, name, value = argument.script, argument.name, literal(argument.value)
+        if isinstance(value, int) or (value is None and name == "prefetch_factor"):
+            goal = target if self.exact else max(value or 0, target)
+            if value != goal:
+                self.edits.keep(script, [set_value(argument, text)])
+            return goal
+        origin = where_set(script, argument.value, self.project)
         if origin is None:
-            if not target:
-                return 0
-            raise refusal(*here, f"num_workers={self.guard} is set somewhere else")
+            return self._set_configured(argument, target)
         current = literal(origin.value)
         if not isinstance(current, int):
-            raise refusal(*here, f"num_workers comes from {origin.script.code(origin.value)}")
-        if current < target:
-            self.edits.keep(origin.script, set_origin(origin, source_text(target), "default"))
+            raise refusal(script, argument.value, f"{name} comes from {origin.script.code(origin.value)}")
+        goal = target if self.exact else max(current, target)
+        if self.exact and origin.flag:
+            self.options[origin.flag] = Option(origin.flag, source_text(goal), origin.flags)
+        elif current != goal:
+            self.edits.keep(origin.script, set_origin(origin, source_text(goal), "default"))
             where = f"{origin.script.name}:{origin.script.line(origin.value)}"
             flag = f"; a command line that passes {origin.flag} decides itself" if origin.flag else ""
-            self.edits.notes.append(f"num_workers is set in {where}{flag}")
-        return max(current, target)
+            self.edits.notes.append(f"{name} is set in {where}{flag}")
+        return goal
+
+    def _set_configured(self, argument: Argument, target: int) -> int:
+        """The same for a key of a configuration file."""
+        key = configured(self.place, argument.script, argument.value)
+        if key is None:
+            if not target:
+                return 0
+            code = argument.script.code(argument.value)
+            raise refusal(argument.script, argument.value, f"{argument.name}={code} is set somewhere else")
+        goal = target if self.exact else max(key.value, target)
+        if edits := key.edits(goal):
+            self.edits.keep(key.document.file, edits)
+            self.edits.notes.append(f"{argument.name} is set in {key.document.file.name}")
+        return goal
 
     def _argument_text(self, name: str, value: Any) -> str:
         """The argument's text; where the worker count is a variable that a user may set to 0, it holds for 0 as well."""

@@ -147,7 +147,7 @@ def _wishes(codemod: str, params: Parameters) -> Iterator[tuple[str, bool | int 
             yield "log_every", params.every
         case GradientAccumulation():
             yield "accumulate", params.steps
-        case BatchSize():
+        case BatchSize() if params.size:
             yield "batch_size", params.size
         case _ if codemod in _PLAIN:
             yield _PLAIN[codemod], True

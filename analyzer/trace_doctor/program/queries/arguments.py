@@ -1,13 +1,15 @@
 """The keyword arguments that reach a call, wherever they are written: in the call, in a dictionary that is splatted into
-it, or in the `functools.partial` that it calls."""
+it, in the one call of the function whose `**kwargs` it passes on, or in the `functools.partial` that it calls."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import libcst as cst
 
+from trace_doctor.program.dataflow import dataflow_of, parameters
 from trace_doctor.program.edits import Edit, add_arguments
 from trace_doctor.program.place import refusal
 from trace_doctor.program.project import Project
@@ -28,7 +30,7 @@ class Argument:
 
 
 class Arguments:
-    """What a call is passed. `hidden` is the text of what may hold any argument; empty where all are visible."""
+    """What a call is passed."""
 
     def __init__(
         self, project: Project, script: Script, call: cst.Call, positions: Mapping[str, int]
@@ -36,7 +38,11 @@ class Arguments:
         self._project = project
         self.script = script
         self.call = call
-        self.hidden = ""
+        self._hidden = ""
+        self._choices: list[tuple[Script, cst.Dict]] = []
+        """dictionaries of which a condition takes one when the script runs"""
+        self._choice: tuple[Script, cst.Dict] | None = None
+        self._chosen_by = ""
         self._skipped: dict[str, tuple[str, Script, cst.BaseExpression]] = {}
         """arguments that a branch which did not run while it was recorded adds to a dictionary -> where, and that"""
         entries = [*self._of_call(script, call, positions)]
@@ -45,6 +51,12 @@ class Arguments:
         self._by_name: dict[str, list[Argument]] = {}
         for entry in entries:
             self._by_name.setdefault(entry.name, []).append(entry)
+
+    @property
+    def hidden(self) -> str:
+        """The text of what may hold any argument; empty where all are visible. A condition's choice holds any until one of its
+        `alternatives` is asked."""
+        return self._hidden or (self._chosen_by if self._choice is None else "")
 
     def find(self, name: str) -> Argument | None:
         """The argument by its name, from the nearest place that sets it."""
@@ -55,13 +67,29 @@ class Arguments:
         """How many places set an argument: more than one decide between them when the script runs."""
         return len(self._by_name.get(name, ()))
 
-    def _of_call(self, script: Script, call: cst.Call, positions: Mapping[str, int]) -> Iterator[Argument]:
+    def alternatives(self) -> list[Arguments]:
+        """The arguments as they are with each of the dictionaries that a condition decides between."""
+        views = []
+        for choice in self._choices:
+            view, others = copy(self), [node for _, node in self._choices if node is not choice[1]]
+            view._choice = choice
+            view._by_name = {
+                name: rest
+                for name, entries in self._by_name.items()
+                if (rest := [e for e in entries if not any(e.container is node for node in others)])
+            }
+            views.append(view)
+        return views or [self]
+
+    def _of_call(
+        self, script: Script, call: cst.Call, positions: Mapping[str, int], depth: int = 0
+    ) -> Iterator[Argument]:
         names = {position: name for name, position in positions.items()}
         for index, arg in enumerate(call.args):
             if arg.star == "**":
-                yield from self._of_mapping(script, arg.value, 0)
+                yield from self._of_mapping(script, arg.value, depth)
             elif arg.star:
-                self.hidden = f"*{script.code(arg.value)}"
+                self._hidden = f"*{script.code(arg.value)}"
             elif arg.keyword is not None:
                 yield Argument(arg.keyword.value, arg.value, script, call)
             elif index in names:
@@ -70,8 +98,9 @@ class Arguments:
     def _of_mapping(self, script: Script, node: cst.BaseExpression, depth: int) -> Iterator[Argument]:
         """Entries of a dictionary by its literal, `dict(...)`, its name, and what is added to that name later."""
         if isinstance(node, cst.IfExp):
-            yield from self._of_mapping(script, node.body, depth)
-            yield from self._of_mapping(script, node.orelse, depth)
+            yield from self._of_choices(
+                [(script, node.body), (script, node.orelse)], script.code(node), depth
+            )
         elif isinstance(node, cst.Dict):
             for element in node.elements:
                 if isinstance(element, cst.StarredDictElement):
@@ -79,7 +108,7 @@ class Arguments:
                 elif isinstance(element, cst.DictElement) and isinstance(name := literal(element.key), str):
                     yield Argument(name, element.value, script, node)
                 else:
-                    self.hidden = script.code(node)
+                    self._hidden = script.code(node)
         elif method_name(node) == "copy" and (source := receiver(node)) is not None:
             yield from self._of_mapping(script, source, depth + 1)
         elif isinstance(node, cst.Call) and script.callee(node) == "dict" and _only_keywords(node):
@@ -89,20 +118,51 @@ class Arguments:
 
     def _of_name(self, script: Script, node: cst.BaseExpression, depth: int) -> Iterator[Argument]:
         origins = [(s, n) for s, n in self._project.of(script, node) if n is not node]
-        if len(origins) != 1 or depth > 4 or not isinstance(origins[0][1], cst.Dict | cst.Call):
-            self.hidden = f"**{script.code(node)}"
+        name, function = dotted(node), script.function_of(node)
+        star = function.params.star_kwarg if function is not None else None
+        if depth > 4:
+            self._hidden = f"**{script.code(node)}"
             return
-        yield from self._of_mapping(*origins[0], depth + 1)
-        name = dotted(node)
-        if name is None:
-            return
-        for statement, entries in self._added_to(script, name, node, depth):
+        if function is not None and star is not None and star.name.value == name:
+            yield from self._of_callers(script, function, name, depth)
+        elif len(origins) == 1 and isinstance(origins[0][1], cst.Dict | cst.Call):
+            yield from self._of_mapping(*origins[0], depth + 1)
+        else:
+            bindings = dataflow_of(script).bindings_of(node)
+            one = len(bindings) == 1 and isinstance(bindings[0].value, cst.IfExp)
+            yield from self._of_choices(origins if one else [], script.code(node), depth)
+        for statement, entries in self._added_to(script, name, node, depth) if name is not None else ():
             if self._project.executed.skipped(script, statement) is None:
                 yield from entries
-            else:
-                for entry in entries:
-                    where = f"{entry.script.name}:{entry.script.line(entry.value)}"
-                    self._skipped[entry.name] = (where, *origins[0])
+                continue
+            home = origins[0] if origins else (script, node)
+            for entry in entries:
+                where = f"{entry.script.name}:{entry.script.line(entry.value)}"
+                self._skipped[entry.name] = (where, *home)
+
+    def _of_choices(
+        self, choices: Sequence[tuple[Script, cst.BaseExpression]], what: str, depth: int
+    ) -> Iterator[Argument]:
+        """Entries of dictionaries that exclude each other."""
+        literals = [(s, n) for c in choices for s, n in self._project.of(*c) if isinstance(n, cst.Dict)]
+        if self._choices or not literals or len(literals) != len(choices):
+            self._hidden = f"**{what}"
+            return
+        self._choices = literals
+        for script, node in literals:
+            yield from self._of_mapping(script, node, depth + 1)
+        self._chosen_by = f"**{what}"
+
+    def _of_callers(
+        self, script: Script, function: cst.FunctionDef, name: str, depth: int
+    ) -> Iterator[Argument]:
+        """What the one call of a function passes beyond its named parameters."""
+        calls = self._project.callers(script, function)
+        if len(calls) != 1 or (function, name) in dataflow_of(script).bindings:
+            self._hidden = f"**{name}, of {len(calls)} calls" if len(calls) > 1 else f"**{name}"
+            return
+        own = parameters(function)
+        yield from (a for a in self._of_call(*calls[0], {}, depth + 1) if a.name not in own)
 
     def _added_to(
         self, script: Script, name: str, node: cst.BaseExpression, depth: int
@@ -114,7 +174,7 @@ class Arguments:
             if container is None or dotted(container) != name or script.function_of(call) is not home:
                 continue
             if method in _CHANGES:
-                self.hidden = f"**{name}"
+                self._hidden = f"**{name}"
             if method == "update":
                 yield call, self._of_update(script, call, depth)
         for assign in script.all(cst.Assign):
@@ -124,7 +184,7 @@ class Arguments:
             if script.function_of(assign) is home and (key := key_of(target)) is not None:
                 yield assign, iter([Argument(key, assign.value, script, None)])
             elif script.function_of(assign) is home:
-                self.hidden = f"**{name}"
+                self._hidden = f"**{name}"
 
     def _of_update(self, script: Script, call: cst.Call, depth: int) -> Iterator[Argument]:
         for arg in call.args:
@@ -145,8 +205,10 @@ class Arguments:
             if not isinstance(mapping, cst.Dict):
                 raise refusal(script, self.call, f"{where} sets {twice}, in a branch that did not run")
             script, container = home, mapping
-        if beside is not None and container is not None:
+        elif beside is not None and container is not None:
             script = beside.script
+        elif self._choice is not None:
+            script, container = self._choice
         if isinstance(container, cst.Dict):
             return script, add_entries(script, container, values)
         return script, add_arguments(script, container or self.call, values)

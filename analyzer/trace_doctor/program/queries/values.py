@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import libcst as cst
 
@@ -33,6 +33,8 @@ class WhereSet:
     script: Script
     flag: str = ""
     """what a user types on the command line to set it; empty where there is no such option"""
+    flags: tuple[str, ...] = ()
+    """all spellings of it, of a parser whose options are seen"""
 
 
 def where_set(script: Script, node: cst.BaseExpression, project: Project) -> WhereSet | None:
@@ -215,15 +217,20 @@ def _option_default(project: Project, name: str) -> WhereSet | None:
     default, action = argument(call, "default"), argument(call, "action")
     if action is not None and literal(action.value) in ("store_true", "store_false"):
         return None  # another default would leave nothing that switches it back
-    flag = _flag(call)
-    flag = flag if flag.startswith("-") else ""
-    return _literal_at(script, default.value, "default", flag) if default is not None else None
+    flags = tuple(name for name in _names(call) if name.startswith("-"))
+    flag = _flag(call) if flags else ""
+    place = _literal_at(script, default.value, "default", flag) if default is not None else None
+    return replace(place, flags=flags) if place is not None else None
+
+
+def _names(call: cst.Call) -> list[str]:
+    values = [literal(a.value) for a in call.args if a.keyword is None]
+    return [name for name in values if isinstance(name, str)]
 
 
 def _flag(call: cst.Call) -> str:
     """The long name of an option, else its first; empty where it has none."""
-    values = [literal(a.value) for a in call.args if a.keyword is None]
-    names = [f for f in values if isinstance(f, str)]
+    names = _names(call)
     return next((n for n in names if n.startswith("--")), names[0] if names else "")
 
 

@@ -9,9 +9,11 @@ from trace_doctor.reporters.html import page
 from trace_doctor.reporters.html.dom import Html, el, pre
 from trace_doctor.reporters.html.parts import Row, copyable, data_table, gain, section, tile
 from trace_doctor.reporters.labels import SAFETY, where_briefly
-from trace_doctor.reporters.treatment_text import how, measured, moved, outside
+from trace_doctor.reporters.treatment_text import BATCH, how, measured, moved, outside, searched
 from trace_doctor.reporters.treatment_words import changed_words
 from trace_doctor.reporters.units import plural
+
+_COLUMNS = ("Verdict", "Fix", "Safety", "Place", "Predicted", "Measured", "Why")
 
 
 def render(treatment: Treatment, options: Options) -> str:
@@ -20,6 +22,7 @@ def render(treatment: Treatment, options: Options) -> str:
         _verdict(treatment),
         _changed(treatment),
         _attempts(treatment),
+        _batch(treatment),
         _patch(treatment),
         _by_hand(treatment),
     ]
@@ -66,10 +69,21 @@ def _changed(treatment: Treatment) -> Html | None:
     )
 
 
+def _batch(treatment: Treatment) -> Html | None:
+    """What changes the training."""
+    if not treatment.batch:
+        return None
+    text = treatment.batch_patch
+    patch = copyable(text, label="patch", path="batch.patch", diff=True) if text else None
+    table = data_table(
+        "Batch sizes that were tried", _COLUMNS, [_row(a) for a in treatment.batch], hide_caption=True
+    )
+    return section("batch", "Batch size", el("div", el("p", BATCH), table, patch), count=len(treatment.batch))
+
+
 def _attempts(treatment: Treatment) -> Html:
-    columns = ["Verdict", "Fix", "Safety", "Place", "Predicted", "Measured", "Why"]
     rows = [_row(a) for a in treatment.attempts]
-    table = data_table("Fixes that were tried", columns, rows, hide_caption=True)
+    table = data_table("Fixes that were tried", _COLUMNS, rows, hide_caption=True)
     return section(
         "fixes",
         "What was tried",
@@ -98,7 +112,7 @@ def _row(one: Attempt) -> Row:
         el("span", one.safety, title=SAFETY[one.safety]),
         el("code", where_briefly(one.location)),
         gain(one.predicted),
-        el("ul", [el("li", line) for line in measured(one.effects)]),
+        el("ul", [el("li", line) for line in (*searched(one.values), *measured(one.effects, one.samples))]),
         one.reason,
     ]
 
