@@ -15,6 +15,7 @@ from trace_doctor.fixes.diffs import unified_diff
 from trace_doctor.fixes.framework_fixes import in_framework, settings_first
 from trace_doctor.fixes.frameworks.trainers import minimum_versions
 from trace_doctor.fixes.resolved import PlannedFix, Status, new_bytes, sketch_of, together
+from trace_doctor.fixes.without_effect import names_gpu, refuse_without_effect
 from trace_doctor.model import NOT_PATCHED, Finding, Fix, Location, Result, Target
 from trace_doctor.model.parameters import Parameters
 from trace_doctor.program import edits as editing
@@ -106,7 +107,9 @@ def plan(
     excerpts = {name: dict(lines) for name, lines in result.source_excerpts.items()}
     used = {(row.input, row.device) for row in result.time_ledger if row.device >= 0}
     one_device = bool(used) and len({number for number, _ in used}) == len(used)
-    source_ = _Source(tree, prefix, torch, _named_files(result, tree), excerpts, one_device)
+    source_ = _Source(
+        tree, prefix, torch, _named_files(result, tree), excerpts, one_device, names_gpu(result)
+    )
     labels = {s.upper() for s in select}
     selected = (f for f in result.findings if is_selected(f, [s.partition(".")[0] for s in select]))
     fixes = [
@@ -154,6 +157,8 @@ class _Source:
     """file -> line -> its text when the result was made, as far as the result holds it"""
     one_device: bool
     """whether each captured process is known to have used a single GPU"""
+    gpu: bool
+    """whether the capture has GPU activity"""
 
 
 def _resolve_all(findings: Iterable[Finding], source: _Source) -> Iterator[PlannedFix]:
@@ -244,10 +249,7 @@ def _without_notes(fix: Fix) -> Fix:
 
 
 def _run(mod: Codemod, finding: Finding, fix: Fix, params: Parameters, source: _Source) -> Change:
-    """Tries the places from the narrowest to the widest; the first that holds what the codemod looks for decides.
-
-    The widest is the program that the capture ran: other scripts of the folder are not what the finding is about.
-    """
+    """The change in the program that the capture ran. Raises NoEdit where there is none, or it would have no effect."""
     tree = source.tree
     if tree.single is None:
         _refuse_no_script(tree, fix.target, params.target, finding.location)
@@ -261,6 +263,25 @@ def _run(mod: Codemod, finding: Finding, fix: Fix, params: Parameters, source: _
         packages=_packages(tree, names),
         one_device=source.one_device,
     )
+    change = _first_change(mod, finding, fix, params, source, own, anywhere)
+    refuse_without_effect(project, mod.name, params, gpu=source.gpu)
+    return change
+
+
+def _first_change(
+    mod: Codemod,
+    finding: Finding,
+    fix: Fix,
+    params: Parameters,
+    source: _Source,
+    own: Sequence[str],
+    anywhere: Place,
+) -> Change:
+    """Tries the places from the narrowest to the widest; the first that holds what the codemod looks for decides.
+
+    The widest is the program that the capture ran: other scripts of the folder are not what the finding is about.
+    """
+    tree, project = source.tree, anywhere.program
     place = _place(_target(mod, finding, fix, params), source, anywhere)
     if settings_first(mod.name) and (change := in_framework(place or anywhere, mod.name, params)):
         return change
@@ -269,7 +290,7 @@ def _run(mod: Codemod, finding: Finding, fix: Fix, params: Parameters, source: _
     places = [place] if place is not None else []
     if place is None or mod.elsewhere:
         words = (params.mentions,) if params.mentions else mod.words or ("torch",)
-        scripts = tree.scripts_with(*words, among=names)
+        scripts = project.scripts_with(*words)
         wider = ([s for s in scripts if s.name in own], scripts)
         places += [replace(anywhere, scripts=some) for some in wider if some]
     sought = params.mentions or " or ".join(mod.words) or f"what {mod.name} looks for"

@@ -294,16 +294,16 @@ class Project:
     @cached_property
     def _subclass_names(self) -> frozenset[str]:
         """Names of the classes that are defined with a base in the program's files, which are not parsed for it."""
-        return frozenset(name.decode() for data in self._data() for name in _CLASS.findall(data))
+        return frozenset(name.decode() for data in self.data() for name in _CLASS.findall(data))
 
-    def _data(self) -> Iterator[bytes]:
+    def data(self) -> Iterator[bytes]:
         if self._tree is None:
             return (s.data for s in self._scripts)
         return map(self._tree.data, self._names)
 
     @cached_property
     def _has_partials(self) -> bool:
-        return any(b"partial(" in data and b"DataLoader" in data for data in self._data())
+        return any(b"partial(" in data and b"DataLoader" in data for data in self.data())
 
     def partials(self, script: Script, func: cst.BaseExpression) -> list[tuple[Script, cst.Call]]:
         """The calls of `functools.partial` that a name can stand for."""
