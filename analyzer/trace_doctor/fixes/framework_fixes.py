@@ -122,7 +122,10 @@ def _pin(place: Place, framework: str, calls: list[Call], wishes: Mapping[str, s
         return in_accelerator(place, calls, wishes)
     if framework != "accelerate":
         return replace(loader, framework="lightning")  # copies do not wait where the loader pins
-    copies = in_accelerator(place, calls, wishes)
+    try:
+        copies = in_accelerator(place, calls, wishes)
+    except NoEdit as reason:  # pinned memory alone is half of it
+        return replace(loader, framework="accelerate", notes=(*loader.notes, reason.why))
     return together(copies, loader) if copies is not None else None
 
 

@@ -79,6 +79,10 @@ class Project:
         texts = (self._tree.text(n) for n in self._tree.others if n.endswith(suffixes))
         return [f for f in texts if f is not None]
 
+    def importers(self, script: Script) -> list[str]:
+        """Files of the source folder that import a script; tests do not count."""
+        return sorted(self._tree.imports.importers.get(script.name, ())) if self._tree is not None else []
+
     # ------------------------------------------------------------------ names
 
     def resolve(self, script: Script, qualified: str | None) -> tuple[Script, cst.CSTNode] | None:

@@ -44,7 +44,7 @@ _FOREIGN_MODEL = (
 """where a model may come from that the program does not spell out; torchvision has more than models"""
 _CONVOLVES = re.compile(rf"conv(?:_?transpose)?\d|{_FOREIGN_MODEL}", re.IGNORECASE | re.MULTILINE)
 _MULTIPLIES = re.compile(
-    r"Linear|matmul|\b(?:add|badd)?b?mm\b|einsum|tensordot|\w @ |[aA]ttention|LSTM|GRU|RNN|Transformer|\bcdist\b"
+    r"Linear|matmul|\b(?:add|badd)?b?mm\b|einsum|tensordot|[\w)\]] ?@ ?[\w(]|[aA]ttention|LSTM|GRU|RNN|Transformer|\bcdist\b"
     rf"|(?i:{_FOREIGN_MODEL})",
     re.MULTILINE,
 )
