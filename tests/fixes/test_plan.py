@@ -391,6 +391,19 @@ def test_allocator_setting_goes_into_the_script_that_is_started(tmp_path: Path) 
     assert b'"PYTORCH_ALLOC_CONF"' in made.patch()
 
 
+def test_what_the_folders_around_a_recipe_require_counts_up_to_the_top_of_the_work_tree(
+    tmp_path: Path,
+) -> None:
+    recipe = tmp_path / "project/recipes/small"
+    recipe.mkdir(parents=True)
+    (tmp_path / "requirements.txt").write_text("pytorch-lightning==1.8.0\n")
+    (tmp_path / "project/.git").mkdir()
+    (tmp_path / "project/requirements.txt").write_text("pytorch-lightning>=2.0.0\n")
+    (recipe / "train.py").write_text("import pytorch_lightning as pl\n\npl.Trainer().fit(model, loader)\n")
+    made = plan(result(finding(1, fix("autocast", dtype="bfloat16"))), recipe)
+    assert b'precision="bf16-mixed"' in made.patch()
+
+
 def test_file_that_does_not_parse_is_named_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import torch\nDataLoader((\n")
     made = plan(result(finding(1, WORKERS)), tmp_path)

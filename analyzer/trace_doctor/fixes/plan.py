@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -444,8 +445,11 @@ def _short(path: str) -> str:
 
 
 def _requirements(root: Path) -> list[str]:
-    patterns = ("requirements*.txt", "pyproject.toml", "environment*.y*ml", "setup.cfg")
-    paths = [path for pattern in patterns for path in sorted(root.glob(pattern))]
+    """Texts that say what the scripts of a folder need, there and in the folders around it in its git work tree; the nearest
+    first."""
+    patterns = ("requirements*.txt", "pyproject.toml", "environment*.y*ml", "setup.cfg", "setup.py")
+    folders = [root, *islice(root.resolve().parents, git_prefix(root).count("/"))]
+    paths = [path for folder in folders for pattern in patterns for path in sorted(folder.glob(pattern))]
     plain = (p for p in paths if p.is_file() and not p.is_symlink() and p.stat().st_size < 200_000)
     return [path.read_text(encoding="utf-8", errors="replace") for path in plain]
 
