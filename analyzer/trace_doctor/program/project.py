@@ -83,6 +83,13 @@ class Project:
         """Files of the source folder that import a script; tests do not count."""
         return sorted(self._tree.imports.importers.get(script.name, ())) if self._tree is not None else []
 
+    def share_imports(self, one: Script, other: Script) -> bool:
+        """Whether one of two scripts imports the other, itself or through others."""
+        if self._tree is None or one is other:
+            return True
+        imports = self._tree.imports
+        return other.name in imports.reach([one.name]) or one.name in imports.reach([other.name])
+
     # ------------------------------------------------------------------ names
 
     def resolve(self, script: Script, qualified: str | None) -> tuple[Script, cst.CSTNode] | None:
