@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trace_doctor.fixes.codemods.compiling import takes_graphs
 from trace_doctor.model import Result
 from trace_doctor.model.parameters import Autocast, Compile, Parameters, SetConfig
 from trace_doctor.program.edits import NoEdit
@@ -27,7 +28,6 @@ _ON_GPU = [
     "zero-grad",
 ]
 """edits that gain something on a GPU only: its memory, its launches, waiting for it, types that its Tensor Cores take"""
-_GRAPHS = ("reduce-overhead", "max-autotune")
 _CUDNN = "torch.backends.cudnn.benchmark"
 _TF32 = "torch.backends.cuda.matmul.allow_tf32"
 
@@ -58,7 +58,7 @@ def _gains_on_gpu(codemod: str, params: Parameters, name: str) -> bool:
         case Autocast():
             return params.device != "cpu"
         case Compile() if codemod == "compile-model":
-            return params.mode in _GRAPHS or params.backend == "cudagraphs"
+            return takes_graphs(params)
         case SetConfig():
             return name in (_CUDNN, _TF32)
     return codemod in _ON_GPU
