@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import libcst as cst
 
-from trace_doctor.fixes.batch_sizes import batch_size_of, part_of_batch, refuse_divided, resize
+from trace_doctor.fixes.batch_sizes import (
+    batch_size_of,
+    own_size,
+    part_of_batch,
+    refuse_divided,
+    resize,
+    sharing,
+    used_otherwise,
+)
 from trace_doctor.fixes.codemods import codemod
 from trace_doctor.fixes.codemods.zero_grad import refuse_changed_gradients
 from trace_doctor.fixes.literals import source_text
@@ -24,6 +34,7 @@ _ACCUMULATE = {
     "transformers": "TrainingArguments(gradient_accumulation_steps=N)",
     "deepspeed": '"gradient_accumulation_steps" in its configuration',
 }
+_SHARED = "the loader of {}:{} gets the same batches"
 _AFTER_BACKWARD = ("step", "update", "zero_grad", "unscale_", "clip_grad_norm_", "clip_grad_value_")
 
 
@@ -36,7 +47,13 @@ def batch_size(place: Place, params: BatchSize) -> Change:
     origin, size = batch_size_of(place, script, call)
     if size >= params.size:
         raise already(origin.script, origin.value, f"sets a batch of {size} already")
-    change = resize(origin, params.size)
+    others = sharing(place, call, origin)
+    own = origin if not others or used_otherwise(place, origin) else own_size(script, call, origin)
+    change = resize(own, params.size)
+    if others and own is origin:
+        change = replace(
+            change, notes=(*change.notes, *(_SHARED.format(o.name, o.line(c)) for o, c in others))
+        )
     with sketched(change):
         refuse_divided(origin, place.program)
     return change
