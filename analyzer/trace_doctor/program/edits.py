@@ -55,6 +55,8 @@ class Change:
     """edits of other files that belong to the same change (the option's default in one, the call in another)"""
     elsewhere: str = ""
     """which files may undo the change and were not checked"""
+    title: str = ""
+    """what the change does, where that is less than the title of its fix says"""
 
     @property
     def files(self) -> tuple[tuple[TextFile, tuple[Edit, ...]], ...]:
