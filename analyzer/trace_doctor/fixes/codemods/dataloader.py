@@ -114,7 +114,7 @@ class _Loader:
         file, edits = self.edits.files.get(script.name) or next(iter(self.edits.files.values()))
         line = script.line(self.call) if file.name == script.name else file.line_of(edits[0].start)
         change = self.edits.change(file, line, None)
-        if count > (target := int(settings.get("num_workers") or 0)) > 0:
+        if count > int(settings.get("num_workers") or 0) > 0:
             change = replace(change, title=f"Set {' and '.join(n for n in _ORDER if n in names)}")
         doubt = _may_repeat(self.project, script, self.call) if settings.get("num_workers") else ""
         if doubt == _SHARDING:
