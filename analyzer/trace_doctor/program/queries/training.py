@@ -269,6 +269,9 @@ def find_model(step: Step) -> Model:
     script = step.script
     calls = model_calls(step, step.home)
     if not calls:
+        for call in (c for c in part_calls(step, step.home) if method_name(c) == "forward"):
+            why = f"the step calls {script.code(call.func)}(), not the model itself, which is what torch changes"
+            raise refusal(script, call, why, kind="unresolved")
         why = "which module the step trains cannot be told: its construction is not in these scripts"
         raise refusal(script, step.backward, why, kind="unresolved")
     models = {id(o): (s, o) for c in calls for s, o in step.program.of(script, c.func)}
