@@ -24,7 +24,6 @@ from trace_doctor.program.edits import (
 from trace_doctor.program.place import Place, already, in_function, on_line, only, refusal
 from trace_doctor.program.queries.arguments import refuse_configured, refuse_explained
 from trace_doctor.program.queries.loops import (
-    conditional,
     enclosing_loop,
     in_handler,
     method_calls,
@@ -47,7 +46,7 @@ def remove_call(place: Place, params: RemoveCall) -> Change:
         seldom = [(s, c) for s, c in calls if not _in_each_step(s, c)]
         calls = [pair for pair in calls if pair not in seldom]
         if seldom and not calls:
-            raise refusal(*seldom[0], "it does not run in each step: once per epoch, or under a condition")
+            raise refusal(*seldom[0], "it does not run in each step: once per epoch, or every so many steps")
     script, call = only(calls, f"call {name}", f"no call of {name} was found there")
     statement = script.statement_of(call)
     if not isinstance(statement, cst.Expr) or statement.value is not call:
@@ -112,7 +111,9 @@ def _in_each_step(script: Script, call: cst.Call) -> bool:
         for home, around in homes
         for c, _ in method_calls(script, "backward", home)
     )
-    return not conditional(script, call) and any(steps)
+    tests = (up.test for up in script.between(call, loop) if isinstance(up, cst.If))
+    counted = any(True for test in tests for _ in script.all(cst.Modulo, within=test))
+    return not counted and any(steps)
 
 
 @codemod(

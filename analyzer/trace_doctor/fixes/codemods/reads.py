@@ -66,7 +66,7 @@ def _reading_as_well(script: Script, statement: cst.CSTNode) -> list[cst.CSTNode
 # ---------------------------------------------------------------------- every-n-guard
 
 
-@codemod("every-n-guard", EveryN, words=(".item(", "float(", ".cpu("))
+@codemod("every-n-guard", EveryN, adds="detach float", words=(".item(", "float(", ".cpu("))
 def every_n_guard(place: Place, params: EveryN) -> Change:
     """Runs a log line that reads a value from the device only every N iterations."""
     logs = [(s, e) for s in place.scripts for e in s.all(cst.Expr) if _logs_a_value(s, e)]
