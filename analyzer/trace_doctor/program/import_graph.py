@@ -93,7 +93,7 @@ class ImportGraph:
         graph: dict[str, frozenset[str]] = {}
         for name in self._files:
             data = self._data(name)
-            modules = set(_imported_names(data))
+            modules = set(imported_names(data))
             if b"hydra" in data:
                 modules |= {target.decode().rpartition(".")[0] for target in hydra_targets}
             files = {file for module in modules for file in self._chain(module, name)}
@@ -162,7 +162,7 @@ class ImportGraph:
         return closure
 
 
-def _imported_names(data: bytes) -> Iterator[str]:
+def imported_names(data: bytes) -> Iterator[str]:
     """Dotted names that a file's import statements may load: for `from a import b` both `a` and `a.b`."""
     for match in _IMPORT.finditer(data):
         if match["modules"] is not None:

@@ -22,6 +22,7 @@ from trace_doctor.program.dataflow import (
     method_of,
     walk,
 )
+from trace_doctor.program.import_graph import imported_names
 from trace_doctor.program.script import Script, dotted, imported_modules
 from trace_doctor.program.source_tree import SourceTree
 from trace_doctor.program.text_file import TextFile
@@ -82,6 +83,17 @@ class Project:
     def importers(self, script: Script) -> list[str]:
         """Files of the source folder that import a script; tests do not count."""
         return sorted(self._tree.imports.importers.get(script.name, ())) if self._tree is not None else []
+
+    def foreign_packages(self) -> set[str]:
+        """The packages that the files of the program import and that are no files of the source folder."""
+        if self._tree is None:
+            return {m.split(".")[0] for d in self.data() for m in imported_names(d) if not m.startswith(".")}
+        resolve, roots = self._tree.imports.resolve, set[str]()
+        for name in self._names:
+            for module in imported_names(self._tree.data(name)):
+                if not module.startswith(".") and resolve(module, name) is None:
+                    roots.add(module.split(".")[0])
+        return {r for r in roots if r and all(resolve(r, name) is None for name in self._names)}
 
     def share_imports(self, one: Script, other: Script) -> bool:
         """Whether one of two scripts imports the other, itself or through others."""

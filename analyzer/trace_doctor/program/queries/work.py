@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import re
+import sys
 import tokenize
 from functools import lru_cache
 
@@ -48,14 +49,53 @@ _MULTIPLIES = re.compile(
     rf"|(?i:{_FOREIGN_MODEL})",
     re.MULTILINE,
 )
+_WITHOUT_MODELS = sys.stdlib_module_names | frozenset(
+    [
+        "torch",
+        "torchvision",
+        "numpy",
+        "scipy",
+        "matplotlib",
+        "pandas",
+        "seaborn",
+        "sklearn",
+        "tqdm",
+        "PIL",
+        "cv2",
+        "imageio",
+        "skimage",
+        "yaml",
+        "h5py",
+        "psutil",
+        "joblib",
+        "cloudpickle",
+        "gym",
+        "gymnasium",
+        "mpi4py",
+        "networkx",
+        "hyperopt",
+        "tensorboard",
+        "tensorboardX",
+        "wandb",
+        "visdom",
+        "torchdiffeq",
+        "torchtext",
+        "requests",
+        "setuptools",
+        "termcolor",
+    ]
+)
+"""packages that bring a program no model and no device; what another one brings is not known"""
 _BEGINS = (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
 """after which a statement begins"""
 
 
 @lru_cache(maxsize=16)
 def may_use_gpu(program: Project) -> bool:
-    """Whether a program may run on a GPU. Not where it trains by its own `backward()`, and all that its files say of devices
-    is that they are the CPU, or that CUDA sees none."""
+    """Whether a program may run on a GPU. Not where it imports no package that may bring one, trains by its own `backward()`,
+    and all that its files say of devices is that they are the CPU, or that CUDA sees none."""
+    if _imports_unknown(program):
+        return True
     texts = [_NO_GPU.sub("", text) for text in _texts(program)]
     if not any(".backward(" in text for text in texts) or any(map(_GPU.search, texts)):
         return True
@@ -66,13 +106,13 @@ def may_use_gpu(program: Project) -> bool:
 @lru_cache(maxsize=16)
 def may_convolve(program: Project) -> bool:
     """Whether a program may call cuDNN's convolutions."""
-    return any(map(_CONVOLVES.search, _texts(program)))
+    return _imports_unknown(program) or any(map(_CONVOLVES.search, _texts(program)))
 
 
 @lru_cache(maxsize=16)
 def may_multiply(program: Project) -> bool:
     """Whether a program may multiply matrices."""
-    return any(map(_MULTIPLIES.search, _texts(program)))
+    return _imports_unknown(program) or any(map(_MULTIPLIES.search, _texts(program)))
 
 
 @lru_cache(maxsize=16)
@@ -100,6 +140,11 @@ def _is_autocast(script: Script, node: cst.CSTNode) -> bool:
                 on = enabled is None or literal(enabled.value) is True
                 return on and (dtype is None or script.code(dtype.value).endswith("float16"))
     return False
+
+
+@lru_cache(maxsize=16)
+def _imports_unknown(program: Project) -> bool:
+    return not program.foreign_packages() <= _WITHOUT_MODELS
 
 
 @lru_cache(maxsize=16)
