@@ -46,7 +46,9 @@ def remove_call(place: Place, params: RemoveCall) -> Change:
         seldom = [(s, c) for s, c in calls if not _in_each_step(s, c)]
         calls = [pair for pair in calls if pair not in seldom]
         if seldom and not calls:
-            raise refusal(*seldom[0], "it does not run in each step: once per epoch, or every so many steps")
+            raise refusal(
+                *seldom[0], "it does not run in each step: once per epoch, or after a number of steps"
+            )
     script, call = only(calls, f"call {name}", f"no call of {name} was found there")
     statement = script.statement_of(call)
     if not isinstance(statement, cst.Expr) or statement.value is not call:
