@@ -83,6 +83,10 @@ _WITHOUT_MODELS = sys.stdlib_module_names | frozenset(
         "requests",
         "setuptools",
         "termcolor",
+        "tensorflow",
+        "pycocotools",
+        "sphinx",
+        "recommonmark",
     ]
 )
 """packages that bring a program no model and no device; what another one brings is not known"""
