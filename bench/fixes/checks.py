@@ -52,7 +52,7 @@ _WRITES: dict[str, set[str]] = {
     "dataloader-args": {"num_workers", "pin_memory", "persistent_workers", "prefetch_factor", "dataloader_num_workers",
                         "dataloader_pin_memory", "dataloader_persistent_workers", "dataloader_prefetch_factor"},
     "detach-accumulation": {"detach", "item"},
-    "every-n-guard": {"enumerate", "step", "logging_steps", "log_every_n_steps"},
+    "every-n-guard": {"detach", "float", "enumerate", "step", "logging_steps", "log_every_n_steps"},
     "gradient-accumulation": {"enumerate", "step", "len", "gradient_accumulation_steps", "per_device_train_batch_size",
                               "accumulate_grad_batches"},
     "graph-break-line": {"pass", "compiler", "is_compiling", "_dynamo", "config", "capture_scalar_outputs"},

@@ -51,6 +51,8 @@ FAULTS: dict[str, str] = {
 }
 """what the text of a program that has a rule's fault holds; of the rules left out any program can have the fault, or its
 site is the fault (a read, a copy, an attention)"""
+_OF_CASE = "train.py:8"
+"""the place in titles of the rules' own cases"""
 _NEEDS_STACKS = ("graph-break-line", "mark-dynamic")
 _WITH_LINES = ("TD4", "TD5")
 """memory snapshots and compile events name lines, stacks of the profiler only functions"""
@@ -239,7 +241,10 @@ def _finding(advice: Advice, site: Site | None, exact: bool) -> Finding:
         if fix.codemod == "mark-dynamic" and site is not None:
             params["name"] = site.name
         target = Target(file=path, line=line, function=function) if aimed or fix.target is not None else None
-        fixes.append(msgspec.structs.replace(fix, params=params, target=target if site else None))
+        title = fix.title.replace(_OF_CASE, f"{site.file}:{site.line}" if site else "the line")
+        fixes.append(
+            msgspec.structs.replace(fix, title=title, params=params, target=target if site else None)
+        )
     mark = f"{advices().index(advice)}-{advice.codemod}{'' if site is None else f':{site.file}:{site.line}:{exact}'}"
     return Finding(
         id=f"{advice.code}-{mark}", code=advice.code, name=advice.name, title="t", severity="info", confidence="high",

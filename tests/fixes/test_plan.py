@@ -393,9 +393,33 @@ def test_allocator_setting_goes_into_the_script_that_is_started(tmp_path: Path) 
     (tmp_path / "model.py").write_text("import torch\n")
     (tmp_path / "train.py").write_text(LOOP + '\n\nif __name__ == "__main__":\n    train()\n')
     (tmp_path / "requirements.txt").write_text("numpy\ntorch==2.13.0\n")
-    made = plan(Result(findings=[finding(1, ALLOCATOR, file="model.py", line=1)]), tmp_path)
+    snapshot = Input(path="t", kind="snapshot")
+    made = plan(
+        Result(findings=[finding(1, ALLOCATOR, file="model.py", line=1)], inputs=[snapshot]), tmp_path
+    )
     assert list(made.outputs) == ["train.py"]
     assert b'"PYTORCH_ALLOC_CONF"' in made.patch()
+
+
+def test_what_the_folders_around_a_recipe_require_counts_up_to_the_top_of_the_work_tree(
+    tmp_path: Path,
+) -> None:
+    recipe = tmp_path / "project/recipes/small"
+    recipe.mkdir(parents=True)
+    (tmp_path / "requirements.txt").write_text("pytorch-lightning==1.8.0\n")
+    (tmp_path / "project/.git").mkdir()
+    (tmp_path / "project/requirements.txt").write_text("pytorch-lightning>=2.0.0\n")
+    (recipe / "train.py").write_text("import pytorch_lightning as pl\n\npl.Trainer().fit(model, loader)\n")
+    made = plan(result(finding(1, fix("autocast", dtype="bfloat16"))), recipe)
+    assert b'precision="bf16-mixed"' in made.patch()
+
+
+def test_title_does_not_name_a_worker_count_that_is_not_set(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LOOP.replace("batch_size=1", "batch_size=1, num_workers=8"))
+    more = fix("dataloader-args", num_workers=2, pin_memory=True, persistent_workers=True)
+    made = plan(result(finding(1, more)), tmp_path)
+    assert b"num_workers=8, pin_memory=True, persistent_workers=True" in made.patch()
+    assert made.items[0].fix.title == "Set pin_memory and persistent_workers"
 
 
 def test_file_that_does_not_parse_is_named_in_one_line(tmp_path: Path) -> None:

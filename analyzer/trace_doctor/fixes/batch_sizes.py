@@ -13,7 +13,7 @@ from trace_doctor.program.project import Project
 from trace_doctor.program.queries.arguments import Argument, Arguments
 from trace_doctor.program.queries.dataloaders import training_loaders
 from trace_doctor.program.queries.values import WhereSet, division_of, set_origin, where_set
-from trace_doctor.program.script import Script, literal
+from trace_doctor.program.script import Script, argument, assigned_names, literal
 
 
 def divided_batch(place: Place, count: int) -> Change:
@@ -63,6 +63,35 @@ def batch_argument(place: Place, script: Script, call: cst.Call) -> Argument:
         what = arguments.hidden or f"{arguments.times('batch_size')} places"
         raise refusal(script, call, f"batch_size comes from {what}")
     return arg
+
+
+def sharing(place: Place, call: cst.Call, origin: WhereSet) -> list[tuple[Script, cst.Call]]:
+    """The other loaders of the program that take their batch size from the same place."""
+    return [
+        (script, other)
+        for script, other in place.program.dataloaders
+        if other is not call
+        and (arg := argument(other, "batch_size", 1)) is not None
+        and (there := where_set(script, arg.value, place.program)) is not None
+        and there.value is origin.value
+    ]
+
+
+def used_otherwise(place: Place, origin: WhereSet) -> bool:
+    """Whether a batch size is more than a constant of one script that its loaders take."""
+    script = origin.script
+    names = assigned_names(script.statement_of(origin.value))
+    if origin.how != "constant" or len(names) != 1 or names[0] is None or place.program.importers(script):
+        return True
+    loaders = [call for where, call in place.program.dataloaders if where is script]
+    reads = (n for n in script.variables(names[0]) if not isinstance(script.parent(n), cst.AssignTarget))
+    return not all(any(script.within(n, call) for call in loaders) for n in reads)
+
+
+def own_size(script: Script, call: cst.Call, origin: WhereSet) -> WhereSet:
+    """The batch size of a loader alone, in place of the name that others take as well."""
+    arg = argument(call, "batch_size", 1)
+    return replace(origin, value=arg.value, script=script) if arg is not None else origin
 
 
 def resize(origin: WhereSet, size: int) -> Change:

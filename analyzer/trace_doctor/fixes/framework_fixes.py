@@ -122,7 +122,10 @@ def _pin(place: Place, framework: str, calls: list[Call], wishes: Mapping[str, s
         return in_accelerator(place, calls, wishes)
     if framework != "accelerate":
         return replace(loader, framework="lightning")  # copies do not wait where the loader pins
-    copies = in_accelerator(place, calls, wishes)
+    try:
+        copies = in_accelerator(place, calls, wishes)
+    except NoEdit as reason:  # pinned memory alone is half of it
+        return replace(loader, framework="accelerate", notes=(*loader.notes, reason.why))
     return together(copies, loader) if copies is not None else None
 
 
@@ -131,11 +134,21 @@ def _pin(place: Place, framework: str, calls: list[Call], wishes: Mapping[str, s
 
 def _framework(place: Place) -> tuple[str, list[Call]] | None:
     """The framework that runs the loop which a place means, with the calls that construct its Trainer."""
-    trainers = _trainers(place.program)
+    trainers = _of_engine(place, _trainers(place.program))
     for name in ("transformers", "lightning"):
         if name in trainers and (_starts(place) or not _own_loops(place)):
             return name, trainers[name]
     return next(((n, trainers[n]) for n in ("accelerate", "fabric", "deepspeed") if n in trainers), None)
+
+
+def _of_engine(place: Place, trainers: dict[str, list[Call]]) -> dict[str, list[Call]]:
+    """Of the Trainers of several frameworks those in files that import the captured one, or that it imports: a program can
+    have several engines, of which the others did not run. All where that tells none."""
+    if len(trainers) < 2 or place.script is None:
+        return trainers
+    near = {s: place.program.share_imports(s, place.script) for calls in trainers.values() for s, _ in calls}
+    own = {name: [(s, c) for s, c in calls if near[s]] for name, calls in trainers.items()}
+    return {name: calls for name, calls in own.items() if calls} or trainers
 
 
 @lru_cache(maxsize=8)
@@ -182,7 +195,10 @@ def _starts(place: Place) -> bool:
 
 
 def _own_loops(place: Place) -> bool:
-    return any(True for s in place.program.scripts_with("backward(", ".step(") for _ in training_loops(s))
+    """Whether the program trains in a loop of its own, in a file that the captured one imports or is imported by."""
+    scripts = place.program.scripts_with("backward(", ".step(")
+    near = (s for s in scripts if place.script is None or place.program.share_imports(s, place.script))
+    return any(True for s in near for _ in training_loops(s))
 
 
 def _by_hand(place: Place) -> bool:

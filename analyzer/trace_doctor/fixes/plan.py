@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -15,6 +16,7 @@ from trace_doctor.fixes.diffs import unified_diff
 from trace_doctor.fixes.framework_fixes import in_framework, settings_first
 from trace_doctor.fixes.frameworks.trainers import minimum_versions
 from trace_doctor.fixes.resolved import PlannedFix, Status, new_bytes, sketch_of, together
+from trace_doctor.fixes.without_effect import names_gpu, refuse_without_effect
 from trace_doctor.model import NOT_PATCHED, Finding, Fix, Location, Result, Target
 from trace_doctor.model.parameters import Parameters
 from trace_doctor.program import edits as editing
@@ -114,7 +116,9 @@ def plan(
     used = {(row.input, row.device) for row in result.time_ledger if row.device >= 0}
     one_device = bool(used) and len({number for number, _ in used}) == len(used)
     executed = Executed(result.lines_run or (), without_effect)
-    source_ = _Source(tree, prefix, torch, _named_files(result, tree), excerpts, one_device, executed, ran)
+    source_ = _Source(
+        tree, prefix, torch, _named_files(result, tree), excerpts, one_device, names_gpu(result), executed, ran
+    )  # fmt: skip
     labels = {s.upper() for s in select}
     selected = (f for f in result.findings if is_selected(f, [s.partition(".")[0] for s in select]))
     fixes = [
@@ -162,6 +166,8 @@ class _Source:
     """file -> line -> its text when the result was made, as far as the result holds it"""
     one_device: bool
     """whether each captured process is known to have used a single GPU"""
+    gpu: bool
+    """whether the capture has GPU activity"""
     executed: Executed
     ran: Sequence[str] = ()
     """scripts that the captured run is known to have loaded; empty where that is not known"""
@@ -203,7 +209,10 @@ def _resolve(finding: Finding, index: int, fix: Fix, source: _Source) -> Planned
     diff = b"".join(unified_diff(source.prefix + file.name, file.data, new) for file, new in after)
     if not diff and not change.options:
         return replace(bare, status="already", why="nothing to change")
-    ready = replace(bare, status="ready", change=change, diff=diff)
+    title = change.title or fix.title
+    ready = replace(
+        bare, status="ready", change=change, diff=diff, fix=msgspec.structs.replace(fix, title=title)
+    )
     if ready.safety != "display":
         return ready
     return replace(ready, status="display", sketch=sketch_of([change]))
@@ -255,10 +264,7 @@ def _without_notes(fix: Fix) -> Fix:
 
 
 def _run(mod: Codemod, finding: Finding, fix: Fix, params: Parameters, source: _Source) -> Change:
-    """Tries the places from the narrowest to the widest; the first that holds what the codemod looks for decides.
-
-    The widest is the program that the capture ran: other scripts of the folder are not what the finding is about.
-    """
+    """The change in the program that the capture ran. Raises NoEdit where there is none, or it would have no effect."""
     tree = source.tree
     if tree.single is None:
         _refuse_no_script(tree, fix.target, params.target, finding.location)
@@ -273,6 +279,25 @@ def _run(mod: Codemod, finding: Finding, fix: Fix, params: Parameters, source: _
         packages=_packages(tree, names),
         one_device=source.one_device,
     )
+    change = _first_change(mod, finding, fix, params, source, own, anywhere)
+    refuse_without_effect(project, mod.name, params, gpu=source.gpu)
+    return change
+
+
+def _first_change(
+    mod: Codemod,
+    finding: Finding,
+    fix: Fix,
+    params: Parameters,
+    source: _Source,
+    own: Sequence[str],
+    anywhere: Place,
+) -> Change:
+    """Tries the places from the narrowest to the widest; the first that holds what the codemod looks for decides.
+
+    The widest is the program that the capture ran: other scripts of the folder are not what the finding is about.
+    """
+    tree, project = source.tree, anywhere.program
     place = _place(_target(mod, finding, fix, params), source, anywhere)
     if settings_first(mod.name) and (change := in_framework(place or anywhere, mod.name, params)):
         return change
@@ -281,7 +306,7 @@ def _run(mod: Codemod, finding: Finding, fix: Fix, params: Parameters, source: _
     places = [place] if place is not None else []
     if place is None or mod.elsewhere:
         words = (params.mentions,) if params.mentions else mod.words or ("torch",)
-        scripts = tree.scripts_with(*words, among=names)
+        scripts = project.scripts_with(*words)
         wider = ([s for s in scripts if s.name in own], scripts)
         places += [replace(anywhere, scripts=some) for some in wider if some]
     sought = params.mentions or " or ".join(mod.words) or f"what {mod.name} looks for"
@@ -435,8 +460,11 @@ def _short(path: str) -> str:
 
 
 def _requirements(root: Path) -> list[str]:
-    patterns = ("requirements*.txt", "pyproject.toml", "environment*.y*ml", "setup.cfg")
-    paths = [path for pattern in patterns for path in sorted(root.glob(pattern))]
+    """Texts that say what the scripts of a folder need, there and in the folders around it in its git work tree; the nearest
+    first."""
+    patterns = ("requirements*.txt", "pyproject.toml", "environment*.y*ml", "setup.cfg", "setup.py")
+    folders = [root, *islice(root.resolve().parents, git_prefix(root).count("/"))]
+    paths = [path for folder in folders for pattern in patterns for path in sorted(folder.glob(pattern))]
     plain = (p for p in paths if p.is_file() and not p.is_symlink() and p.stat().st_size < 200_000)
     return [path.read_text(encoding="utf-8", errors="replace") for path in plain]
 

@@ -66,6 +66,8 @@ class Change:
     """which files may undo the change and were not checked"""
     options: tuple[Option, ...] = ()
     """that belong to the change: what they set is left to them"""
+    title: str = ""
+    """what the change does, where that is less than the title of its fix says"""
 
     @property
     def files(self) -> tuple[tuple[TextFile, tuple[Edit, ...]], ...]:

@@ -210,7 +210,7 @@ class SourceTree:
             return ["/".join(parts)]  # the profiler strips sys.path, so this is how a script names itself
         by_score: dict[int, list[str]] = {}
         for name in self.files:
-            score = _common_suffix(PurePosixPath(self._long_name(name)).parts, parts)
+            score = _common_suffix((self._root_name, *name.split("/")), parts)
             if score:
                 by_score.setdefault(score, []).append(name)
         if not by_score:
@@ -224,9 +224,10 @@ class SourceTree:
         scripts = [s for s in map(self.script, best) if s is not None]
         return [s.name for s in scripts if same_function(s.enclosing_function(line), function)] or best
 
-    def _long_name(self, name: str) -> str:
-        """With the folder's own name in front, so that `proj/train.py` matches `/home/x/proj/train.py` further."""
-        return f"{self.root.resolve().name}/{name}"
+    @cached_property
+    def _root_name(self) -> str:
+        """In front of the names of files, so that `proj/train.py` matches `/home/x/proj/train.py` further."""
+        return self.root.resolve().name
 
 
 def _some(names: list[str]) -> str:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import libcst as cst
 
 from trace_doctor.fixes.batch_sizes import (
     batch_argument,
     batch_size_of,
+    own_size,
     part_of_batch,
     refuse_divided,
     resize,
+    sharing,
+    used_otherwise,
 )
 from trace_doctor.fixes.codemods import codemod
 from trace_doctor.fixes.codemods.zero_grad import refuse_changed_gradients
@@ -32,6 +37,7 @@ _ACCUMULATE = {
     "transformers": "TrainingArguments(gradient_accumulation_steps=N)",
     "deepspeed": '"gradient_accumulation_steps" in its configuration',
 }
+_SHARED = "the loader of {}:{} gets the same batches"
 _AFTER_BACKWARD = ("step", "update", "zero_grad", "unscale_", "clip_grad_norm_", "clip_grad_value_")
 
 
@@ -51,7 +57,13 @@ def batch_size(place: Place, params: BatchSize) -> Change:
     if params.times and origin.flag:
         option = Option(origin.flag, source_text(goal), origin.flags)
         return Change(origin.script, (), origin.script.line(origin.value), options=(option,))
-    change = resize(origin, goal)
+    others = sharing(place, call, origin)
+    own = origin if not others or used_otherwise(place, origin) else own_size(script, call, origin)
+    change = resize(own, goal)
+    if others and own is origin:
+        change = replace(
+            change, notes=(*change.notes, *(_SHARED.format(o.name, o.line(c)) for o, c in others))
+        )
     with sketched(change):
         refuse_divided(origin, place.program)
     return change

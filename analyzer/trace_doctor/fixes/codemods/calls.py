@@ -23,7 +23,13 @@ from trace_doctor.program.edits import (
 )
 from trace_doctor.program.place import Place, already, in_function, on_line, only, refusal
 from trace_doctor.program.queries.arguments import refuse_configured, refuse_explained
-from trace_doctor.program.queries.loops import enclosing_loop, in_handler, of_steps
+from trace_doctor.program.queries.loops import (
+    enclosing_loop,
+    in_handler,
+    method_calls,
+    of_steps,
+    trains,
+)
 from trace_doctor.program.script import Script, argument, literal, method_name
 
 _CLOCK = re.compile(r"(?:^|\.)(?:time|perf_counter|monotonic|process_time|now|elapsed_time)(?:_ns)?$")
@@ -37,6 +43,12 @@ def remove_call(place: Place, params: RemoveCall) -> Change:
     calls = on_line(place, calls)
     if place.line is None:
         calls = of_steps([(s, c) for s, c in in_function(place, calls) if _repeats(s, c)], place.function)
+        seldom = [(s, c) for s, c in calls if not _in_each_step(s, c)]
+        calls = [pair for pair in calls if pair not in seldom]
+        if seldom and not calls:
+            raise refusal(
+                *seldom[0], "it does not run in each step: once per epoch, or after a number of steps"
+            )
     script, call = only(calls, f"call {name}", f"no call of {name} was found there")
     statement = script.statement_of(call)
     if not isinstance(statement, cst.Expr) or statement.value is not call:
@@ -87,6 +99,23 @@ def _repeats(script: Script, call: cst.Call) -> bool:
         enclosing_loop(script, caller) is not None and dataflow_of(script).definition(caller.func) is function
         for caller in script.all(cst.Call)
     )
+
+
+def _in_each_step(script: Script, call: cst.Call) -> bool:
+    """Whether a call runs once per training step, or the loop around it is none that is seen to train."""
+    loop = enclosing_loop(script, call)
+    if loop is None or not trains(script, loop):
+        return True
+    functions = [dataflow_of(script).definition(c.func) for c in script.all(cst.Call, within=loop)]
+    homes = [(loop, loop), *((f, None) for f in functions if isinstance(f, cst.FunctionDef))]
+    steps = (
+        enclosing_loop(script, c) is around
+        for home, around in homes
+        for c, _ in method_calls(script, "backward", home)
+    )
+    tests = (up.test for up in script.between(call, loop) if isinstance(up, cst.If))
+    counted = any(True for test in tests for _ in script.all(cst.Modulo, within=test))
+    return not counted and any(steps)
 
 
 @codemod(

@@ -13,6 +13,7 @@ from trace_doctor.program.dataflow import dataflow_of, method_of, parameters
 from trace_doctor.program.edits import Change, Edit, NoEdit, insert_after, insert_before, sketched
 from trace_doctor.program.place import Place, already, on_line, only, refusal
 from trace_doctor.program.queries.imports import name_for
+from trace_doctor.program.queries.kept import kept_output
 from trace_doctor.program.queries.loops import Loop, method_calls
 from trace_doctor.program.queries.training import (
     Model,
@@ -48,6 +49,16 @@ _RENAMED = (
 )
 
 
+_OVERWRITTEN = (
+    "the output is still held when the model runs again, which overwrites it in CUDA graphs: clone() it first"
+)
+
+
+def takes_graphs(params: Compile) -> bool:
+    """Whether torch.compile is asked for CUDA graphs."""
+    return params.mode in ("reduce-overhead", "max-autotune") or params.backend == "cudagraphs"
+
+
 def _arguments(params: Compile) -> str:
     return ", ".join(f"{name}={source_text(value)}" for name, value in params.set_values().items())
 
@@ -74,6 +85,9 @@ def compile_model(place: Place, params: Compile) -> Change:
     name, whole = ready(model, place.program, "torch.compile")
     edit = insert_after(script, whole, f"{name}.compile({options})", "compile-model")
     in_place = Change(script, (edit,), script.line(whole), notes=notes)
+    if takes_graphs(params) and (kept := kept_output(place.program, model)) is not None:
+        with sketched(in_place):
+            raise refusal(*kept, _OVERWRITTEN)
     if accepts(place.torch, "torch.nn.Module.compile"):
         return in_place
     if place.program.scripts_with(*_STATE):

@@ -90,9 +90,10 @@ class _Loader:
     def set_arguments(self, settings: dict[str, Any]) -> Change:
         """`settings`: name -> value, workers first. Raises NoEdit where they are there, or what holds them cannot be seen."""
         script = self.script
+        counts = []
         for arguments in self.arguments.alternatives():
             self._refuse_hidden(arguments, settings)
-            self._set(arguments, settings)
+            counts.append(self._set(arguments, settings))
         if not self.edits.files and not self.options:
             raise already(script, self.call, "sets its workers and pinning already")
         names = {e.key.rpartition(":")[2] for _, edits in self.edits.files.values() for e in edits}
@@ -108,6 +109,8 @@ class _Loader:
                 f"the {kind} at {where} cannot be pickled, which spawned workers need ({_SPAWNED})"
             )
         change = self._change()
+        if min(counts, default=0) > int(settings.get("num_workers") or 0) > 0:
+            change = replace(change, title=f"Set {' and '.join(n for n in _ORDER if n in names)}")
         doubt = _may_repeat(self.project, script, self.call) if settings.get("num_workers") else ""
         if doubt == _SHARDING:
             raise refusal(script, self.call, doubt)
@@ -126,7 +129,8 @@ class _Loader:
         line = line if file.name == script.name else file.line_of(edits[0].start)
         return replace(self.edits.change(file, line, None), options=options)
 
-    def _set(self, arguments: Arguments, settings: dict[str, Any]) -> None:
+    def _set(self, arguments: Arguments, settings: dict[str, Any]) -> int:
+        """Also returns how many workers there will be, as far as that is known."""
         workers = arguments.find("num_workers")
         count = self._set_workers(workers, settings)
         additions = {"num_workers": source_text(count)} if workers is None and count else {}
@@ -149,6 +153,7 @@ class _Loader:
                 self.edits.keep(there.script, [set_value(there, value)])
         if additions:
             self.edits.keep(*arguments.add(workers, additions))
+        return count
 
     def _refuse_hidden(self, arguments: Arguments, settings: dict[str, Any]) -> None:
         script, call, hidden = self.script, self.call, arguments.hidden

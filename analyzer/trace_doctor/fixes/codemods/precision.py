@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import libcst as cst
 
 from trace_doctor.fixes.codemods import codemod
+from trace_doctor.fixes.codemods.program import of_process
 from trace_doctor.fixes.grad_scaler import scale_loss
 from trace_doctor.fixes.half_precision import refuse_half_precision
 from trace_doctor.fixes.literals import source_text
@@ -14,7 +15,7 @@ from trace_doctor.model.parameters import Autocast, Parameters
 from trace_doctor.program.dataflow import dataflow_of
 from trace_doctor.program.edits import Change, Edit, Gathered, NoEdit, add_arguments, sketched, wrap
 from trace_doctor.program.place import Place, already, refusal, started_script
-from trace_doctor.program.queries.imports import below_imports, end_of_imports, name_for
+from trace_doctor.program.queries.imports import end_of_imports, name_for
 from trace_doctor.program.queries.loops import Loop, method_calls
 from trace_doctor.program.queries.training import (
     Step,
@@ -216,7 +217,7 @@ def matmul_precision(place: Place, params: Parameters) -> Change:
         raise NoEdit("unresolved", f"{script.name} imports no torch")
     torch, imports = name_for(script, "torch", script.module)
     code = f'backends.cuda.matmul.{_NEW} = "tf32"' if new else 'set_float32_matmul_precision("high")'
-    edit = below_imports(script, anchor, f"{torch}.{code}", "matmul-precision")
+    edit = of_process(script, place.program, anchor, f"{torch}.{code}", "matmul-precision")
     return Change(script, (*imports, edit), script.line(anchor))
 
 

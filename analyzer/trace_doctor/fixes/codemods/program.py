@@ -16,6 +16,7 @@ from trace_doctor.model.parameters import AllocatorSetting, SetConfig, is_true
 from trace_doctor.program.edits import Candidate, Change, Edit, NoEdit, insert_after, insert_before, sketched
 from trace_doctor.program.place import Place, already, candidate, refusal, started_script
 from trace_doctor.program.project import Project
+from trace_doctor.program.queries.entry import main_guard
 from trace_doctor.program.queries.imports import (
     add_import,
     below_imports,
@@ -64,6 +65,8 @@ def _set_allocator(place: Place, params: AllocatorSetting) -> Change:
     docstring_line = (
         first if first is script.module.body[0] and script.module.get_docstring() is not None else None
     )
+    if importers := place.program.importers(script):
+        raise _of_importers(script, first, importers[0], setting)
     if (other := docstring_line or _other_os(script) or _named_elsewhere(script)) is not None:
         raise refusal(script, other, f"set {setting} before torch is imported")
     name = allocator_variable(place.torch)
@@ -228,7 +231,7 @@ def configure(script: Script, program: Project, name: str, state: bool) -> Chang
             if other.code(assign.value) == value:
                 raise already(other, assign, f"sets {name} already")
             raise refusal(other, assign, f"{name} is set from something else")
-    change = _assignment(script, name, value)
+    change = _assignment(script, program, name, value)
     with sketched(change):
         for other in (script, *others):
             set_there = [
@@ -242,7 +245,27 @@ def configure(script: Script, program: Project, name: str, state: bool) -> Chang
     return change
 
 
-def _assignment(script: Script, name: str, value: str) -> Change:
+def of_process(script: Script, program: Project, last: cst.SimpleStatementLine, code: str, key: str) -> Edit:
+    """A setting below the imports; in `if __name__ == "__main__":` where other files import the script, whose process it is not
+    to change. Raises NoEdit where that is not what each process of the program runs."""
+    importers = program.importers(script)
+    if not importers:
+        return below_imports(script, last, code, key)
+    guard = main_guard(script)
+    if guard is None or any(True for _ in program.scripts_with("spawn", "Process(")):
+        raise _of_importers(script, last, importers[0], code)
+    below = script.line_starts[
+        script.line_of(script.span(guard.test)[1])
+    ]  # above a comment on what is first now
+    return Edit(below, below, f"{script.indent(guard.body.body[0])}{code}\n", key, code)
+
+
+def _of_importers(script: Script, node: cst.CSTNode, importer: str, code: str) -> NoEdit:
+    why = f"{importer} imports this script, and would get the setting as well: {code} belongs into the script that is started"
+    return refusal(script, node, why)
+
+
+def _assignment(script: Script, program: Project, name: str, value: str) -> Change:
     for assign in script.all(cst.Assign):
         if any(script.qualified(t.target) == name or dotted(t.target) == name for t in assign.targets):
             if script.code(assign.value) == value:
@@ -255,7 +278,7 @@ def _assignment(script: Script, name: str, value: str) -> Change:
     if last is None:
         raise NoEdit("unresolved", f"{script.name} imports no torch")
     module = next((m for m in _LAZY_MODULES if name.startswith(m + ".")), "torch")
-    edits = [below_imports(script, last, f"{name} = {value}", f"config:{name}")]
+    edits = [of_process(script, program, last, f"{name} = {value}", f"config:{name}")]
     above = (node for node in script.all(cst.Import) if script.line(node) <= script.line(last))
     if not any(dotted(a.name) == module and a.asname is None for node in above for a in node.names):
         edits.insert(

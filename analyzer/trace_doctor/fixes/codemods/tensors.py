@@ -1,4 +1,4 @@
-"""Edits of single expressions: detach a running sum, guard a log line, create a tensor where it is used."""
+"""Edits of single expressions: detach a running sum, create a tensor where it is used."""
 
 from __future__ import annotations
 
@@ -7,20 +7,17 @@ import re
 import libcst as cst
 
 from trace_doctor.fixes.codemods import codemod
-from trace_doctor.fixes.literals import source_text
-from trace_doctor.model.parameters import EveryN, Parameters
+from trace_doctor.model.parameters import Parameters
 from trace_doctor.program.dataflow import dataflow_of
-from trace_doctor.program.edits import Change, Edit, add_arguments, shares_line, wrap
-from trace_doctor.program.place import Place, in_function, on_line, only, refusal
+from trace_doctor.program.edits import Change, Edit, add_arguments
+from trace_doctor.program.place import Place, on_line, only, refusal
 from trace_doctor.program.queries.loops import (
     backward_values,
-    conditional,
     enclosing_loop,
     method_calls,
     names_in,
     of_steps,
 )
-from trace_doctor.program.queries.reached import reached
 from trace_doctor.program.script import (
     Script,
     argument,
@@ -30,11 +27,6 @@ from trace_doctor.program.script import (
     receiver,
 )
 
-_LOG_CALLS = re.compile(
-    r"print|(.*\.)?(log|logger|logging|wandb|writer|tb|pbar|bar|tqdm|progress\w*|run|mlflow)\."
-    r"(log|info|debug|warning|add_scalar|add_scalars|set_postfix|set_postfix_str|set_description|write|log_metric|log_metrics)",
-    re.IGNORECASE,
-)
 _RANDOM = ("rand", "randn", "randint", "randperm")
 _FILLS = (
     "zeros",
@@ -152,116 +144,6 @@ def _names_from(script: Script, home: cst.CSTNode | None, text: str) -> set[str]
 def _is_returned(script: Script, home: cst.CSTNode | None, names: set[str]) -> bool:
     returns = script.all(cst.Return, within=home)
     return any(r.value is not None and names_in(script, r.value) & names for r in returns)
-
-
-# ---------------------------------------------------------------------- every-n-guard
-
-
-@codemod("every-n-guard", EveryN, words=(".item(", "float(", ".cpu("))
-def every_n_guard(place: Place, params: EveryN) -> Change:
-    """Runs a log line that reads a value from the device only every N iterations."""
-    every = source_text(params.every)
-    logs = [(s, e) for s in place.scripts for e in s.all(cst.Expr) if _logs_a_value(s, e)]
-    logs = in_function(place, logs)
-    logs = of_steps(logs, place.function) if place.line is None else on_line(place, logs)
-    script, statement = only(logs, "log a value in a loop", "no log line with .item() was found there")
-    loop = enclosing_loop(script, statement)
-    counter = _counter(script, loop)
-    if counter is None:
-        raise refusal(script, statement, "the loop has no counter to guard the line with")
-    if shares_line(script, statement):
-        raise refusal(script, statement, "other statements share the line")
-    if (effect := _effect(place, script, statement)) is not None:
-        raise refusal(script, effect, "the log line does more than read a value, which every iteration needs")
-    edits = wrap(script, statement, statement, f"if {counter} % {every} == 0:")
-    return Change(script, tuple(edits), script.line(statement), notes=read_beside(script, statement))
-
-
-def read_beside(script: Script, statement: cst.CSTNode) -> tuple[str, ...]:
-    """A note where each iteration reads a value that the statement reads in another place too: without the first, the second
-    waits."""
-    loop = enclosing_loop(script, statement)
-    read = {name for call in script.all(cst.Call, within=statement) if (name := _read_value(script, call))}
-    others = [
-        call
-        for call in script.all(cst.Call, within=loop)
-        if _read_value(script, call) in read
-        and not script.within(call, statement)
-        and enclosing_loop(script, call) is loop
-        and not conditional(script, call)
-    ]
-    if not others:
-        return ()
-    where = f"{script.name}:{script.line(others[0])}"
-    return (f"{where} reads the same value in each iteration: the wait goes there, unless that goes as well",)
-
-
-def _read_value(script: Script, call: cst.Call) -> str | None:
-    """`loss` of `loss.item()`, `loss.detach().cpu()`, `float(loss)`."""
-    value = receiver(call) if method_name(call) in ("item", "cpu", "tolist") else None
-    if script.callee(call) == "float" and len(call.args) == 1:
-        value = call.args[0].value
-    while isinstance(value, cst.Call) and method_name(value) in ("detach", "mean", "sum"):
-        value = receiver(value)
-    return dotted(value) if value is not None else None
-
-
-_EFFECTS = (
-    "next",
-    "update",
-    "step",
-    "append",
-    "extend",
-    "pop",
-    "add",
-    "backward",
-    "zero_grad",
-    "train",
-    "eval",
-    "reset",
-)
-
-
-def _effect(place: Place, script: Script, statement: cst.Expr) -> cst.CSTNode | None:
-    """What changes something inside a log line: `next(it)`, `meter.update(...)`, a binding, or a function that does."""
-    for where, node in reached(place.program, script, [statement]):
-        calls = [c for c in where.all(cst.Call, within=node) if c is not statement.value]
-        for call in calls:
-            if (method_name(call) or dotted(call.func)) in _EFFECTS:
-                return call if where is script else statement
-        binds = [
-            *where.all(cst.NamedExpr, node),
-            *where.all(cst.AugAssign, node),
-            *where.all(cst.Global, node),
-        ]
-        binds += [
-            a
-            for a in where.all(cst.Assign, node)
-            if any(isinstance(t.target, cst.Attribute) for t in a.targets)
-        ]
-        if binds:
-            return binds[0] if where is script else statement
-    return None
-
-
-def _logs_a_value(script: Script, statement: cst.Expr) -> bool:
-    if not isinstance(statement.value, cst.Call) or enclosing_loop(script, statement) is None:
-        return False
-    names = (script.callee(statement.value), dotted(statement.value.func) or "")
-    reads = any(method_name(c) in ("item", "cpu", "tolist") for c in script.all(cst.Call, within=statement))
-    return any(map(_LOG_CALLS.fullmatch, names)) and reads and not conditional(script, statement)
-
-
-def _counter(script: Script, loop: cst.CSTNode | None) -> str | None:
-    """The index of `for i, x in enumerate(...)` or `for i in range(...)`."""
-    if not isinstance(loop, cst.For) or not isinstance(loop.iter, cst.Call):
-        return None
-    calls = [loop.iter, *script.all(cst.Call, within=loop.iter)]
-    if any(script.callee(c) == "enumerate" for c in calls[:3]) and isinstance(loop.target, cst.Tuple):
-        return dotted(loop.target.elements[0].value)
-    if script.callee(loop.iter) in ("range", "tqdm.trange"):
-        return dotted(loop.target)
-    return None
 
 
 # ---------------------------------------------------------------------- tensor-device

@@ -12,7 +12,7 @@ from trace_doctor.fixes.batch_sizes import refuse_divided
 from trace_doctor.fixes.frameworks.trainers import Plugin, Setting
 from trace_doctor.fixes.literals import source_text
 from trace_doctor.program.edits import Change, Edit, Gathered, NoEdit
-from trace_doctor.program.place import Place, refusal
+from trace_doctor.program.place import Place, already, refusal
 from trace_doctor.program.queries.arguments import Argument, Arguments, add_entries, set_value
 from trace_doctor.program.queries.imports import name_for
 from trace_doctor.program.queries.values import set_origin, where_set
@@ -32,8 +32,10 @@ def set_arguments(
     _Construction(place, call, framework, edits).tell(table, wishes)
     script, node = call
     if not edits.files:
-        why = "; ".join(edits.notes) or f"{script.name}:{script.line(node)} sets this already"
-        raise NoEdit("display" if edits.notes else "already", why, framework=framework)
+        if not edits.notes:
+            raise already(script, node, "sets this already", framework)
+        why = "; ".join(note.replace(" also ", " only: ") for note in edits.notes)
+        raise NoEdit("display", f"{why}; no file here requires that release", framework=framework)
     return edits.change(script, script.line(node), framework)
 
 

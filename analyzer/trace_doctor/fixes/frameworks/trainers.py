@@ -188,7 +188,7 @@ def minimum_versions(requirements: Iterable[str], scripts: Iterable[str]) -> dic
 
 
 _PIN = re.compile(
-    r"""^[\s\-"']*(?:pytorch[-_](?=lightning))?(?P<name>transformers|accelerate|lightning)(?:\[[\w,]*\])?"""
+    r"""(?:^|[\[(,])[\s\-"']*(?:pytorch[-_](?=lightning))?(?P<name>transformers|accelerate|lightning)(?:\[[\w,]*\])?"""
     r"""\s*(?:==|>=|~=)\s*(?P<major>\d+)(?:\.(?P<minor>\d+))?""",
     re.MULTILINE,
 )

@@ -43,6 +43,14 @@ def entry_scripts(tree: SourceTree, capture_names: Sequence[str], words: Sequenc
     return [s for s in scripts if _trains_at_top(s)] or scripts
 
 
+def main_guard(script: Script) -> cst.If | None:
+    """`if __name__ == "__main__":` with lines below it."""
+    for statement in script.module.body:
+        if isinstance(statement, cst.If) and "__main__" in script.code(statement.test):
+            return statement if isinstance(statement.body, cst.IndentedBlock) else None
+    return None
+
+
 @lru_cache(maxsize=4)
 def training_files(tree: SourceTree) -> list[str]:
     """The files of all programs of a folder that train; all files where none does. For captures that name no script."""

@@ -244,7 +244,10 @@ def uses(script: Script, name: str) -> list[cst.Name]:
 
 
 def _is_package(script: Script, name: str) -> bool:
-    """Whether a name is an imported top-level package everywhere it is used."""
+    """Whether a name is an imported top-level package everywhere it is used; torch also through `import *`."""
     imported = any(alias == full == name for alias, full, _ in bindings(script))
+    imported |= name == "torch" and any(
+        isinstance(i.names, cst.ImportStar) for i in script.all(cst.ImportFrom)
+    )
     targets = [t.target for t in script.all(cst.AssignTarget)] + [p.name for p in script.all(cst.Param)]
     return imported and not any(use in targets for use in uses(script, name))

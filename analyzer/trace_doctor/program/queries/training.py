@@ -85,17 +85,17 @@ def home_of(script: Script, node: cst.CSTNode) -> Home:
 def find_step(place: Place) -> Step:
     """The one step that trains; of several, the one that the captured line is in. Raises NoEdit for none and several."""
     calls = [(s, c) for s in place.scripts for c, _ in method_calls(s, "backward") if not in_handler(s, c)]
-    backwards = [(s, c) for s, c in calls if _loss_of(c) is not None]
+    backwards = [(s, c) for s, c in calls if loss_of(c) is not None]
     if (line := place.line) is not None and place.script is not None:
         backwards = [(s, c) for s, c in backwards if s.covers(home_of(s, c), line)] or backwards
     backwards = [(s, c) for s, c in backwards if not isinstance(home_of(s, c), cst.Module)] or backwards
     script, call = only(backwards, "call backward()", "no training step (a call of backward()) was found")
-    loss = _loss_of(call)
+    loss = loss_of(call)
     assert loss is not None
     return Step(script, home_of(script, call), call, loss, place.program)
 
 
-def _loss_of(call: cst.Call) -> cst.BaseExpression | None:
+def loss_of(call: cst.Call) -> cst.BaseExpression | None:
     """`loss` of `loss.backward()` and `scaler.scale(loss).backward()`; None for a method of another kind."""
     value = receiver(call)
     if isinstance(value, cst.Call):
@@ -269,6 +269,9 @@ def find_model(step: Step) -> Model:
     script = step.script
     calls = model_calls(step, step.home)
     if not calls:
+        for call in (c for c in part_calls(step, step.home) if method_name(c) == "forward"):
+            why = f"the step calls {script.code(call.func)}(), not the model itself, which is what torch changes"
+            raise refusal(script, call, why, kind="unresolved")
         why = "which module the step trains cannot be told: its construction is not in these scripts"
         raise refusal(script, step.backward, why, kind="unresolved")
     models = {id(o): (s, o) for c in calls for s, o in step.program.of(script, c.func)}

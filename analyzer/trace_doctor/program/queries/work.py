@@ -1,0 +1,173 @@
+"""What a program can have to do at all, by the text of its files: work on a GPU, convolutions, matrix products.
+
+Each answer is yes wherever the text leaves it open: what a foreign package brings is not read.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+import tokenize
+from functools import lru_cache
+
+import libcst as cst
+
+from trace_doctor.program.project import Project
+from trace_doctor.program.queries.gradients import backwards
+from trace_doctor.program.queries.training import (
+    Step,
+    home_of,
+    loss_assignments,
+    loss_of,
+    model_calls,
+    part_calls,
+)
+from trace_doctor.program.script import Script, argument, literal
+
+_GPU = re.compile(
+    r"cuda|gpu|xpu|hpu|\bmps\b|\bnpu|accelerat|lightning|fabric|deepspeed|fastai|ignite|trainer\(|\.fit\(",
+    re.IGNORECASE,
+)
+"""what is a GPU, or may bring one by itself"""
+_NO_GPU = re.compile(r"CUDA_VISIBLE_DEVICES[\"']\]?\s*[=,]\s*[\"'](?:-1)?[\"']")
+_OTHER_DEVICE = re.compile(
+    r"device\((?!\s*(?:[\"']cpu[\"']|\)))|[\"']-+\w*device|map_location|\.to\((?!\w*device\b|torch\.\w+\))"
+    r"|\bdevice\s*=(?!=|\s*(?:torch\.device\(|[\"']cpu[\"']|(?:\w+\.)*device\b))"
+)
+"""a device that is not said to be the CPU"""
+_CPU = re.compile(r"device\(\s*[\"']cpu[\"']|\bdevice\s*=\s*[\"']cpu[\"']")
+_FOREIGN_MODEL = (
+    r"\btimm\b|\btransformers\b|\bdiffusers\b|\bhub\b|from_pretrained|jit\.load|segmentation_models|\bmonai\b|\bkornia\b"
+    r"|\blpips\b|import clip\b|^\s*(?:from|import)\s+\w*(?:efficientnet|pretrainedmodels|resnet|vgg)"
+    r"|torchvision(?!\.(?:transforms|datasets|utils)\b| import (?:transforms|datasets|utils)\b)"
+)
+"""where a model may come from that the program does not spell out; torchvision has more than models"""
+_CONVOLVES = re.compile(rf"conv(?:_?transpose)?\d|{_FOREIGN_MODEL}", re.IGNORECASE | re.MULTILINE)
+_MULTIPLIES = re.compile(
+    r"Linear|matmul|\b(?:add|badd)?b?mm\b|einsum|tensordot|[\w)\]] ?@ ?[\w(]|[aA]ttention|LSTM|GRU|RNN|Transformer|\bcdist\b"
+    rf"|(?i:{_FOREIGN_MODEL})",
+    re.MULTILINE,
+)
+_WITHOUT_MODELS = sys.stdlib_module_names | frozenset(
+    [
+        "torch",
+        "torchvision",
+        "numpy",
+        "scipy",
+        "matplotlib",
+        "pandas",
+        "seaborn",
+        "sklearn",
+        "tqdm",
+        "PIL",
+        "cv2",
+        "imageio",
+        "skimage",
+        "yaml",
+        "h5py",
+        "psutil",
+        "joblib",
+        "cloudpickle",
+        "gym",
+        "gymnasium",
+        "mpi4py",
+        "networkx",
+        "hyperopt",
+        "tensorboard",
+        "tensorboardX",
+        "wandb",
+        "visdom",
+        "torchdiffeq",
+        "torchtext",
+        "requests",
+        "setuptools",
+        "termcolor",
+        "tensorflow",
+        "pycocotools",
+        "sphinx",
+        "recommonmark",
+    ]
+)
+"""packages that bring a program no model and no device; what another one brings is not known"""
+_BEGINS = (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
+"""after which a statement begins"""
+
+
+@lru_cache(maxsize=16)
+def may_use_gpu(program: Project) -> bool:
+    """Whether a program may run on a GPU. Not where it imports no package that may bring one, trains by its own `backward()`,
+    and all that its files say of devices is that they are the CPU, or that CUDA sees none."""
+    if _imports_unknown(program):
+        return True
+    texts = [_NO_GPU.sub("", text) for text in _texts(program)]
+    if not any(".backward(" in text for text in texts) or any(map(_GPU.search, texts)):
+        return True
+    told = any("device" in text or ".to(" in text for text in texts)
+    return told and (any(map(_OTHER_DEVICE.search, texts)) or not any(map(_CPU.search, texts)))
+
+
+@lru_cache(maxsize=16)
+def may_convolve(program: Project) -> bool:
+    """Whether a program may call cuDNN's convolutions."""
+    return _imports_unknown(program) or any(map(_CONVOLVES.search, _texts(program)))
+
+
+@lru_cache(maxsize=16)
+def may_multiply(program: Project) -> bool:
+    """Whether a program may multiply matrices."""
+    return _imports_unknown(program) or any(map(_MULTIPLIES.search, _texts(program)))
+
+
+@lru_cache(maxsize=16)
+def trains_under_autocast(program: Project) -> bool:
+    """Whether each training step that is found computes its loss under autocast, unconditionally and in 16 bits."""
+    steps = [
+        Step(s, home_of(s, c), c, loss, program)
+        for s, c in backwards(program)
+        if (loss := loss_of(c)) is not None
+    ]
+    return bool(steps) and all(map(_under_autocast, steps))
+
+
+def _under_autocast(step: Step) -> bool:
+    computing = [*loss_assignments(step), *model_calls(step, step.home), *part_calls(step, step.home)]
+    return bool(loss_assignments(step)) and all(_is_autocast(step.script, node) for node in computing)
+
+
+def _is_autocast(script: Script, node: cst.CSTNode) -> bool:
+    """Whether a node stands in `with autocast(...):` that nothing switches off."""
+    for up in script.between(node, script.function_of(node)):
+        for call in (item.item for item in up.items) if isinstance(up, cst.With) else ():
+            if isinstance(call, cst.Call) and script.callee(call).endswith(".autocast"):
+                enabled, dtype = argument(call, "enabled"), argument(call, "dtype")
+                on = enabled is None or literal(enabled.value) is True
+                return on and (dtype is None or script.code(dtype.value).endswith("float16"))
+    return False
+
+
+@lru_cache(maxsize=16)
+def _imports_unknown(program: Project) -> bool:
+    return not program.foreign_packages() <= _WITHOUT_MODELS
+
+
+@lru_cache(maxsize=16)
+def _texts(program: Project) -> tuple[str, ...]:
+    return tuple(_code(data.decode("utf-8", "replace")) for data in program.data())
+
+
+def _code(text: str) -> str:
+    """The text of a script without its comments and docstrings; all of it where it is no Python of today."""
+    lines, begins = text.split("\n"), True
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            (first, start), (last, end) = token.start, token.end
+            if token.type == tokenize.COMMENT:
+                lines[first - 1] = lines[first - 1][:start]
+            elif token.type == tokenize.STRING and begins:
+                lines[last - 1] = " " * end + lines[last - 1][end:]
+                lines[first - 1 : last - 1] = [""] * (last - first)
+            begins = token.type in _BEGINS or (begins and token.type in (tokenize.COMMENT, tokenize.NL))
+    except (tokenize.TokenError, SyntaxError):
+        return text
+    return "\n".join(lines)
