@@ -65,7 +65,7 @@ def pictures(root: Path, at: str, count: int, width: int, height: int, kind: str
     folder.mkdir(parents=True, exist_ok=True)
     source = _pictures(width, height)
     for number in range(1, count + 1):
-        next(source).save(folder / f"{number:06}.{kind}")
+        next(source).save(folder / f"{number:06}.{kind}", compress_level=1)
 
 
 def faces(root: Path, at: str, count: int, attributes: list[str]) -> None:
@@ -150,6 +150,22 @@ def graphs(root: Path, at: str, count: int, nodes: int) -> None:
     path = root / at
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(lines) + "\n")
+
+
+def citations(root: Path, at: str, papers: int, words_known: int) -> None:
+    """`at`.content, a line with number, words and label for each paper, and `at`.cites, the pairs of papers."""
+    draw = random.Random(0)
+    path = root / at
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for paper in range(papers):
+        has = set(draw.sample(range(words_known), 20))
+        rows.append(
+            " ".join([str(paper), *("01"[word in has] for word in range(words_known)), f"topic{paper % 7}"])
+        )
+    path.with_suffix(".content").write_text("\n".join(rows) + "\n")
+    pairs = ((paper, draw.randrange(papers)) for paper in range(papers) for _ in range(2))
+    path.with_suffix(".cites").write_text("".join(f"{one} {other}\n" for one, other in pairs if one != other))
 
 
 def folders(root: Path, at: list[str]) -> None:

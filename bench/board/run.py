@@ -23,8 +23,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.board import data
-
 HERE = Path(__file__).parent
 HEAD = (
     "script",
@@ -104,9 +102,11 @@ def edit(folder: Path, edits: list[Row]) -> None:
 
 def prepare(row: Row, repos: Path, scratch: Path) -> list[Path]:
     """The folders in which the script runs, with its data: with the fault, and with the expert's edits."""
-    faulty, skilled = scratch / "fault", scratch / "expert"
+    faulty, skilled = (scratch / side / "of" / "the" / row["name"] for side in ("fault", "expert"))
     name, commit = row["repository"].split("@")
     take_out(git_folder(repos, name), commit, row["paths"], faulty)
+    from bench.board import data  # it needs Pillow, which the tests of this file do without
+
     cwd = row.get("cwd", ".")
     for made in row.get("data", []):
         arguments = {key: value for key, value in made.items() if key != "make"}
@@ -115,10 +115,6 @@ def prepare(row: Row, repos: Path, scratch: Path) -> list[Path]:
     edit(faulty, row.get("setup", []) + row.get("plant", []))
     edit(skilled, row.get("setup", []) + row.get("expert", []))
     return [faulty / cwd, skilled / cwd]
-
-
-def command(row: Row, python: str, text: str) -> list[str]:
-    return [python if part == "python" else part for part in shlex.split(text)]
 
 
 def started(argv: list[str], cwd: Path, row: Row, paths: list[str], extra: dict[str, str]) -> Done:
@@ -175,39 +171,39 @@ def treat(
 
 
 def summary(row: Row, report: dict[str, Any]) -> list[str]:
-    return ["?"] * 5
+    """Found, patched, verdict, predicted and measured, of the attempt at the fault; other fixes that were kept are in the verdict."""
+    attempts, rules = report["attempts"], row.get("rules", [])
+    labels = [attempt["label"] for attempt in attempts] + [fix["label"] for fix in report["by_hand"]]
+    found = [label for label in labels if label.split("-")[0] in rules]
+    tried = [attempt for attempt in attempts if attempt["label"] in found]
+    ranked = sorted(tried, key=lambda attempt: attempt["fate"] != "kept")
+    others = [attempt["label"] for attempt in attempts if attempt["fate"] == "kept" and attempt not in tried]
+    also = f"also kept: {', '.join(others)}" if others else ""
+    yes_no = ", ".join(found) or (f"no ({', '.join(labels)})" if labels else "no"), "yes" if tried else "no"
+    if not ranked:
+        return [*yes_no, also or report["verdict"], "–", "–"]
+    best = ranked[0]
+    share, time_of = (best["predicted"] or {}).get("share_of_step"), (best["effects"] or {}).get("time")
+    verdict = f"{best['label']} {best['fate']}" + ("" if best["fate"] == "kept" else f": {best['reason']}")
+    together = report["together"]["time"]
+    measured = f"{time_of['ratio'] - 1:+.1%}" if time_of else "–"
+    all_of_it = f" (all kept: {together['ratio'] - 1:+.1%})" if together else ""
+    predicted = f"{best['predicted']['known']} {-share:+.1%}" if share else "–"
+    return [*yes_no, "; ".join(filter(None, (verdict, also))), predicted, measured + all_of_it]
 
 
 def main() -> None:
-    rows: dict[str, Row] = {
-        row["name"]: row for row in tomllib.loads((HERE / "scripts.toml").read_text())["script"]
-    }
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"scripts (default: all): {', '.join(rows)}")
-    parser.add_argument(
-        "--repos", type=Path, required=True, help="folder with clones, as owner+name or owner/name"
-    )
-    parser.add_argument(
-        "--python", default=sys.executable, help="Python with torch, torchvision and what the scripts import"
-    )
-    parser.add_argument("--trace-doctor", default="trace-doctor", help="the program whose `treat` is tried")
-    parser.add_argument(
-        "--only",
-        nargs="+",
-        choices=("check", "time", "treat"),
-        default=("check", "time", "treat"),
-        help="what to do",
-    )
-    parser.add_argument("--pairs", type=int, default=5, help="pairs of runs by hand")
-    parser.add_argument("--scratch", type=Path, help="where the folders are made (default: temporary files)")
-    parser.add_argument("--results", type=Path, help="a file to which the rows are appended")
-    parser.add_argument("--treat-options", default="", help="options for treat, such as '--max-seconds 600'")
+    rows = {row["name"]: row for row in tomllib.loads((HERE / "scripts.toml").read_text())["script"]}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    add, kinds = parser.add_argument, ("check", "time", "treat")
+    add("names", nargs="*", metavar="NAME", help=f"scripts (default: all): {', '.join(rows)}")
+    add("--repos", type=Path, required=True, help="folder with clones, as owner+name or owner/name")
+    add("--python", default=sys.executable, help="Python with torch, torchvision and what scripts import")
+    add("--trace-doctor", default="trace-doctor", help="the program whose `treat` is tried")
+    add("--only", nargs="+", choices=kinds, default=kinds, help="check: eight steps of both sides")
+    add("--pairs", type=int, default=5, help="pairs of runs by hand")
+    add("--treat-options", default="", help="options for treat, such as '--max-seconds 600'")
     options = parser.parse_args()
-    for name in options.names:
-        if name not in rows:
-            parser.error(f"no script {name}")
     print("| " + " | ".join(HEAD) + " |\n|" + " --- |" * len(HEAD))
     for name in options.names or rows:
         try:
@@ -215,34 +211,25 @@ def main() -> None:
         except Unfit as why:
             print(why, file=sys.stderr)
             cells = [name, rows[name]["fault"], "does not run here", *["–"] * (len(HEAD) - 3)]
-        line = f"| {' | '.join(cells)} |"
-        print(line, flush=True)
-        if options.results:
-            with options.results.open("a") as file:
-                file.write(line + "\n")
+        print(f"| {' | '.join(cells)} |", flush=True)
 
 
 def one_row(row: Row, options: argparse.Namespace) -> list[str]:
-    with tempfile.TemporaryDirectory(
-        prefix="board-", dir=options.scratch, ignore_cleanup_errors=True
-    ) as folder:
-        faulty, skilled = prepare(row, options.repos, Path(folder))
-        before = command(row, options.python, row["command"])
-        after = command(row, options.python, row.get("expert_command", row["command"]))
+    """The cells of a row of the table. The folders are among the temporary files (TMPDIR)."""
+    with tempfile.TemporaryDirectory(prefix="board-", ignore_cleanup_errors=True) as folder:
+        before, after = row["command"], row.get("expert_command", row["command"])
+        sides = [
+            ([options.python if part == "python" else part for part in shlex.split(text)], cwd)
+            for text, cwd in zip((before, after), prepare(row, options.repos, Path(folder)), strict=True)
+        ]
         hand, treated, minutes = "–", ["–"] * 5, "–"
         if "check" in options.only:
-            few = 12
-            pair = [
-                seconds_per_step(argv, cwd, row, few) * 1e3
-                for argv, cwd in ((before, faulty), (after, skilled))
-            ]
-            hand = f"{pair[0]:.4g} → {pair[1]:.4g} ms in {few} steps"
+            hand = by_hand(row, sides, 1, 8)
         if "time" in options.only:
-            hand = by_hand(row, [(before, faulty), (after, skilled)], options.pairs, row["steps"])
+            hand = by_hand(row, sides, options.pairs, row["steps"])
         if "treat" in options.only:
-            report, taken = treat(
-                row, before, faulty, options.trace_doctor, shlex.split(options.treat_options)
-            )
+            extra = shlex.split(options.treat_options)
+            report, taken = treat(row, *sides[0], options.trace_doctor, extra)
             treated, minutes = summary(row, report), f"{taken:.0f}"
     return [row["name"], row["fault"], *treated, hand, minutes]
 
