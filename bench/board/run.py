@@ -189,7 +189,8 @@ def summary(row: Row, report: dict[str, Any]) -> list[str]:
     measured = f"{time_of['ratio'] - 1:+.1%}" if time_of else "–"
     all_of_it = f" (all kept: {together['ratio'] - 1:+.1%})" if together else ""
     predicted = f"{best['predicted']['known']} {-share:+.1%}" if share else "–"
-    return [*yes_no, "; ".join(filter(None, (verdict, also))), predicted, measured + all_of_it]
+    verdict = "; ".join(filter(None, (verdict, also)))
+    return [*yes_no, verdict.replace("_", " "), predicted.replace("_", " "), measured + all_of_it]
 
 
 def main() -> None:
