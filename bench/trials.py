@@ -19,10 +19,10 @@ from statistics import fmean
 from trace_doctor.treatment.acceptance import judge
 from trace_doctor.treatment.candidates import Setup
 from trace_doctor.treatment.measurement import Measured
-from trace_doctor.treatment.search import Halving
+from trace_doctor.treatment.search.halving import Halving
+from trace_doctor.treatment.search.values import MOST_VALUES
 from trace_doctor.treatment.statistics import LEAST_GAIN, LEAST_REPEATS
 from trace_doctor.treatment.trial import Clock, Rules, Trial
-from trace_doctor.treatment.values import MOST_VALUES
 
 SCATTER = 0.05
 GAINS = (0.0, LEAST_GAIN, 0.05, 0.1, 0.3, 0.6)

@@ -12,7 +12,7 @@ from trace_doctor.model.treatment import Attempt, Effects, Fate
 from trace_doctor.treatment.acceptance import InForce, judge
 from trace_doctor.treatment.candidates import Candidate, Setup, Value
 from trace_doctor.treatment.measurement import RunFailed
-from trace_doctor.treatment.search import search
+from trace_doctor.treatment.search.halving import search
 from trace_doctor.treatment.trial import Clock, OutOfTime, Rules, Runner, Trial
 
 Say = Callable[[str], None]

@@ -33,8 +33,8 @@ from trace_doctor.treatment.own_files import look_at_writes, refuse_writes
 from trace_doctor.treatment.progress import Progress
 from trace_doctor.treatment.quiet import look_around
 from trace_doctor.treatment.scratch import Scratch
+from trace_doctor.treatment.search.values import Values
 from trace_doctor.treatment.trial import Clock, OutOfTime, Rules
-from trace_doctor.treatment.values import Values
 
 _log = logging.getLogger(__name__)
 Choose = Callable[[list[Candidate]], list[Candidate]]

@@ -11,8 +11,8 @@ from trace_doctor.model.treatment import Attempt
 from trace_doctor.treatment.candidates import Setup
 from trace_doctor.treatment.launching import CommandRunner
 from trace_doctor.treatment.loop import Loop
+from trace_doctor.treatment.search.values import Values
 from trace_doctor.treatment.trial import OutOfTime
-from trace_doctor.treatment.values import Values
 
 _LEAST_STEPS = 8
 _SHARE_OF_STEPS = 4

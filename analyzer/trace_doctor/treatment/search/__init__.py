@@ -1,0 +1,1 @@
+"""Which value of a fix is best: compared in rounds, judged on runs of its own."""
