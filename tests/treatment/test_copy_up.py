@@ -168,3 +168,12 @@ def test_two_processes_may_take_the_place_of_the_same_link(tmp_path: Path) -> No
         keeper.before_write(tmp_path / "copy" / "data" / "a", os.O_WRONLY)
     assert [p.name for p in (tmp_path / "copy").iterdir()] == ["data"]
     assert (tmp_path / "copy" / "data" / "a").read_text() == "of the other"
+
+
+def test_a_log_that_cannot_be_written_allows_no_write(tmp_path: Path) -> None:
+    mine = tmp_path / "project" / "mine.txt"
+    mine.parent.mkdir()
+    mine.write_text("the user's")
+    keeper = CopyUp(str(tmp_path / "copy"), str(mine.parent), [], str(tmp_path / "no folder" / "log"))
+    with pytest.raises(OSError, match="file of the project"):
+        keeper.before_write(str(mine), os.O_WRONLY)

@@ -130,7 +130,8 @@ class CopyUp:
             self._note(COPIED, target)
 
     def _refuse(self, path: str, why: str) -> None:
-        self._note(ALLOWED if self.allow else REFUSED, path, why)
+        with contextlib.suppress(OSError):  # a log that cannot be written allows nothing
+            self._note(ALLOWED if self.allow else REFUSED, path, why)
         if not self.allow:
             raise _Refused(why)
 
