@@ -17,7 +17,7 @@ from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Facts, Options
 from trace_doctor.evidence.names.event_names import is_backward, is_optimizer
 from trace_doctor.fixes.plan import plan
-from trace_doctor.model import Input, Result
+from trace_doctor.model import Result
 from trace_doctor.model.parameters import parameters
 from trace_doctor.registry import all_rules
 from trace_doctor.rule import HEADINGS, Claim, Rule
@@ -95,8 +95,7 @@ def test_the_first_fix_edits_the_script_as_the_case_says(
     claim = run_case(rule, case)[0]
     fix = next(fix for fix in claim.fixes if fix.codemod)
     finding = file_claim(rule(), replace(claim, fixes=[fix]), 0, 0, "trace.json", Settings()).finding
-    of_gpu = Input(path="t", kind="snapshot")
-    found = Result(findings=[structs.replace(finding, id=f"{rule.code}-1")], inputs=[of_gpu])
+    found = Result(findings=[structs.replace(finding, id=f"{rule.code}-1")])
     planned = plan(found, tmp_path)
     assert {name: data.decode() for name, (_, data) in planned.outputs.items()} == {script.name: case.after}
 

@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from functools import cache
 
 import msgspec
+from plausible import is_plausible
 
 import trace_doctor_rules.techniques as techniques
 from trace_doctor.model import Finding, Fix, Location, Target
+from trace_doctor.program.project import Project
+from trace_doctor.program.queries.entry import training_files
 from trace_doctor.program.source_tree import SourceTree
 from trace_doctor.registry import all_rules
 from trace_doctor.testing import run_case
@@ -228,7 +231,15 @@ def findings(tree: SourceTree) -> list[tuple[Site | None, bool, Finding]]:
         found += [(site, exact, _finding(advice, site, exact)) for site in mine]
         if mine and advice.codemod not in _NEEDS_STACKS and len(tree.files) <= _SEARCHED:
             found.append((None, False, _finding(advice, None, False)))
-    return found
+    program = Project.of_tree(tree, training_files(tree))
+    kept = ((site, exact, _plausible(program, finding)) for site, exact, finding in found)
+    return [(site, exact, finding) for site, exact, finding in kept if finding.fixes]
+
+
+def _plausible(program: Project, finding: Finding) -> Finding:
+    """Without the fixes that no capture of the program could ask for."""
+    fixes = [fix for fix in finding.fixes if is_plausible(program, fix)]
+    return msgspec.structs.replace(finding, fixes=fixes)
 
 
 def _finding(advice: Advice, site: Site | None, exact: bool) -> Finding:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from trace_doctor.fixes import plan
 from trace_doctor.fixes.resolved import PlannedFix
-from trace_doctor.model import Finding, Fix, Input, Location, Result
+from trace_doctor.model import Finding, Fix, Location, Result
 from trace_doctor.model.captures import LinesRun
 
 MNIST = """\
@@ -58,7 +58,7 @@ def planned(
         sha256=hashlib.sha256(text.encode()).hexdigest(),
         ranges=[(n, n) for n, sign in enumerate(ran or "", 1) if sign == "x"],
     )
-    result = Result(findings=[finding], inputs=[Input(path="t", kind="snapshot")])
+    result = Result(findings=[finding])
     if ran is not None:
         result = replace(result, lines_run=[lines])
     [item] = plan(result, folder).items

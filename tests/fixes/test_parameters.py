@@ -23,7 +23,7 @@ from trace_doctor.fixes.frameworks import trainers as tables
 from trace_doctor.fixes.frameworks.deepspeed import AUTO
 from trace_doctor.fixes.literals import source_text
 from trace_doctor.fixes.resolved import new_bytes
-from trace_doctor.model import Finding, Fix, Input, Location, Result
+from trace_doctor.model import Finding, Fix, Location, Result
 from trace_doctor.model.parameters import PARAMETERS, parameters
 from trace_doctor.reporters.saved import read_saved
 
@@ -45,8 +45,7 @@ class Case:
             id="TD101-1", code="TD101", name="a-rule", title="t", severity="info", confidence="high", message="m",
             fingerprint="f", location=Location(**self.place), fixes=[Fix(title="t", kind="patch", codemod=self.codemod)],
         )  # fmt: skip
-        of_gpu = Input(path="t", kind="snapshot")
-        made = json.loads(Result(findings=[finding], inputs=[of_gpu]).to_json())
+        made = json.loads(Result(findings=[finding]).to_json())
         made["findings"][0]["fixes"][0]["params"] = params
         return json.dumps(made).encode()
 

@@ -393,10 +393,7 @@ def test_allocator_setting_goes_into_the_script_that_is_started(tmp_path: Path) 
     (tmp_path / "model.py").write_text("import torch\n")
     (tmp_path / "train.py").write_text(LOOP + '\n\nif __name__ == "__main__":\n    train()\n')
     (tmp_path / "requirements.txt").write_text("numpy\ntorch==2.13.0\n")
-    snapshot = Input(path="t", kind="snapshot")
-    made = plan(
-        Result(findings=[finding(1, ALLOCATOR, file="model.py", line=1)], inputs=[snapshot]), tmp_path
-    )
+    made = plan(Result(findings=[finding(1, ALLOCATOR, file="model.py", line=1)]), tmp_path)
     assert list(made.outputs) == ["train.py"]
     assert b'"PYTORCH_ALLOC_CONF"' in made.patch()
 

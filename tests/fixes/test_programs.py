@@ -3,7 +3,6 @@ before, and the files that change or the refusal.
 
 ## heading
 fix: codemod {json}          at: file | text on the captured line, or - | function (optional)
-captured: the CPU (optional; a GPU's memory if absent)
 ```before path
 ```
 ```after path
@@ -23,7 +22,7 @@ import pytest
 
 from trace_doctor.fixes import Plan, plan
 from trace_doctor.fixes.codemods import codemods
-from trace_doctor.model import Finding, Fix, Input, Location, Result, Target
+from trace_doctor.model import Finding, Fix, Location, Result, Target
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,6 @@ class Case:
     after: dict[str, str]
     refuses: tuple[str, str] | None
     types: str | None
-    gpu: bool
 
     def plan(self, root: Path) -> Plan:
         where = (
@@ -52,8 +50,7 @@ class Case:
             id="TD101-1", code="TD101", name="a-rule", title="t", severity="info", confidence="high", message="m",
             fingerprint="f", location=Location(**where), fixes=[fix],  # type: ignore[arg-type]
         )  # fmt: skip
-        inputs = [Input(path="t", kind="snapshot")] if self.gpu else []
-        return plan(Result(findings=[finding], inputs=inputs), root, torch_version="2.1")
+        return plan(Result(findings=[finding]), root, torch_version="2.1")
 
     def write(self, root: Path) -> None:
         for name, text in self.before.items():
@@ -67,9 +64,7 @@ def read_cases(path: Path) -> list[Case]:
         title, _, body = part.partition("\n")
         blocks = re.findall(r"^```(before|after) (\S+)\n(.*?)^```$", body, re.DOTALL | re.MULTILINE)
         fields = dict(
-            re.findall(
-                r"^(fix|at|refuses|types|captured): (.*)$", re.sub(r"(?s)```.*?```", "", body), re.MULTILINE
-            )
+            re.findall(r"^(fix|at|refuses|types): (.*)$", re.sub(r"(?s)```.*?```", "", body), re.MULTILINE)
         )
         codemod, _, params = fields["fix"].partition(" ")
         before = {name: text for kind, name, text in blocks if kind == "before"}
@@ -79,7 +74,7 @@ def read_cases(path: Path) -> list[Case]:
         found.append(
             Case(
                 path.stem, title, codemod, json.loads(params or "{}"), _at(fields.get("at"), before), before, after,
-                (kind, words) if kind else None, fields.get("types"), fields.get("captured") != "the CPU",
+                (kind, words) if kind else None, fields.get("types"),
             )
         )  # fmt: skip
     return found

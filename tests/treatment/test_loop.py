@@ -17,7 +17,7 @@ import pytest
 from msgspec.structs import replace as replace_struct
 
 from trace_doctor.fixes.plan import Plan, plan
-from trace_doctor.model import Finding, Fix, Input, Location, Result, Safety, Saving
+from trace_doctor.model import Finding, Fix, Location, Result, Safety, Saving
 from trace_doctor.model.treatment import Attempt, ByHand, Method, Treatment
 from trace_doctor.reporters import Options, treatment_text
 from trace_doctor.reporters.embedded_json import extract
@@ -62,7 +62,6 @@ def make_fix(codemod: str | None, safety: Safety = "unsafe", **params: Any) -> F
     )
 
 
-OF_GPU = Input(path="t", kind="snapshot")
 WORKERS = make_fix("dataloader-args", num_workers=2)
 PIN = make_fix("dataloader-args", pin_memory=True)
 ALLOCATOR = make_fix("allocator-setting", key="expandable_segments", value=True)
@@ -124,9 +123,7 @@ def treated(source: Path) -> Callable[..., tuple[Loop, Pretender]]:
         runner: Pretender, *findings: Finding, max_trials: int | None = None, clock: Clock | None = None,
         rules: Rules = RULES, unsafe: bool = True, decided: Mapping[str, Attempt] | None = None,
     ) -> tuple[Loop, Pretender]:  # fmt: skip
-        made: Plan = plan(
-            Result(findings=list(findings), inputs=[OF_GPU]), source, unsafe=unsafe, torch_version="2.1"
-        )
+        made: Plan = plan(Result(findings=list(findings)), source, unsafe=unsafe, torch_version="2.1")
         loop = Loop(runner, rules, clock or Clock(1e9), Setup(made), decided=decided or {})
         with suppress(KeyboardInterrupt):
             loop.run(candidates(made)[0], max_trials)
@@ -435,12 +432,10 @@ def test_what_is_unsafe_or_changes_the_work_or_is_advice_is_left_to_the_person(s
         make_finding("TD308", 0.4, more),
         make_finding("TD204", 0.1, make_fix(None)),
     ]
-    queue, left = candidates(
-        plan(Result(findings=findings, inputs=[OF_GPU]), source, unsafe=False, torch_version="2.1")
-    )
+    queue, left = candidates(plan(Result(findings=findings), source, unsafe=False, torch_version="2.1"))
     assert queue == []
     assert {b.label: b.why.split(":")[0] for b in left}["TD101-1"] == "unsafe"
-    queue, left = candidates(plan(Result(findings=findings, inputs=[OF_GPU]), source, torch_version="2.1"))
+    queue, left = candidates(plan(Result(findings=findings), source, torch_version="2.1"))
     assert [c.label for c in queue] == ["TD101-1"]
     assert {b.label for b in left} == {"TD308-1", "TD204-1"}
 

@@ -16,7 +16,6 @@ from trace_doctor.fixes.diffs import unified_diff
 from trace_doctor.fixes.framework_fixes import in_framework, settings_first
 from trace_doctor.fixes.frameworks.trainers import minimum_versions
 from trace_doctor.fixes.resolved import PlannedFix, Status, new_bytes, sketch_of, together
-from trace_doctor.fixes.without_effect import names_gpu, refuse_without_effect
 from trace_doctor.model import NOT_PATCHED, Finding, Fix, Location, Result, Target
 from trace_doctor.model.parameters import Parameters
 from trace_doctor.program import edits as editing
@@ -117,7 +116,7 @@ def plan(
     one_device = bool(used) and len({number for number, _ in used}) == len(used)
     executed = Executed(result.lines_run or (), without_effect)
     source_ = _Source(
-        tree, prefix, torch, _named_files(result, tree), excerpts, one_device, names_gpu(result), executed, ran
+        tree, prefix, torch, _named_files(result, tree), excerpts, one_device, executed, ran
     )  # fmt: skip
     labels = {s.upper() for s in select}
     selected = (f for f in result.findings if is_selected(f, [s.partition(".")[0] for s in select]))
@@ -166,8 +165,6 @@ class _Source:
     """file -> line -> its text when the result was made, as far as the result holds it"""
     one_device: bool
     """whether each captured process is known to have used a single GPU"""
-    gpu: bool
-    """whether the capture has GPU activity"""
     executed: Executed
     ran: Sequence[str] = ()
     """scripts that the captured run is known to have loaded; empty where that is not known"""
@@ -279,9 +276,7 @@ def _run(mod: Codemod, finding: Finding, fix: Fix, params: Parameters, source: _
         packages=_packages(tree, names),
         one_device=source.one_device,
     )
-    change = _first_change(mod, finding, fix, params, source, own, anywhere)
-    refuse_without_effect(project, mod.name, params, gpu=source.gpu)
-    return change
+    return _first_change(mod, finding, fix, params, source, own, anywhere)
 
 
 def _first_change(

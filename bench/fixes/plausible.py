@@ -1,6 +1,8 @@
-"""What a program can have to do at all, by the text of its files: work on a GPU, convolutions, matrix products.
+"""Which fixes a capture of a program could ask for, by the text of its files: no capture of a program on the CPU has a fault of
+the GPU, and none without convolutions has one of cuDNN.
 
-Each answer is yes wherever the text leaves it open: what a foreign package brings is not read.
+Only made-up findings need this: a real one comes from what ran. The text is believed only where it leaves nothing open: what a foreign
+package brings is not read.
 """
 
 from __future__ import annotations
@@ -13,6 +15,10 @@ from functools import lru_cache
 
 import libcst as cst
 
+from trace_doctor.fixes.codemods import codemods
+from trace_doctor.fixes.codemods.compiling import takes_graphs
+from trace_doctor.model import Fix
+from trace_doctor.model.parameters import Autocast, Compile, Parameters, SetConfig
 from trace_doctor.program.project import Project
 from trace_doctor.program.queries.gradients import backwards
 from trace_doctor.program.queries.training import (
@@ -92,6 +98,50 @@ _WITHOUT_MODELS = sys.stdlib_module_names | frozenset(
 """packages that bring a program no model and no device; what another one brings is not known"""
 _BEGINS = (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
 """after which a statement begins"""
+
+
+_ON_GPU = [
+    "allocator-setting",
+    "autocast",
+    "checkpoint-blocks",
+    "compile-loss",
+    "every-n-guard",
+    "matmul-precision",
+    "optimizer-args",
+    "remove-call",
+    "sdpa-backend",
+    "sum-on-device",
+    "zero-grad",
+]
+"""edits that gain something on a GPU only: its memory, its launches, waiting for it, types that its Tensor Cores take"""
+_CUDNN = "torch.backends.cudnn.benchmark"
+_TF32 = "torch.backends.cuda.matmul.allow_tf32"
+
+
+def is_plausible(program: Project, fix: Fix) -> bool:
+    """Whether a capture of the program could have a finding with this fix."""
+    if fix.codemod is None:
+        return True
+    params = codemods()[fix.codemod].parameters(fix.params)
+    name = params.name if isinstance(params, SetConfig) else ""
+    if _gains_on_gpu(fix.codemod, params, name) and not may_use_gpu(program):
+        return False
+    if name == _CUDNN:
+        return may_convolve(program)
+    if fix.codemod == "matmul-precision" or name == _TF32:
+        return may_multiply(program) and not trains_under_autocast(program)
+    return True
+
+
+def _gains_on_gpu(codemod: str, params: Parameters, name: str) -> bool:
+    match params:
+        case Autocast():
+            return params.device != "cpu"
+        case Compile() if codemod == "compile-model":
+            return takes_graphs(params)
+        case SetConfig():
+            return name in (_CUDNN, _TF32)
+    return codemod in _ON_GPU
 
 
 @lru_cache(maxsize=16)
