@@ -10,12 +10,10 @@ from dataclasses import dataclass
 from functools import cache
 
 import msgspec
-from plausible import is_plausible
+from plausible import Program, is_plausible
 
 import trace_doctor_rules.techniques as techniques
 from trace_doctor.model import Finding, Fix, Location, Target
-from trace_doctor.program.project import Project
-from trace_doctor.program.queries.entry import training_files
 from trace_doctor.program.source_tree import SourceTree
 from trace_doctor.registry import all_rules
 from trace_doctor.testing import run_case
@@ -231,12 +229,12 @@ def findings(tree: SourceTree) -> list[tuple[Site | None, bool, Finding]]:
         found += [(site, exact, _finding(advice, site, exact)) for site in mine]
         if mine and advice.codemod not in _NEEDS_STACKS and len(tree.files) <= _SEARCHED:
             found.append((None, False, _finding(advice, None, False)))
-    program = Project.of_tree(tree, training_files(tree))
+    program = Program.of(tree)
     kept = ((site, exact, _plausible(program, finding)) for site, exact, finding in found)
     return [(site, exact, finding) for site, exact, finding in kept if finding.fixes]
 
 
-def _plausible(program: Project, finding: Finding) -> Finding:
+def _plausible(program: Program, finding: Finding) -> Finding:
     """Without the fixes that no capture of the program could ask for."""
     fixes = [fix for fix in finding.fixes if is_plausible(program, fix)]
     return msgspec.structs.replace(finding, fixes=fixes)

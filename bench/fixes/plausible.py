@@ -11,6 +11,7 @@ import io
 import re
 import sys
 import tokenize
+from dataclasses import dataclass
 from functools import lru_cache
 
 import libcst as cst
@@ -19,7 +20,9 @@ from trace_doctor.fixes.codemods import codemods
 from trace_doctor.fixes.codemods.compiling import takes_graphs
 from trace_doctor.model import Fix
 from trace_doctor.model.parameters import Autocast, Compile, Parameters, SetConfig
+from trace_doctor.program.import_graph import imported_names
 from trace_doctor.program.project import Project
+from trace_doctor.program.queries.entry import training_files
 from trace_doctor.program.queries.gradients import backwards
 from trace_doctor.program.queries.training import (
     Step,
@@ -30,6 +33,7 @@ from trace_doctor.program.queries.training import (
     part_calls,
 )
 from trace_doctor.program.script import Script, argument, literal
+from trace_doctor.program.source_tree import SourceTree
 
 _GPU = re.compile(
     r"cuda|gpu|xpu|hpu|\bmps\b|\bnpu|accelerat|lightning|fabric|deepspeed|fastai|ignite|trainer\(|\.fit\(",
@@ -118,7 +122,25 @@ _CUDNN = "torch.backends.cudnn.benchmark"
 _TF32 = "torch.backends.cuda.matmul.allow_tf32"
 
 
-def is_plausible(program: Project, fix: Fix) -> bool:
+@dataclass(frozen=True)
+class Program:
+    """The files of a source that train."""
+
+    tree: SourceTree
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, tree: SourceTree) -> Program:
+        """Those of a capture that names none."""
+        return cls(tree, tuple(training_files(tree)))
+
+    @property
+    def project(self) -> Project:
+        """As codemods see it."""
+        return Project.of_tree(self.tree, self.names)
+
+
+def is_plausible(program: Program, fix: Fix) -> bool:
     """Whether a capture of the program could have a finding with this fix."""
     if fix.codemod is None:
         return True
@@ -145,7 +167,7 @@ def _gains_on_gpu(codemod: str, params: Parameters, name: str) -> bool:
 
 
 @lru_cache(maxsize=16)
-def may_use_gpu(program: Project) -> bool:
+def may_use_gpu(program: Program) -> bool:
     """Whether a program may run on a GPU. Not where it imports no package that may bring one, trains by its own `backward()`,
     and all that its files say of devices is that they are the CPU, or that CUDA sees none."""
     if _imports_unknown(program):
@@ -158,23 +180,23 @@ def may_use_gpu(program: Project) -> bool:
 
 
 @lru_cache(maxsize=16)
-def may_convolve(program: Project) -> bool:
+def may_convolve(program: Program) -> bool:
     """Whether a program may call cuDNN's convolutions."""
     return _imports_unknown(program) or any(map(_CONVOLVES.search, _texts(program)))
 
 
 @lru_cache(maxsize=16)
-def may_multiply(program: Project) -> bool:
+def may_multiply(program: Program) -> bool:
     """Whether a program may multiply matrices."""
     return _imports_unknown(program) or any(map(_MULTIPLIES.search, _texts(program)))
 
 
 @lru_cache(maxsize=16)
-def trains_under_autocast(program: Project) -> bool:
+def trains_under_autocast(program: Program) -> bool:
     """Whether each training step that is found computes its loss under autocast, unconditionally and in 16 bits."""
     steps = [
-        Step(s, home_of(s, c), c, loss, program)
-        for s, c in backwards(program)
+        Step(s, home_of(s, c), c, loss, program.project)
+        for s, c in backwards(program.project)
         if (loss := loss_of(c)) is not None
     ]
     return bool(steps) and all(map(_under_autocast, steps))
@@ -197,13 +219,19 @@ def _is_autocast(script: Script, node: cst.CSTNode) -> bool:
 
 
 @lru_cache(maxsize=16)
-def _imports_unknown(program: Project) -> bool:
-    return not program.foreign_packages() <= _WITHOUT_MODELS
+def _imports_unknown(program: Program) -> bool:
+    resolve, roots = program.tree.imports.resolve, set[str]()
+    for name in program.names:
+        for module in imported_names(program.tree.data(name)):
+            if not module.startswith(".") and resolve(module, name) is None:
+                roots.add(module.split(".")[0])
+    foreign = {r for r in roots if r and all(resolve(r, name) is None for name in program.names)}
+    return not foreign <= _WITHOUT_MODELS
 
 
 @lru_cache(maxsize=16)
-def _texts(program: Project) -> tuple[str, ...]:
-    return tuple(_code(data.decode("utf-8", "replace")) for data in program.data())
+def _texts(program: Program) -> tuple[str, ...]:
+    return tuple(_code(data.decode("utf-8", "replace")) for data in map(program.tree.data, program.names))
 
 
 def _code(text: str) -> str:

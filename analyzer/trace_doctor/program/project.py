@@ -23,7 +23,6 @@ from trace_doctor.program.dataflow import (
     walk,
 )
 from trace_doctor.program.executed import Executed
-from trace_doctor.program.import_graph import imported_names
 from trace_doctor.program.script import Script, dotted, imported_modules
 from trace_doctor.program.source_tree import SourceTree
 from trace_doctor.program.text_file import TextFile
@@ -93,17 +92,6 @@ class Project:
     def importers(self, script: Script) -> list[str]:
         """Files of the source folder that import a script; tests do not count."""
         return sorted(self._tree.imports.importers.get(script.name, ())) if self._tree is not None else []
-
-    def foreign_packages(self) -> set[str]:
-        """The packages that the files of the program import and that are no files of the source folder."""
-        if self._tree is None:
-            return {m.split(".")[0] for d in self.data() for m in imported_names(d) if not m.startswith(".")}
-        resolve, roots = self._tree.imports.resolve, set[str]()
-        for name in self._names:
-            for module in imported_names(self._tree.data(name)):
-                if not module.startswith(".") and resolve(module, name) is None:
-                    roots.add(module.split(".")[0])
-        return {r for r in roots if r and all(resolve(r, name) is None for name in self._names)}
 
     def share_imports(self, one: Script, other: Script) -> bool:
         """Whether one of two scripts imports the other, itself or through others."""
@@ -332,16 +320,16 @@ class Project:
     @cached_property
     def _subclass_names(self) -> frozenset[str]:
         """Names of the classes that are defined with a base in the program's files, which are not parsed for it."""
-        return frozenset(name.decode() for data in self.data() for name in _CLASS.findall(data))
+        return frozenset(name.decode() for data in self._data() for name in _CLASS.findall(data))
 
-    def data(self) -> Iterator[bytes]:
+    def _data(self) -> Iterator[bytes]:
         if self._tree is None:
             return (s.data for s in self._scripts)
         return map(self._tree.data, self._names)
 
     @cached_property
     def _has_partials(self) -> bool:
-        return any(b"partial(" in data and b"DataLoader" in data for data in self.data())
+        return any(b"partial(" in data and b"DataLoader" in data for data in self._data())
 
     def partials(self, script: Script, func: cst.BaseExpression) -> list[tuple[Script, cst.Call]]:
         """The calls of `functools.partial` that a name can stand for."""
