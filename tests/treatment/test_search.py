@@ -20,10 +20,10 @@ from trace_doctor.reporters import Options, treatment_text
 from trace_doctor.reporters.html import treatment as page
 from trace_doctor.reporters.treatment_words import verdict
 from trace_doctor.treatment import launching
+from trace_doctor.treatment.batches import BatchSearch
 from trace_doctor.treatment.candidates import Setup, candidates
 from trace_doctor.treatment.loop import NO_VALUE, Loop
 from trace_doctor.treatment.measurement import Measured, RunFailed
-from trace_doctor.treatment.search.batches import BatchSearch
 from trace_doctor.treatment.search.halving import Halving
 from trace_doctor.treatment.search.values import MODES, Values, around
 from trace_doctor.treatment.trial import Clock, Rules

@@ -16,12 +16,12 @@ from trace_doctor.model.difference import Difference
 from trace_doctor.model.treatment import ByHand, FileChange, Method, Treatment
 from trace_doctor.reporters.treatment_words import verdict
 from trace_doctor.treatment import statistics
+from trace_doctor.treatment.batches import BatchSearch
 from trace_doctor.treatment.launching import CommandRunner, Steps
 from trace_doctor.treatment.loop import Loop, Say
 from trace_doctor.treatment.measurement import RunFailed
 from trace_doctor.treatment.options import TreatOptions
 from trace_doctor.treatment.scratch import Scratch
-from trace_doctor.treatment.search.batches import BatchSearch
 from trace_doctor.version import VERSION
 
 _MOST_CHANGES = 1_000
