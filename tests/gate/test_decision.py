@@ -24,6 +24,7 @@ from trace_doctor.model import (
     Severity,
     Suppressed,
 )
+from trace_doctor.model.findings import Confidence
 
 
 def result(*severities: Severity, td101: OutcomeKind = "passed") -> Result:
@@ -247,3 +248,18 @@ def test_a_required_rule_that_found_a_note_and_could_not_look_fully(severity: Se
     assert (decided.code, decided.undecided) == (
         code, ["TD401 (info only, and the history ends at its peak)"] * (code == 3),
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("confidence", "share", "code"), [("low", 0.5, 3), ("low", 0.02, 0), ("medium", 0.5, 0)]
+)
+def test_a_required_rule_whose_doubt_keeps_a_warning_back(
+    confidence: Confidence, share: float, code: int
+) -> None:
+    found = result("info")
+    [finding] = found.findings
+    doubtful = msgspec.structs.replace(finding, confidence=confidence, saving=Saving(share_of_step=share))
+    outcome = Outcome(code="TD401", name="x", outcome="fired")
+    one = msgspec.structs.replace(found, findings=[doubtful], outcomes=[outcome])
+    decided = decide(one, Terms(require=["TD401"]))
+    assert (decided.code, decided.undecided) == (code, ["TD401 (info only, of low confidence)"] * (code == 3))

@@ -147,8 +147,9 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
     assert any("TD999" in s for s in said)
     with pytest.raises(UsageError, match="TD999"):
         Suppressions.of({"TD999": "x"}, None)
-    with pytest.raises(UsageError, match="reason"):
-        Suppressions.of({"TD101": " "}, None)
+    for blank in (" ", "\u200b", "\u3164", "\u2800 \N{NO-BREAK SPACE}"):
+        with pytest.raises(UsageError, match="reason"):
+            Suppressions.of({"TD101": blank}, None)
 
 
 @pytest.mark.parametrize("script", ["\fx.item()", "x = 1 + \\  \n    x.item()"])

@@ -182,6 +182,68 @@ def test_one_side_of_a_gpu_trace_is_not_judged(
     assert run("check", "logs", "--select", "TD301").code == 3, "whatever rules are asked"
 
 
+def altered(trace: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    content = json.loads(trace.read_text())
+    for event in content["traceEvents"]:
+        change(event)
+    trace.write_text(json.dumps(content))
+
+
+def _late(seconds: float) -> Callable[[dict[str, Any]], None]:
+    return lambda e: e.update(ts=e["ts"] + seconds * 1e6) if e["cat"] in ("kernel", "gpu_memcpy") else None
+
+
+def _named(cat: str, known: str, name: str) -> Callable[[dict[str, Any]], None]:
+    return lambda e: e.update(name=name) if e["cat"] == cat and known in e["name"] else None
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (_late(50e-6), "calls that wait for the GPU return 0.05 ms before its work ends"),
+        (_late(8), "half of its GPU work begins 8 s and more after its launch"),
+        (_named("cuda_runtime", "", "x"), "none of its 48 runtime calls has a name that is known"),
+        (_named("gpu_memcpy", "", "x"), "the names of its 6 copies do not say from where to where"),
+    ],
+    ids=["GPU later", "GPU much later", "runtime calls", "copies"],
+)
+def test_what_rules_cannot_take_for_what_it_is_is_not_judged(
+    logs: Path, run: Run, change: Callable[[dict[str, Any]], None], why: str
+) -> None:
+    b = RunBuilder()
+    for _ in range(6):
+        with b.step():
+            for _ in range(6):
+                with b.op("aten::mm"):
+                    b.launch(300, "bf16_gemm")
+            b.item()
+    trace = b.write(logs / "rank0.pt.trace.json")
+    assert run("check", "logs", "--fail-on", "never").code == 0
+    altered(trace, change)
+    done = run("check", "logs", "--fail-on", "never", "-o", "json")
+    assert done.code == 3
+    assert why in done.result.gate.verdict
+
+
+def test_copies_without_their_calls_are_not_judged(logs: Path, run: Run) -> None:
+    b = RunBuilder()
+    for _ in range(6):
+        with b.step():
+            with b.op("aten::mm"):
+                b.launch(300, "bf16_gemm")
+            b.item()
+    trace = b.write(logs / "rank0.pt.trace.json")
+    content = json.loads(trace.read_text())
+    calls = ("cudaMemcpyAsync", "cudaStreamSynchronize")
+    content["traceEvents"] = [e for e in content["traceEvents"] if e["name"] not in calls]
+    trace.write_text(json.dumps(content))
+    done = run("check", "logs", "--fail-on", "never", "-o", "json")
+    assert (done.code, "the launches of 6 of its 6 copies are missing" in done.result.gate.verdict) == (
+        3,
+        True,
+    )
+
+
 def test_what_is_launched_into_a_graph_has_no_kernels(logs: Path, run: Run) -> None:
     b = RunBuilder()
     for _ in range(3):

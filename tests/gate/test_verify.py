@@ -91,7 +91,9 @@ def test_a_note_that_became_a_warning_is_no_note() -> None:
     assert [verify(before, result(after)).code for after in (fault("TD403"), note)] == [1, 0]
 
 
-@pytest.mark.parametrize(("cost", "code"), [(60_000.0, 1), (40_000.0, 1), (39_000.0, 0), (None, 3)], ids=str)
+@pytest.mark.parametrize(
+    ("cost", "code"), [(60_000.0, 1), (40_000.0, 1), (39_000.0, 1), (32_000.0, 0), (None, 3)], ids=str
+)
 def test_a_fault_is_no_note_where_it_costs_as_much(cost: float | None, code: int) -> None:
     """Less may be known of it, as where AFTER holds one step, or nothing, as where it lacks the launches."""
     saving = None if cost is None else m.Saving(time_us_per_step=cost)

@@ -11,6 +11,7 @@ names. An entry that would speak of everything is a mistake.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -42,7 +43,7 @@ class SuppressEntry:
         if match is None:
             raise UsageError(f'suppress.{shown(key)} must be "RULE", "RULE FILE" or "RULE FILE:FUNCTION"')
         check_selector(match[1], f"suppress.{shown(key)}")
-        if not isinstance(reason, str) or not reason.strip():
+        if not isinstance(reason, str) or not _is_visible(reason):
             raise UsageError(f"suppress.{shown(key)} must give its reason")
         if match[2] is None:
             return cls(key, match[1])
@@ -109,3 +110,11 @@ def _ends_with(path: Sequence[str], end: Sequence[str]) -> bool:
 
 def _ends_in(name: Sequence[str], parts: Sequence[str]) -> bool:
     return tuple(name[max(len(name) - len(parts), 0) :]) == tuple(parts)
+
+
+_BLANK = frozenset("\u115f\u1160\u2800\u3164\uffa0")
+"""letters and symbols that show nothing"""
+
+
+def _is_visible(text: str) -> bool:
+    return any(unicodedata.category(c)[0] not in "ZC" and c not in _BLANK for c in text)

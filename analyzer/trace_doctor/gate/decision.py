@@ -209,9 +209,17 @@ def _undecided(result: Result, require: Sequence[str]) -> list[str]:
             reasons.append(f"{code} ({outcome.reason})")
         elif outcome.reason and code not in found:
             reasons.append(f"{code} (info only, and {outcome.reason})")
+        elif code not in found and any(f.code == code and _is_doubtful(f) for f in there):
+            reasons.append(f"{code} (info only, of low confidence)")
         elif outcome.skipped_on:
             reasons.append(f"{code} ({skipped_on(result, outcome)})")
     return reasons
+
+
+def _is_doubtful(finding: Finding) -> bool:
+    """Whether a finding would be a warning if more were known of it."""
+    share = finding.saving.share_of_step if finding.saving is not None else None
+    return finding.confidence == "low" and (share or 0.0) >= Settings().warning_at
 
 
 def _verdict(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
+from trace_doctor.config import CONFIDENCES
 from trace_doctor.gate.baseline import path_of, same_file
 from trace_doctor.gate.decision import LEVELS
 from trace_doctor.gate.evidence import hiding
@@ -131,7 +132,7 @@ def _place(finding: Finding) -> str | None:
 
 def _found_again(finding: Finding, other: Finding, before: Result, after: Result) -> Followed:
     lower = LEVELS.index(other.severity) < LEVELS.index(finding.severity)
-    less = _is_smaller(finding.saving, other.saving) or (lower and not _costs_as_much(finding, other))
+    less = _is_smaller(finding.saving, other.saving) or (lower and not _less_known(finding, other))
     if less and _time(finding.saving) is not None and _time(other.saving) is None:
         # of memory that is no doubt: how severe it is goes by how full the device is, whatever may be saved
         reason = f"AFTER has it as {other.id} and does not know what time it costs, which BEFORE knew"
@@ -142,10 +143,12 @@ def _found_again(finding: Finding, other: Finding, before: Result, after: Result
     return _followed(finding, fate, other=other)
 
 
-def _costs_as_much(finding: Finding, other: Finding) -> bool:
-    """Whether a quantity that both know has not fallen: it is less severe then because less is known of it, as where only a
-    step is left."""
-    return any(b >= a for a, b in _costs(finding.saving, other.saving))
+def _less_known(finding: Finding, other: Finding) -> bool:
+    """Whether it is less severe because less is known of it, as where only a step is left: no quantity that both know has clearly
+    fallen, and one has not fallen at all or the confidence has."""
+    doubt = CONFIDENCES.index(other.confidence) > CONFIDENCES.index(finding.confidence)
+    costs = _costs(finding.saving, other.saving)
+    return any(b >= a or (doubt and b > SMALLER * a) for a, b in costs)
 
 
 def _is_smaller(before: Saving | None, after: Saving | None) -> bool:

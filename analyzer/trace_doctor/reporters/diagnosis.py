@@ -49,6 +49,8 @@ def verdict(result: Result) -> list[str]:
     if len(jobs) > 1:
         return _verdicts(result)
     first = next((f for f in result.findings if f.severity != "info"), None)
+    if first is None and (why := not_judged(result)):
+        return [why]
     if first is None and not _looked(result):
         return [_without_fault(result)]
     start, rest = _start_up(result), _without_owner(result, bare=first is not None)
@@ -242,6 +244,12 @@ def _looked(result: Result) -> int:
 def nothing_captured(result: Result) -> bool:
     """Traces without a single event of a profiler: whatever passed on them looked at nothing."""
     return bool(result.inputs) and all(i.kind == "trace" and i.events == 0 for i in result.inputs)
+
+
+def not_judged(result: Result) -> str:
+    """That no capture holds enough, or nothing that can be so, and why the first does not; empty where one does."""
+    reasons = [i.too_little for i in result.inputs]
+    return f"Not judged: {reasons[0]}" if reasons and all(reasons) else ""
 
 
 def shortages(result: Result) -> list[str]:

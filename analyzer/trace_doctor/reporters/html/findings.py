@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trace_doctor.model import Column, Finding, Fix, Result, Span
-from trace_doctor.reporters.diagnosis import but_suppressed
+from trace_doctor.reporters.diagnosis import but_suppressed, not_judged
 from trace_doctor.reporters.html.dom import Child, Html, el
 from trace_doctor.reporters.html.parts import (
     MOST_FINDINGS,
@@ -80,7 +80,9 @@ def render(result: Result) -> Html:
 def _none(result: Result) -> Html:
     passed = sum(o.outcome == "passed" for o in result.outcomes)
     skipped = sum(o.outcome in ("skipped", "error") for o in result.outcomes)
-    if not passed:
+    if why := not_judged(result):
+        sentence = f"{why}."
+    elif not passed:
         sentence = "No rule could run on this capture."
     else:
         sentence = f"No problems{but_suppressed(result)}: {plural(passed, 'rule')} passed."
