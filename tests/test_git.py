@@ -119,6 +119,16 @@ def test_a_tree_is_not_believed_that_git_does_not_check(job: Path, forged: str) 
     assert "uncommitted changes (1 file)" in (state(job, name) or "")
 
 
+@pytest.mark.parametrize("content", [None, b"damaged"])
+def test_what_git_could_not_give_back_is_not_edited(job: Path, content: bytes | None) -> None:
+    digest = git(job, "rev-parse", "HEAD:train.py").strip()
+    file = job / ".git" / "objects" / digest[:2] / digest[2:]
+    file.chmod(0o600)
+    file.unlink() if content is None else file.write_bytes(content)
+    assert "git has lost what is committed of train.py" in (state(job) or "")
+    assert state(job, "pkg/model.py") is None
+
+
 def test_folders_are_compared_in_the_order_of_git(job: Path) -> None:
     """Where a folder is called as a file begins, and where it holds but folders."""
     for name in ("a/x.py", "a.py", "a-b/c/d/e.py", "a0.py", "b/c/x.py", "b.c/x.py"):

@@ -221,9 +221,23 @@ def _survey(root: Path, files: Sequence[Path]) -> tuple[list[str], list[Path]]:
         changed = [entry for entry in others if not work_tree.same(entry, entry.path in names)]
         staged = _staged(here, listed) if listed or here != root else 0
         reasons += [*_not_conversions(here, changed), *[""] * (len(turned) + staged)]
+        reasons += _not_kept(here, [entry for entry in entries if entry.path in names])
         untracked += [f for name, f in names.items() if name not in tracked]
         compared = work_tree.compared
     return reasons, untracked
+
+
+def _not_kept(root: Path, entries: Sequence[_Entry]) -> Iterator[str]:
+    """The files that git could not give back after an edit."""
+    for entry in entries:
+        try:
+            whole = _digest_of(git(root, "cat-file", "blob", entry.digest), entry.digest) == entry.digest
+        except GitUnanswered:
+            raise
+        except GitFailed:
+            whole = False
+        if not whole:
+            yield f"git has lost what is committed of {os.fsdecode(entry.path)}"
 
 
 def _commit(root: Path) -> str:

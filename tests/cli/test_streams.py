@@ -45,6 +45,12 @@ def test_nobody_reads_on(trace: Path) -> None:
     assert "rror" not in said
 
 
+@pytest.mark.parametrize("command", ["--help", "check --help"])
+def test_nobody_reads_the_help(trace: Path, command: str) -> None:
+    _, said = shell(f"{MAIN} {command} | true; echo ${{PIPESTATUS[0]}} >&2", trace)
+    assert said.splitlines()[-1] == "141"
+
+
 @pytest.mark.parametrize("closed", [">&-", "<&-", ">&- 2>&-", "<&- >&- 2>&-"])
 def test_streams_that_are_closed(trace: Path, closed: str) -> None:
     code, said = shell(f"{MAIN} check {trace} -o json {closed}", trace)

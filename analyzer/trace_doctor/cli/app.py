@@ -61,6 +61,9 @@ class Commands(TyperGroup):
                 option.callback = partial(install, option.callback)
         try:
             return super().make_context(*args, **extra)
+        except BrokenPipeError:
+            leave_stdout()
+            raise typer.Exit(141) from None
         except Exception as error:
             _make_printable(error)
             raise

@@ -58,12 +58,17 @@ class Edit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def of(cls, root: Path, contents: Sequence[tuple[str, bytes, bytes]]) -> Edit:
-        """`contents`: (name, old bytes, new bytes)."""
+        """`contents`: (name, old bytes, new bytes). Raises UsageError where the folder's name is not UTF-8."""
         entries = [
             Entry(name, old, new, f".{PurePosixPath(name).name[:200]}.{secrets.token_hex(8)}.tmp")
             for name, old, new in contents
         ]
-        return cls(1, str(root), entries, _digest(str(root), entries))
+        try:
+            return cls(1, str(root), entries, _digest(str(root), entries))
+        except UnicodeEncodeError:
+            raise UsageError(
+                f"{root}: the name is not UTF-8, so no journal of the edit can be kept: nothing was written"
+            ) from None
 
     def path(self, entry: Entry) -> Path:
         """Absolute: the folder of the edit with the entry's name."""
