@@ -180,14 +180,14 @@ def meets_no_other_rank(search: Search, rows: I64) -> Bool:
 def wraps_no_function(search: Search, rows: I64) -> Bool:
     """Which are no frames of a library that only call a function of the user's (decorators, hooks): that is the name."""
     run, nesting = search.run, search.facts[Nesting]
-    user = run.is_named(is_user_function) & run.is_cat(Cat.PYTHON)
+    frames = run.is_cat(Cat.PYTHON)
+    user = run.is_named(is_user_function) & frames
+    of_library = frames & ~user
     around = {
         above
         for row in rows[user[rows]].tolist()
         for above in nesting.ancestors(row)
-        if run.cat[above] == Cat.PYTHON
-        and not user[above]
-        and run.dur[row] >= search.limits.wrapped_share * run.dur[above]
+        if of_library[above] and run.dur[row] >= search.limits.wrapped_share * run.dur[above]
     }
     return ~np.isin(rows, list(around))
 
