@@ -13,6 +13,7 @@ from trace_doctor.model import (
     Column,
     Finding,
     Fix,
+    Input,
     MemoryHeldRow,
     Outcome,
     Result,
@@ -22,7 +23,7 @@ from trace_doctor.model import (
     Table,
 )
 from trace_doctor.reporters import render
-from trace_doctor.reporters.diagnosis import verdict
+from trace_doctor.reporters.diagnosis import headline, verdict
 from trace_doctor.reporters.units import columns
 
 SGR = re.compile(r"\x1b\[[0-9;]*m")
@@ -255,3 +256,14 @@ def test_a_place_in_a_table_keeps_its_file_and_line(rich_result: Result) -> None
     text = render(replace(rich_result, findings=[replace(finding, evidence=[table])]), "text", width=80)
     assert "_of_ours.py:1047)" in text
     assert "void at::native" in text
+
+
+@pytest.mark.parametrize("enough", [False, True])
+def test_what_cannot_be_judged_is_no_clean_bill(enough: bool) -> None:
+    cut = Input(path="a.json", kind="trace", events=9, too_little="its times are in another unit")
+    inputs = [cut, *[Input(path="b.json", kind="trace", events=9)] * enough]
+    result = Result(inputs=inputs, outcomes=[Outcome(code="TD101", name="x", outcome="passed")])
+    assert headline(result).startswith(
+        "No problems" if enough else "Not judged: its times are in another unit"
+    )
+    assert ("No problems" in render(result, "html")) == enough
