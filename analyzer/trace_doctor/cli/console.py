@@ -54,8 +54,8 @@ class Console:
         return self.quiet >= 2
 
     def note(self, text: str) -> None:
-        """A line for the person at the terminal, also where a name in it holds several."""
-        say(text.replace("\n", " "))
+        """A line for the person at the terminal."""
+        say(text)
 
     def hint(self, text: str) -> None:
         """A line that -q leaves out."""

@@ -187,15 +187,15 @@ def _explain(plan: Plan, console: Console) -> None:
         shown.add(same)
         head = f"{item.label} {finding.name}: {fix_.title}"
         if item.status in ("ready", "held") and item.change is not None:
-            console.hint(f"{head}  [{item.safety}]  {item.change.script.name}:{item.change.line}")
+            _line(f"{head}  [{item.safety}]  {item.change.script.name}:{item.change.line}", console)
             if item.change.elsewhere:
-                console.hint(f"    {item.change.elsewhere}")
+                _line(f"    {item.change.elsewhere}", console)
             named = finding.fixes[item.index].safety == "display"  # a package that it needs, say
             for note in item.change.notes if named and not console.verbose else ():
-                console.hint(f"    {note}")
+                _line(f"    {note}", console)
         else:
             how = _HOW.get(item.status, item.status)
-            console.hint(f"{head}  [{how}]{': ' if item.missing else ''}{item.missing}")
+            _line(f"{head}  [{how}]{': ' if item.missing else ''}{item.missing}", console)
             if item.sketch and in_full:
                 _block(f"sketch, not applied:\n{item.sketch}", console)
             elif item.status == "advice" and item.candidates and not console.verbose and in_full:
@@ -231,13 +231,17 @@ def _consequences(item: PlannedFix, console: Console) -> None:
     notes = [n for n in (item.change.notes if item.change else ()) if n not in fix_.risk]
     safety = item.safety if item.change else "display"
     for risk in [*notes, fix_.risk] if fix_.risk else notes or [_RISKS[safety]]:
-        console.hint(f"    risk: {risk}")
-    console.hint(f"    verify: {fix_.verify or _VERIFY}")
+        _line(f"    risk: {risk}", console)
+    _line(f"    verify: {fix_.verify or _VERIFY}", console)
+
+
+def _line(text: str, console: Console) -> None:
+    """What a result says, and the name of a file, cannot begin a line of its own."""
+    console.hint(text.replace("\n", " "))
 
 
 def _block(text: str, console: Console) -> None:
-    for line in text.splitlines():
-        console.hint(f"    {line}")
+    console.hint("".join(f"    {line}\n" for line in text.splitlines()).rstrip("\n"))
 
 
 _MOST_PLACES = 20
@@ -273,11 +277,11 @@ def _write_patch(plan: Plan, path: Path, console: Console) -> None:
         console.hint(f"no fix edits the script: {path} is not written")
         return
     console.write(path, data)
-    console.hint(f"{_count(plan)} written to {path}: apply with `git apply {path}`")
+    _line(f"{_count(plan)} written to {path}: apply with `git apply {path}`", console)
 
 
 def _report_edits(plan: Plan, changed: list[str], console: Console) -> None:
-    console.hint(f"{_count(plan)} applied to {', '.join(changed)}" if changed else "nothing to change")
+    _line(f"{_count(plan)} applied to {', '.join(changed)}" if changed else "nothing to change", console)
     if changed:
         console.hint(f"Next: {_VERIFY}")
     unsafe = len([i for i in plan.of("held") if i.safety == "unsafe" and i.why != "not chosen"])
