@@ -65,7 +65,8 @@ class PeriodicWork(Rule):
 
     Evidence
     Steps without the profiler in a recording of `trace-doctor record`, three times as long as the median, and the lines that
-    the training thread was on in them, sampled. A line counts that no other step was on, in two long steps at least.
+    the training thread was on in them, sampled. A line counts that no other step was on, in two long steps at least. A rollout
+    makes what the steps learn from, and is an info finding.
 
     How the saving is estimated
     None is claimed: how much of this work the training needs is for people to say.
@@ -115,7 +116,7 @@ class PeriodicWork(Rule):
         ),
         Invalid("seen twice", lambda: _training(steps=(30, 60)), confidence="medium"),
         Invalid("not always after as many steps", lambda: _training(steps=(30, 50, 90)), message="about every 30 steps"),
-        Invalid("a rollout", lambda: _training(calls="get_action_and_value", more=1), message="and 1 more place", fixes=("Batch the rollout",)),
+        Invalid("a rollout", lambda: _training(calls="get_action_and_value", more=1), message="and 1 more place", severity="info", fixes=("Batch the rollout",)),
         Invalid("code of the loop itself", lambda: _training(calls=""), message="main() (train.py:70) takes", fixes=("Run it less often",)),
     ]  # fmt: skip
 
@@ -126,6 +127,7 @@ class PeriodicWork(Rule):
         first, *others = work.places
         file = PurePath(first.file).name
         name = first.calls or first.function
+        kind = kind_of_work(f"{name} ({file})")
         regular = len({after - before for before, after in pairwise(work.steps)}) == 1
         more = f" and {len(others)} more place{'s' * (len(others) > 1)}" if others else ""
         yield Claim(
@@ -135,7 +137,7 @@ class PeriodicWork(Rule):
                 f"A step takes {three_figures(work.step_ms * 1e3)} otherwise."
             ),
             confidence="high" if len(work.steps) > 2 else "medium",
-            severity="warning",
+            severity="info" if kind == "rollout" else "warning",
             location=Location(file=first.file, line=first.line or None, function=first.function),
             evidence=[
                 table(
@@ -150,7 +152,7 @@ class PeriodicWork(Rule):
             fixes=[
                 techniques.off_the_step(
                     "Record as many steps again: TD205 is gone or its share is smaller",
-                    kind_of_work(f"{name} ({file})"),
+                    kind,
                 )
             ],
             key=f"{first.function} {first.calls}",
