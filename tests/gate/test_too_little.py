@@ -202,7 +202,7 @@ def _named(cat: str, known: str, name: str) -> Callable[[dict[str, Any]], None]:
     [
         (_late(50e-6), "calls that wait for the GPU return 0.05 ms before its work ends"),
         (_late(8), "half of its GPU work begins 8 s and more after its launch"),
-        (_named("cuda_runtime", "", "x"), "none of its 48 runtime calls has a name that is known"),
+        (_named("cuda_runtime", "", "x"), "none of its 48 runtime calls has a known name"),
         (_named("gpu_memcpy", "", "x"), "the names of its 6 copies do not say from where to where"),
     ],
     ids=["GPU later", "GPU much later", "runtime calls", "copies"],

@@ -65,10 +65,10 @@ def _unknown_names(facts: Facts) -> str:
     run = facts.run
     if not len(run.gpu):
         return ""
-    calls = run.named(lambda name: True, Cat.RUNTIME, Cat.DRIVER)
+    calls = np.flatnonzero(run.is_cat(Cat.RUNTIME, Cat.DRIVER))
     if len(calls) >= _LEAST and not run.is_named(_is_known_call)[calls].any():
-        return f"none of its {len(calls):,} runtime calls has a name that is known"
-    copies = run.named(lambda name: True, Cat.MEMCPY)
+        return f"none of its {len(calls):,} runtime calls has a known name"
+    copies = np.flatnonzero(run.is_cat(Cat.MEMCPY))
     if len(copies) >= _LEAST_COPIES and not run.is_named(_says_direction)[copies].any():
         return f"the names of its {len(copies):,} copies do not say from where to where"
     return ""
@@ -88,12 +88,12 @@ def _not_waited_for(facts: Facts) -> str:
     to_host = run.is_named(lambda name: "DtoH" in name and "Pinned" not in name) & run.is_cat(Cat.MEMCPY)
     copies = to_host[run.gpu] & (launch >= 0)
     early = [run.end[run.gpu[copies]] - run.end[launch[copies]]]
-    launched = run.gpu[launch >= 0][np.argsort(run.ts[launch[launch >= 0]], kind="stable")]
-    if len(launched):
-        calls = run.named(is_device_synchronize, Cat.RUNTIME, Cat.DRIVER)
-        at = np.searchsorted(np.sort(run.ts[launch[launch >= 0]]), run.ts[calls]) - 1
-        ends = np.maximum.accumulate(run.end[launched])
-        early.append(ends[at[at >= 0]] - run.end[calls[at >= 0]])
+    linked = np.flatnonzero(launch >= 0)
+    linked = linked[np.argsort(run.ts[launch[linked]], kind="stable")]
+    calls = run.named(is_device_synchronize, Cat.RUNTIME, Cat.DRIVER)
+    at = np.searchsorted(run.ts[launch[linked]], run.ts[calls]) - 1
+    ends = np.maximum.accumulate(run.end[run.gpu[linked]])
+    early.append(ends[at[at >= 0]] - run.end[calls[at >= 0]])
     all_of_them = np.concatenate(early)
     if len(all_of_them) < _LEAST_COPIES or (middle := int(np.median(all_of_them))) <= MOST_UNFINISHED_NS:
         return ""
