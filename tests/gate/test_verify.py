@@ -68,6 +68,18 @@ def test_gone_is_what_the_same_rule_looked_for_and_did_not_find() -> None:
     assert (fates(made), made.code, made.verdict) == (["gone"], 0, "verify passed: the finding is fixed")
 
 
+@pytest.mark.parametrize(("before", "after", "code"), [(6, 1, 3), (6, 2, 3), (6, 3, 0), (2, 2, 0), (2, 1, 3)])
+def test_one_or_two_steps_are_too_few_to_show_that_a_finding_is_gone(
+    before: int, after: int, code: int
+) -> None:
+    made = verify(result(fault(), inputs=[trace(steps=before)]), result(inputs=[trace(steps=after)]))
+    assert (made.code, "whole step" in made.verdict) == (code, code == 3)
+    short = [trace(steps=after), trace(steps=before)]
+    assert verify(result(fault(), inputs=[trace(steps=before)]), result(inputs=short)).code == 0, (
+        "another trace of the rank has them"
+    )
+
+
 def test_a_quantity_that_only_one_side_knows_tells_nothing() -> None:
     time, both = m.Saving(time_us_per_step=40_000.0), m.Saving(time_us_per_step=20_000.0, bytes=1 << 30)
     for before, after, fate in ((time, both, "smaller"), (both, time, "still_there")):

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from trace_doctor.config import CONFIDENCES, HIDING, Settings
+from trace_doctor.gate.step_times import LEAST_STEPS
 from trace_doctor.model import LOOKED, Finding, Outcome, Result
 from trace_doctor.model.captures import NO_CAPTURE_BELOW
 
@@ -117,6 +118,25 @@ def not_judged(before: Result, after: Result) -> list[str]:
     """Sides on which nothing could be looked at."""
     sides = (("BEFORE", before), ("AFTER", after))
     return [f"{which}: {why}" for which, side in sides for why in nothing_judged(side)]
+
+
+def too_few_steps(before: Result, after: Result) -> list[str]:
+    """Ranks of which AFTER has fewer than three whole steps, and BEFORE has more: what is not seen in them may be gone by chance."""
+    then, now = (_steps_of_ranks(side) for side in (before, after))
+    return [
+        f"AFTER: only {count} whole step{'s' if count > 1 else ''} of rank {rank}, BEFORE has {then[rank]}"
+        for rank, count in now.items()
+        if count < min(LEAST_STEPS, then.get(rank, 0))
+    ][:_MOST_NAMED]
+
+
+def _steps_of_ranks(side: Result) -> dict[int, int]:
+    """The most steps that a trace of a rank has, of ranks whose steps are marked."""
+    most: dict[int, int] = {}
+    for i in side.inputs:
+        if i.kind == "trace" and i.step_source is not None:
+            most[i.rank] = max(i.steps, most.get(i.rank, 0))
+    return most
 
 
 def not_looked_for(before: Result, after: Result) -> list[str]:

@@ -17,6 +17,7 @@ from trace_doctor.gate.evidence import (
     not_judged,
     not_looked_for,
     not_whole,
+    too_few_steps,
 )
 from trace_doctor.gate.matching import ON_THE_CAPTURE, Fault, faults, follow
 from trace_doctor.gate.step_times import step_times
@@ -40,7 +41,7 @@ def verify(
 
     Code 0: all of them are gone. 1: one is still there (smaller ones too), or AFTER has a new finding of at least the
     severity `fail_on` (critical, warning, info; `never` for none). 3: AFTER cannot tell of one, was not looked at for all
-    that BEFORE was, has times in another unit, or a side is not whole (`allow_partial` lets that pass; `ranks` says how many each has to have). 1
+    that BEFORE was, has times in another unit or too few steps, or a side is not whole (`allow_partial` lets that pass; `ranks` says how many each has to have). 1
     beats 3.
 
     Findings below `fail_on` are notes: without `chosen` they are followed but decide only where BEFORE has nothing else,
@@ -68,6 +69,7 @@ def verify(
         *([] if allow_partial else missing),
         *clock,
         *not_judged(before, after),
+        *too_few_steps(before, after),
         *hidden(before, after),
     ]
     undecided += not_looked_for(before, after) if fail_on != "never" else []
