@@ -106,6 +106,17 @@ def test_without_numbers_what_does_not_overlap_is_not_believed(
         everything[0][RankedCollectives]
 
 
+def test_ranks_that_were_recorded_at_other_times_are_said_to_be(
+    make_job: Callable[..., list[RankOfJob]],
+) -> None:
+    everything = make_job(_rank(0, "12345"), _rank(1, "12345", later=1e6))
+    for rank, other in ((0, 1), (1, 0)):
+        with pytest.raises(NotCaptured, match=f"rank {rank} was recorded at another time than rank {other}"):
+            everything[rank][RankedCollectives]
+    with pytest.raises(NotCaptured, match="one rank only"):
+        make_job(_rank(0, "12345"))[0][RankedCollectives]
+
+
 @pytest.mark.parametrize(
     ("ahead", "drift", "sequence", "clock"),
     [

@@ -91,14 +91,17 @@ A = TypeVar("A", bound=Evidence | JobEvidence)
 class Job:
     """The ranks of one job that were captured at the same time, by rank. A capture on its own is a job of one."""
 
-    def __init__(self, ranks: Iterable[RankSummary]) -> None:
+    def __init__(self, ranks: Iterable[RankSummary], *, apart: Sequence[int] = ()) -> None:
         self.ranks = tuple(sorted(ranks, key=lambda summary: summary.rank))
+        self.apart = apart
+        """other ranks of its folder that were captured at other times"""
         self._built: dict[type[JobEvidence], JobEvidence | NotCaptured] = {}
 
     def evidence(self, kind: type[JobEvidence]) -> JobEvidence:
         """Made once for all ranks. Raises NotCaptured."""
         if kind not in self._built:
             try:
+                self._refuse_apart()
                 self._built[kind] = kind.build(self.ranks)
             except NotCaptured as missing:
                 self._built[kind] = missing
@@ -106,6 +109,14 @@ class Job:
         if isinstance(built, NotCaptured):
             raise NotCaptured(built.reason, built.capture)
         return built
+
+    def _refuse_apart(self) -> None:
+        if len(self.ranks) == 1 and self.apart:
+            others = ", ".join(map(str, self.apart[:8])) + " …" * (len(self.apart) > 8)
+            raise NotCaptured(
+                f"rank {self.ranks[0].rank} was recorded at another time than rank{'s' * (len(self.apart) > 1)} {others}",
+                "record the same steps on every rank at the same time",
+            )
 
 
 class RankOfJob:
@@ -150,7 +161,7 @@ def ranks_of_jobs(summaries: Sequence[RankSummary]) -> list[RankOfJob]:
             for summary in waiting[1:]:
                 if summary.rank not in members and _begin(summary) < min(map(_end, members.values())):
                     members[summary.rank] = summary
-            job = Job(members.values())
+            job = Job(members.values(), apart=sorted({summary.rank for summary in together} - {*members}))
             jobs |= {id(summary): job for summary in job.ranks}
             waiting = [summary for summary in waiting if id(summary) not in jobs]
     return [RankOfJob(summary, jobs.get(id(summary))) for summary in summaries]
