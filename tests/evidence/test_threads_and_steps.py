@@ -7,12 +7,14 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from trace_doctor.capture import Capture
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Facts, Options
 from trace_doctor.evidence.trace.steps import Step, Steps
 from trace_doctor.evidence.trace.threads import Threads
 from trace_doctor.evidence.trace.workload import Workload
 from trace_doctor.run import Cat, Thread
+from trace_doctor.testing import RunBuilder
 
 NOTE, OP, CALL, KERNEL = Cat.USER_ANNOTATION, Cat.CPU_OP, Cat.RUNTIME, Cat.KERNEL
 BACKWARD = "autograd::engine::evaluate_function: MmBackward0"
@@ -46,6 +48,24 @@ def test_the_thread_that_drives_the_loop(
 ) -> None:
     seen = facts(events, threads=threads)[Threads]
     assert (seen.main, set(seen.autograd)) == (main, autograd)
+
+
+def test_a_loop_on_another_thread_than_the_marks_of_its_steps() -> None:
+    """As where a watcher calls `prof.step()`: the loop is looked for on the thread that works."""
+    b = RunBuilder()
+    for _ in range(6):
+        with b.step():
+            with b.thread(555):
+                b.loader(4000)
+                for _ in range(10):
+                    with b.op("aten::mm", us=10):
+                        b.launch(30)
+                b.sync()
+            b.wait(5000)
+    facts_ = Facts(Capture(0, b.run()))
+    main, steps = facts_[Threads].main, facts_[Steps]
+    assert facts_.run.threads[main].tid == "555"
+    assert (steps.source, len(steps.steps)) == ("profiler_step", 6)
 
 
 def test_overhead_alone_is_no_host_event(facts: Make) -> None:

@@ -19,7 +19,6 @@ from trace_doctor.evidence.names.event_names import is_step, step_number
 from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.pieces import EVER, Span, pieces
 from trace_doctor.evidence.trace.step_marks import framework_marks, loader_marks, optimizer_marks
-from trace_doctor.evidence.trace.threads import Threads
 from trace_doctor.evidence.trace.warmup import leading_warmup
 from trace_doctor.run import GPU_CATS, Cat, Run
 
@@ -238,11 +237,12 @@ def _from_profiler_steps(facts: Facts, piece: Span) -> Cut | None:
 
 
 def _profiler_marks(facts: Facts) -> I64:
-    """Marks of the profiler on the main thread, in time order, one for each moment."""
+    """Marks of the profiler on the thread that has most of them, in time order, one for each moment. The loop may run on
+    another."""
     run = facts.run
     marks = run.named(is_step, Cat.USER_ANNOTATION, Cat.CPU_OP)
     if len(marks):
-        marks = marks[run.thread[marks] == facts[Threads].main]
+        marks = marks[run.thread[marks] == np.bincount(run.thread[marks]).argmax()]
     return np.asarray(marks[np.unique(run.ts[marks], return_index=True)[1]])
 
 

@@ -12,6 +12,11 @@ from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.names.event_names import is_backward, is_loader, is_optimizer_step, is_step
 from trace_doctor.run import HOST_CATS, Cat, Run
 
+LEAST_WORK = 0.01
+"""share of the operators and calls outside autograd's threads: a thread with less drives no loop, whatever it marks"""
+_FEW = 10
+"""operators and calls: fewer show no loop"""
+
 
 class Threads(Evidence, frozen=True):
     """Raises NotCaptured when the capture holds no host events."""
@@ -31,19 +36,35 @@ class Threads(Evidence, frozen=True):
             )
         engine = run.named(is_backward, Cat.CPU_OP)
         autograd = frozenset(np.unique(run.thread[engine]).tolist())
-        main = _marked(run)
+        main = _marked(run, autograd)
         if main is None:
             main = _by_habit(run, host, autograd)
         return cls(main, autograd - {main})
 
 
-def _marked(run: Run) -> int | None:
-    """The thread of the step, loader or optimizer marks."""
+def _marked(run: Run, autograd: frozenset[int]) -> int | None:
+    """The thread of the step, loader or optimizer marks; of several kinds the first whose thread does any work."""
+    working = np.bincount(run.thread[_work(run)], minlength=len(run.threads))
+    others = int(working.sum() - working[list(autograd)].sum())
+    idle = None
     for is_mark in (is_step, is_loader, is_optimizer_step):
         marks = run.named(is_mark, Cat.USER_ANNOTATION, Cat.CPU_OP)
         if len(marks):
-            return int(np.bincount(run.thread[marks]).argmax())
-    return None
+            thread = int(np.bincount(run.thread[marks]).argmax())
+            if others < _FEW or thread in autograd or working[thread] >= LEAST_WORK * others:
+                return thread
+            idle = thread
+    if idle is None:
+        return None
+    working[list(autograd)] = 0  # the marks are on a thread that only watches
+    return int(working.argmax())
+
+
+def _work(run: Run) -> Bool:
+    """Operators and calls. Marks of steps, which some profilers note as operators, are no work."""
+    work = run.is_cat(Cat.CPU_OP, Cat.RUNTIME, Cat.DRIVER)
+    work[run.named(is_step, Cat.CPU_OP)] = False
+    return work
 
 
 def _by_habit(run: Run, host: Bool, autograd: frozenset[int]) -> int:
