@@ -68,6 +68,17 @@ def stalled(path: Path) -> None:
     b.write(path)
 
 
+def sampled(path: Path) -> None:
+    """A healthy trace of which every eighth event of the host is lost, with the numbers that the profiler gives them."""
+    trace = json.loads(steps(9_000.0, numbers=range(200)).json())
+    host = [e for e in trace["traceEvents"] if e["cat"] in ("cpu_op", "user_annotation")]
+    for number, event in enumerate(host):
+        event["args"]["Ev Idx"] = number
+    lost = {id(event) for event in host if event["cat"] == "cpu_op" and event["args"]["Ev Idx"] % 8 == 1}
+    trace["traceEvents"] = [e for e in trace["traceEvents"] if id(e) not in lost]
+    path.write_text(json.dumps(trace), encoding="utf-8")
+
+
 def two_traces(path: Path) -> None:
     starved(path)
     content = path.read_bytes()
@@ -312,6 +323,8 @@ EXAMPLES: dict[str, Make] = {
     "fault.json": starved,
     "fixed.json": fed,
     "slow.json": lambda path: steps(30_000.0).write(path),
+    "sampled.json": sampled,
+    "fixed-2-steps.json": lambda path: steps(9_000.0, 5.0, numbers=range(2)).write(path),
     "two-traces.json": two_traces,
     "two-windows.json": two_windows,
     "snapshot.pickle": snapshot,

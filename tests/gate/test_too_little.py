@@ -182,6 +182,30 @@ def test_one_side_of_a_gpu_trace_is_not_judged(
     assert run("check", "logs", "--select", "TD301").code == 3, "whatever rules are asked"
 
 
+@pytest.mark.parametrize(
+    ("keeps", "code"),
+    [(lambda n: n % 10, 3), (lambda n: not 300 < n < 600, 0)],
+    ids=["each tenth", "a piece"],
+)
+def test_events_that_were_lost_one_by_one(
+    logs: Path, run: Run, keeps: Callable[[int], object], code: int
+) -> None:
+    """The profiler numbers operators and annotations; numbers that lie elsewhere leave one large hole."""
+    trace = healthy(steps=60).write(logs / "rank0.pt.trace.json")
+    content = json.loads(trace.read_text())
+    numbers = iter(range(10_000))
+    for event in content["traceEvents"]:
+        if event["cat"] in ("cpu_op", "user_annotation"):
+            number = next(numbers)
+            event["args"]["Ev Idx"] = number + 300 * (number > 150) if code == 0 else number
+    trace.write_text(json.dumps(content))
+    assert run("check", "logs").code == 0
+    content["traceEvents"] = [e for e in content["traceEvents"] if keeps(e["args"].get("Ev Idx", 1))]
+    trace.write_text(json.dumps(content))
+    done = run("check", "logs", "-o", "json")
+    assert (done.code, "Python frames are missing" in done.result.gate.verdict) == (code, code == 3)
+
+
 def altered(trace: Path, change: Callable[[dict[str, Any]], None]) -> None:
     content = json.loads(trace.read_text())
     for event in content["traceEvents"]:

@@ -7,6 +7,7 @@ import re
 import numpy as np
 
 from trace_doctor.arrays import I64
+from trace_doctor.engine.lost_events import lost_events
 from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.intervals import covered, pairs, total, union
 from trace_doctor.evidence.names.event_names import (
@@ -53,6 +54,8 @@ def implausible(facts: Facts) -> str:
     """Why the times of a trace, or what it links, cannot be so; "" where nothing speaks against them."""
     if why := _too_fast(facts.run):
         return f"its times are in another unit: {why}"
+    if why := lost_events(facts.run):
+        return why
     steps = facts.get(Steps)
     if steps is None:
         return ""
