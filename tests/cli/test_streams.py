@@ -145,3 +145,40 @@ def test_a_signal_while_a_class_is_made(name: str, code: int) -> None:
     )
     assert done.returncode == code, done.stderr
     assert "internal error" not in done.stderr
+
+
+SWALLOWED = """
+import os, signal, sys, time
+from trace_doctor import cli
+from trace_doctor.cli import app
+class Ends:
+    def __del__(self):
+        os.kill(os.getpid(), getattr(signal, sys.argv[1]))
+def application(*names):
+    def command(prog_name):
+        Ends()
+        try:
+            time.sleep(60)
+        finally:
+            time.sleep(2.5)  # cleaning up may take longer than what is waited before
+            print("cleaned up", flush=True)
+    return command
+app.application = application
+cli.main()
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals are those of POSIX")
+@pytest.mark.parametrize(
+    ("name", "code"), [("SIGTERM", 143), ("SIGHUP", 129), ("SIGINT", 130), ("SIGQUIT", 131)]
+)
+def test_a_signal_whose_exception_foreign_code_swallows(name: str, code: int) -> None:
+    """As in a `__del__`: the program ends all the same, and what cleans up is not disturbed."""
+    done = subprocess.run(
+        [sys.executable, "-c", SWALLOWED, name],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        preexec_fn=lambda: signal.signal(getattr(signal, name), signal.SIG_DFL),
+    )
+    assert (done.returncode, done.stdout) == (code, "cleaned up\n"), done.stderr

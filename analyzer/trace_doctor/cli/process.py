@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import sys
+import weakref
 from typing import NoReturn
 
 from trace_doctor.errors import printable
@@ -72,12 +73,49 @@ def _hear_of_children() -> None:
 
 
 def _unwind_when_ended() -> None:
-    """SIGTERM, SIGHUP and SIGQUIT end the program as Ctrl-C does: nothing half-written is left, and no process."""
+    """SIGTERM, SIGHUP and SIGQUIT end the program as Ctrl-C does: nothing half-written is left, and no process. Where foreign
+    code swallows what the handler raises (a callback of C, a `__del__`), it is raised again a second later."""
+    heard: list[int] = []
 
     def leave(number: int, _: object) -> None:
-        sys.exit(128 + number)
+        heard.append(number)
+        raise _raised_again(_Interrupted() if number == signal.SIGINT else _Ended(128 + number))
 
+    def once_more(_: int, frame: object) -> None:
+        leave(heard[-1], frame)
+
+    if hasattr(signal, "setitimer") and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, leave)
     for name in ("SIGTERM", "SIGHUP", "SIGQUIT"):
         number = getattr(signal, name, None)
         if number is not None and signal.getsignal(number) is signal.SIG_DFL:  # nohup: ignored, and stays so
             signal.signal(number, leave)
+    if hasattr(signal, "setitimer"):
+        signal.signal(signal.SIGALRM, once_more)
+
+
+class _Ended(SystemExit):
+    """By a signal."""
+
+
+class _Interrupted(KeyboardInterrupt):
+    """By Ctrl-C."""
+
+
+_AGAIN_AFTER = 1.0
+"""seconds"""
+_raised: list[weakref.ref[BaseException]] = []
+
+
+def _raised_again(error: BaseException) -> BaseException:
+    """While the program ends, the interpreter holds the exception, for as long as cleaning up takes. Once nobody does and the program
+    still runs, somebody has swallowed it. It has no name in the handler, whose frame the exception would hold."""
+    if hasattr(signal, "setitimer"):
+        owner = os.getpid()
+
+        def lost(_: object) -> None:
+            if os.getpid() == owner:
+                signal.setitimer(signal.ITIMER_REAL, _AGAIN_AFTER)
+
+        _raised.append(weakref.ref(error, lost))
+    return error

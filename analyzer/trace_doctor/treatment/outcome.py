@@ -57,6 +57,8 @@ class Outcome:
         self.options, self.steps, self.loop, self.by_hand, self.notes = options, steps, loop, by_hand, notes
         self.fingerprint = fingerprint
         self.interrupted: int | None = None
+        self._signal: BaseException | None = None
+        """held until the end, for a signal whose exception nobody holds counts as lost and is raised again"""
         self.stopped = ""
         self.changes: list[FileChange] = []
         self.mounted: list[str] = []
@@ -68,9 +70,11 @@ class Outcome:
         """An interrupt ends what runs inside, and so does a copy that cannot be put back; what is known by then is kept."""
         try:
             yield
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stop:
+            self._signal = stop.with_traceback(None)
             self.interrupted = 130
         except SystemExit as stop:
+            self._signal = stop.with_traceback(None)
             self.interrupted = stop.code if isinstance(stop.code, int) else 130
         except UsageError as error:
             self.stopped = printable(str(error))
