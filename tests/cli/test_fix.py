@@ -103,13 +103,6 @@ def test_patch_file_is_taken_by_git(job: Path) -> None:
     assert "num_workers=4" in script(job)
 
 
-def test_a_name_of_several_lines_makes_one_line(job: Path) -> None:
-    (job / "job" / "train.py").rename(job / "job" / "a\nb.py")
-    done = run("fix", "result.json", "--source", "job", "--apply", "--unsafe-fixes", "--allow-dirty", cwd=job)
-    assert done.returncode == 0, done.stderr
-    assert any("applied to a b.py" in line for line in done.stderr.splitlines())
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="names are UTF-8 elsewhere")
 def test_a_folder_whose_name_is_not_utf8_is_left_alone(job: Path) -> None:
     folder = os.fsencode(job) + b"/d\xff"

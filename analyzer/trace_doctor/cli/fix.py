@@ -187,15 +187,15 @@ def _explain(plan: Plan, console: Console) -> None:
         shown.add(same)
         head = f"{item.label} {finding.name}: {fix_.title}"
         if item.status in ("ready", "held") and item.change is not None:
-            _line(f"{head}  [{item.safety}]  {item.change.script.name}:{item.change.line}", console)
+            console.hint(f"{head}  [{item.safety}]  {item.change.script.name}:{item.change.line}")
             if item.change.elsewhere:
-                _line(f"    {item.change.elsewhere}", console)
+                console.hint(f"    {item.change.elsewhere}")
             named = finding.fixes[item.index].safety == "display"  # a package that it needs, say
             for note in item.change.notes if named and not console.verbose else ():
-                _line(f"    {note}", console)
+                console.hint(f"    {note}")
         else:
             how = _HOW.get(item.status, item.status)
-            _line(f"{head}  [{how}]{': ' if item.missing else ''}{item.missing}", console)
+            console.hint(f"{head}  [{how}]{': ' if item.missing else ''}{item.missing}")
             if item.sketch and in_full:
                 _block(f"sketch, not applied:\n{item.sketch}", console)
             elif item.status == "advice" and item.candidates and not console.verbose and in_full:
@@ -231,17 +231,12 @@ def _consequences(item: PlannedFix, console: Console) -> None:
     notes = [n for n in (item.change.notes if item.change else ()) if n not in fix_.risk]
     safety = item.safety if item.change else "display"
     for risk in [*notes, fix_.risk] if fix_.risk else notes or [_RISKS[safety]]:
-        _line(f"    risk: {risk}", console)
-    _line(f"    verify: {fix_.verify or _VERIFY}", console)
-
-
-def _line(text: str, console: Console) -> None:
-    """What a result says, and the name of a file, cannot begin a line of its own."""
-    console.hint(text.replace("\n", " "))
+        console.hint(f"    risk: {risk}")
+    console.hint(f"    verify: {fix_.verify or _VERIFY}")
 
 
 def _block(text: str, console: Console) -> None:
-    console.hint("".join(f"    {line}\n" for line in text.splitlines()).rstrip("\n"))
+    console.hint(*(f"    {line}" for line in text.splitlines()))
 
 
 _MOST_PLACES = 20
@@ -277,11 +272,11 @@ def _write_patch(plan: Plan, path: Path, console: Console) -> None:
         console.hint(f"no fix edits the script: {path} is not written")
         return
     console.write(path, data)
-    _line(f"{_count(plan)} written to {path}: apply with `git apply {path}`", console)
+    console.hint(f"{_count(plan)} written to {path}: apply with `git apply {path}`")
 
 
 def _report_edits(plan: Plan, changed: list[str], console: Console) -> None:
-    _line(f"{_count(plan)} applied to {', '.join(changed)}" if changed else "nothing to change", console)
+    console.hint(f"{_count(plan)} applied to {', '.join(changed)}" if changed else "nothing to change")
     if changed:
         console.hint(f"Next: {_VERIFY}")
     unsafe = len([i for i in plan.of("held") if i.safety == "unsafe" and i.why != "not chosen"])
