@@ -103,6 +103,29 @@ def test_patch_file_is_taken_by_git(job: Path) -> None:
     assert "num_workers=4" in script(job)
 
 
+@pytest.mark.parametrize("under_git", [True, False])
+@pytest.mark.parametrize("where", ["", "job", "beside it", "job/below"])
+def test_the_command_that_applies_a_patch_works_as_pasted(job: Path, where: str, under_git: bool) -> None:
+    """git says nothing of what it leaves out as it lies beside the current folder."""
+    if under_git:
+        committed(job)
+    here = job / where
+    here.mkdir(exist_ok=True)
+    done = run(
+        "fix",
+        str(job / "result.json"),
+        "--script",
+        str(job / "job" / "train.py"),
+        "--patch",
+        "p .patch",
+        cwd=here,
+    )
+    command = done.stderr.rpartition("apply with `")[2].partition("`")[0]
+    pasted = subprocess.run(command, shell=True, cwd=here, capture_output=True, text=True, check=False)
+    assert (pasted.returncode, pasted.stderr) == (0, "")
+    assert "num_workers=4" in script(job)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="names are UTF-8 elsewhere")
 def test_a_folder_whose_name_is_not_utf8_is_left_alone(job: Path) -> None:
     folder = os.fsencode(job) + b"/d\xff"

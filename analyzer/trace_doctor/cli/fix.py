@@ -11,7 +11,7 @@ import typer
 from trace_doctor.cli import options as o
 from trace_doctor.cli.console import Console
 from trace_doctor.cli.outputs import Sink
-from trace_doctor.cli.paths import spare
+from trace_doctor.cli.paths import apply_words, spare
 from trace_doctor.cli.progress import progress_on
 from trace_doctor.errors import UsageError, one_line
 from trace_doctor.reporters.units import plural
@@ -272,7 +272,7 @@ def _write_patch(plan: Plan, path: Path, console: Console) -> None:
         console.hint(f"no fix edits the script: {path} is not written")
         return
     console.write(path, data)
-    console.hint(f"{_count(plan)} written to {path}: apply with `git apply {path}`")
+    console.hint(f"{_count(plan)} written to {path}: {apply_words(path, plan.patch_base)}")
 
 
 def _report_edits(plan: Plan, changed: list[str], console: Console) -> None:

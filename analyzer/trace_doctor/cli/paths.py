@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 import tempfile
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trace_doctor.cli.outputs import Sink, is_output_of_ours
-from trace_doctor.errors import TraceDoctorError, UsageError
+from trace_doctor.errors import TraceDoctorError, UsageError, unbroken
 from trace_doctor.files import check_folders, check_link
 from trace_doctor.git import is_git_folder
 from trace_doctor.loaders import identify
@@ -84,6 +85,17 @@ def spare(sinks: Sequence[Sink], read: Iterable[str | Path | None], config: Conf
     paths = [os.path.realpath(s.path) for s in sinks if s.path is not None and not s.path.is_char_device()]
     if len(set(paths)) < len(paths) or _meet_tracks(sinks):
         raise UsageError("--output: two formats cannot go to one file")
+
+
+def apply_words(patch: Path, base: Path) -> str:
+    """`apply with `git apply fix.patch``, as it works from the current folder: git leaves out without a word what lies beside that.
+    `base`: the folder that the names in the patch are relative to."""
+    here, arguments = Path.cwd().resolve(), ["git", "apply", str(patch)]
+    if here != base:
+        arguments = ["git", "-C", os.path.relpath(base, here), "apply", os.path.abspath(patch)]
+    command = shlex.join(arguments)
+    # a name that cannot be shown would be another in what is pasted
+    return f"apply with `{command}`" if unbroken(command) == command else f"apply it with git from {base}"
 
 
 def _meet_tracks(sinks: Sequence[Sink]) -> bool:

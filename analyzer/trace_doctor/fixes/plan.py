@@ -73,6 +73,11 @@ class Plan:
         except NoEdit as reason:
             raise UsageError(f"these fixes cannot be made together ({reason.why}): choose fewer") from None
 
+    @property
+    def patch_base(self) -> Path:
+        """The folder that the names in a patch are relative to: the top of the git work tree, else the source folder."""
+        return self.tree.root.resolve().joinpath(*[".."] * self.prefix.count("/")).resolve()
+
     def patch(self) -> bytes:
         """One diff of everything that is ready, for `git apply`. It passes over the lines before each file's diff, which
         say what is in it and how safe that is."""
