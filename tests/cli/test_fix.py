@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -124,6 +125,34 @@ def test_the_command_that_applies_a_patch_works_as_pasted(job: Path, where: str,
     pasted = subprocess.run(command, shell=True, cwd=here, capture_output=True, text=True, check=False)
     assert (pasted.returncode, pasted.stderr) == (0, "")
     assert "num_workers=4" in script(job)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "form feed"])
+def test_what_cannot_be_read_holds_nothing_for_sure(job: Path, kind: str) -> None:
+    script = job / "job" / "train.py"
+    if kind == "pipe":
+        script.unlink()
+        os.mkfifo(script)
+    else:
+        script.write_text(f"def f():\n\tif x:\n\t\ty()\n\f{SCRIPT}")
+    said = run("fix", "result.json", "--source", "job", cwd=job).stderr
+    assert "no script of the program that could be read holds DataLoader" in said
+    assert re.search(r"(?m)^train.py: .*it is left alone$", said)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--script", "job"], "--script job: a folder; --source takes one"),
+        (["--script", os.devnull], f"--script {os.devnull}: not a regular file"),
+        (["--script", "none.py"], "--script none.py: no such file"),
+        (["--source", "job", "-i", "--diff"], "leave it out with --apply, -i or --patch"),
+    ],
+)
+def test_what_fix_cannot_do_is_one_line(job: Path, options: list[str], why: str) -> None:
+    done = run("fix", "result.json", *options, cwd=job)
+    assert (done.returncode, done.stderr.count("\n"), done.stdout) == (2, 1, "")
+    assert why in done.stderr
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="names are UTF-8 elsewhere")

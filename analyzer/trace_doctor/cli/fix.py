@@ -60,8 +60,10 @@ def fix(
     root = _source(source, script)
     if apply and patch is not None:
         raise UsageError("--apply and --patch exclude each other")
-    if diff and (apply or patch is not None):
-        raise UsageError("--diff shows the patch and changes nothing; leave it out with --apply or --patch")
+    if diff and (apply or interactive or patch is not None):
+        raise UsageError(
+            "--diff shows the patch and changes nothing; leave it out with --apply, -i or --patch"
+        )
     if patch is not None and str(patch) == "-":
         raise UsageError("--patch - is what happens without it: the patch is printed")
     result = saved_result(Path(paths[0])) if len(paths) == 1 else None
@@ -135,8 +137,10 @@ def _refuse_unfinished(source: Path) -> None:
 def _source(source: Path | None, script: Path | None) -> Path:
     if source is not None and script is not None:
         raise UsageError("--source and --script exclude each other")
+    if script is not None and script.is_dir():
+        raise UsageError(f"--script {script}: a folder; --source takes one")
     if script is not None and not script.is_file():
-        raise UsageError(f"--script {script}: no such file")
+        raise UsageError(f"--script {script}: {'not a regular file' if script.exists() else 'no such file'}")
     where = script or source
     if where is None:
         raise UsageError("fix needs the training script: --source DIR, or --script FILE")

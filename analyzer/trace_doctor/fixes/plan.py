@@ -310,7 +310,8 @@ def _first_change(
         wider = ([s for s in scripts if s.name in own], scripts)
         places += [replace(anywhere, scripts=some) for some in wider if some]
     sought = params.mentions or " or ".join(mod.words) or f"what {mod.name} looks for"
-    missing = NoEdit("unresolved", f"no script of the program holds {sought}")
+    unread = " that could be read" if tree.unreadable else ""
+    missing = NoEdit("unresolved", f"no script of the program{unread} holds {sought}")
     for attempt in places:
         try:
             change = _once(mod, attempt, params, mod.run(attempt, params))
