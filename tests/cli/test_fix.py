@@ -146,10 +146,18 @@ def test_what_cannot_be_read_holds_nothing_for_sure(job: Path, kind: str) -> Non
         (["--script", "job"], "--script job: a folder; --source takes one"),
         (["--script", os.devnull], f"--script {os.devnull}: not a regular file"),
         (["--script", "none.py"], "--script none.py: no such file"),
+        (["--source", "job", "--torch-version", "two"], "torch-version: 'two' is no version, as 2.9"),
+        (["--source", "job", "--patch", "job"], "cannot write job: it is a folder"),
+        (["--source", "job", "--patch", ""], "cannot write .: it is a folder"),
+        (
+            ["--source", "job", "--patch", "job/.git/config"],
+            "job/.git/config is a file of git's own: it is not overwritten",
+        ),
         (["--source", "job", "-i", "--diff"], "leave it out with --apply, -i or --patch"),
     ],
 )
 def test_what_fix_cannot_do_is_one_line(job: Path, options: list[str], why: str) -> None:
+    committed(job / "job")
     done = run("fix", "result.json", *options, cwd=job)
     assert (done.returncode, done.stderr.count("\n"), done.stdout) == (2, 1, "")
     assert why in done.stderr

@@ -268,6 +268,7 @@ def test_what_cannot_be_judged_is_no_clean_bill(enough: bool) -> None:
         "No problems" if enough else "Not judged: its times are in another unit"
     )
     assert ("No problems" in render(result, "html")) == enough
+    assert ("✔" in render(result, "text")) == enough
 
 
 @pytest.mark.parametrize("severity", ["critical", "info"])

@@ -109,11 +109,19 @@ def _meet_tracks(sinks: Sequence[Sink]) -> bool:
 
 def _check_place(path: Path) -> None:
     """Raises UsageError where nothing could be written, or nothing is to be."""
+    if path.is_dir():
+        raise UsageError(f"cannot write {path}: it is a folder; name a file in it")
     if not path.parent.is_dir():
         raise UsageError(f"cannot write {path}: there is no folder {path.parent}")
     check_folders(path)
     if path.is_symlink():
         check_link(path)
+    if path.is_file() and _is_of_git(Path(os.path.realpath(path))) and not is_output_of_ours(path):
+        raise UsageError(f"{path} is a file of git's own: it is not overwritten")
+
+
+def _is_of_git(place: Path) -> bool:
+    return any(up.name.lower() == ".git" or is_git_folder(up) for up in place.parents)
 
 
 def _check_named_by_file(sink: Sink, path: Path, folder: Path) -> None:
@@ -122,7 +130,7 @@ def _check_named_by_file(sink: Sink, path: Path, folder: Path) -> None:
     place = Path(os.path.realpath(path))
     if not any(place.is_relative_to(os.path.realpath(f)) for f in (folder, Path.cwd())):
         why = "outside of its folder"
-    elif any(up.name.lower() == ".git" or is_git_folder(up) for up in place.parents):
+    elif _is_of_git(place):
         why = "where git keeps its own"
     elif os.path.lexists(path) and not is_output_of_ours(path):
         why = "which is no output of ours, or was changed"
