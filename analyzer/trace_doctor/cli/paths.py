@@ -108,7 +108,10 @@ def _meet_tracks(sinks: Sequence[Sink]) -> bool:
 
 
 def _check_place(path: Path) -> None:
-    """Raises UsageError where nothing could be written, or nothing is to be."""
+    """Raises UsageError where nothing could be written, or nothing is to be. A link of the user's own need not be their doing: git
+    makes those of a repository that somebody else wrote."""
+    from trace_doctor.reporters.saved import is_patch_of_ours
+
     if path.is_dir():
         raise UsageError(f"cannot write {path}: it is a folder; name a file in it")
     if not path.parent.is_dir():
@@ -116,6 +119,10 @@ def _check_place(path: Path) -> None:
     check_folders(path)
     if path.is_symlink():
         check_link(path)
+        if path.is_file() and not (is_output_of_ours(path) or is_patch_of_ours(path)):
+            raise UsageError(
+                f"{path} is a link to {os.path.realpath(path)}, which is no output of ours: it is left alone"
+            )
     if path.is_file() and _is_of_git(Path(os.path.realpath(path))) and not is_output_of_ours(path):
         raise UsageError(f"{path} is a file of git's own: it is not overwritten")
 
