@@ -129,6 +129,18 @@ def test_what_git_could_not_give_back_is_not_edited(job: Path, content: bytes | 
     assert state(job, "pkg/model.py") is None
 
 
+@pytest.mark.parametrize("content", [None, b"damaged"])
+@pytest.mark.parametrize(("tree", "name"), [("", "the top folder"), ("pkg", "pkg")])
+def test_a_lost_tree_is_told_before_an_edit(job: Path, tree: str, name: str, content: bytes | None) -> None:
+    """`git diff` and `git stash` fail without it: the edit could be told from nothing."""
+    digest = git(job, "rev-parse", f"HEAD:{tree}").strip()
+    file = job / ".git" / "objects" / digest[:2] / digest[2:]
+    file.chmod(0o600)
+    file.unlink() if content is None else file.write_bytes(content)
+    assert f"git has lost what is committed of {name}" in (state(job, "pkg/model.py") or "")
+    assert (state(job) is None) == (tree == "pkg")
+
+
 def test_folders_are_compared_in_the_order_of_git(job: Path) -> None:
     """Where a folder is called as a file begins, and where it holds but folders."""
     for name in ("a/x.py", "a.py", "a-b/c/d/e.py", "a0.py", "b/c/x.py", "b.c/x.py"):

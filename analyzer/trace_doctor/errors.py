@@ -62,6 +62,11 @@ def no_command_at_start(text: str) -> str:
     return _AT_THE_START.sub(r"\1:", text)
 
 
+def unbroken(text: str) -> str:
+    """Text as one line that may be printed, with the blanks that it has."""
+    return printable(text.replace("\n", " "))
+
+
 def one_line(text: str) -> str:
     """Text of any kind as one line that may be printed."""
     return printable(" ".join(text.split()))

@@ -219,25 +219,43 @@ def _survey(root: Path, files: Sequence[Path]) -> tuple[list[str], list[Path]]:
         turned = {entry.path for entry in entries if work_tree.is_turned(entry)}
         others = [entry for entry in entries if entry.path not in turned]
         changed = [entry for entry in others if not work_tree.same(entry, entry.path in names)]
-        staged = _staged(here, listed) if listed or here != root else 0
+        trees = _trees(listed, commit := _commit(here))
+        staged = _staged(here, commit, trees) if listed or here != root else 0
         reasons += [*_not_conversions(here, changed), *[""] * (len(turned) + staged)]
-        reasons += _not_kept(here, [entry for entry in entries if entry.path in names])
+        reasons += _not_kept(
+            here, [entry for entry in entries if entry.path in names], {} if staged else trees
+        )
         untracked += [f for name, f in names.items() if name not in tracked]
         compared = work_tree.compared
     return reasons, untracked
 
 
-def _not_kept(root: Path, entries: Sequence[_Entry]) -> Iterator[str]:
-    """The files that git could not give back after an edit."""
-    for entry in entries:
-        try:
-            whole = _digest_of(git(root, "cat-file", "blob", entry.digest), entry.digest) == entry.digest
-        except GitUnanswered:
-            raise
-        except GitFailed:
-            whole = False
-        if not whole:
-            yield f"git has lost what is committed of {os.fsdecode(entry.path)}"
+def _not_kept(root: Path, entries: Sequence[_Entry], trees: dict[bytes, str]) -> Iterator[str]:
+    """The files that git could not give back after an edit, and the folders on the way to them: without one of these it can
+    neither compare nor stash. `trees`: those of HEAD."""
+    lost = [os.fsdecode(e.path) for e in entries if not _is_kept(root, e.digest, b"blob")]
+    folders = {folder for e in entries for folder in _above(e.path)} & trees.keys()
+    lost += [
+        os.fsdecode(f) or "the top folder" for f in sorted(folders) if not _is_kept(root, trees[f], b"tree")
+    ]
+    return (f"git has lost what is committed of {name}" for name in lost)
+
+
+def _above(path: bytes) -> Iterator[bytes]:
+    """The folders that a file lies in, up to the top of its work tree, which has no name."""
+    while path:
+        path = os.path.dirname(path)
+        yield path
+
+
+def _is_kept(root: Path, digest: str, kind: bytes) -> bool:
+    """Whether git has an object, and that is what its name says."""
+    try:
+        return _digest_of(git(root, "cat-file", kind.decode(), digest), digest, kind) == digest
+    except GitUnanswered:
+        raise
+    except GitFailed:
+        return False
 
 
 def _commit(root: Path) -> str:
@@ -279,16 +297,15 @@ def _index(root: Path) -> Iterator[_Entry]:
         raise GitFailed("git lists its index in a form that is not known")
 
 
-def _staged(root: Path, entries: Sequence[_Entry]) -> int:
-    """Files whose entry in the index is not that of HEAD. git does not check the trees it reads, nor what it keeps of commits
+def _staged(root: Path, commit: str, trees: dict[bytes, str]) -> int:
+    """Files whose entry in the index is not that of HEAD. `trees`: those of the index. git does not check the trees it reads, nor what it keeps of commits
     beside them: the hash of the index as a tree decides, and that of the commit."""
-    commit = _commit(root)
     if not commit:
         return 1  # nothing is committed yet
     content = git(root, "cat-file", "commit", commit)
     if _digest_of(content, commit, b"commit") != commit:
         raise GitFailed("the commit is not what its name says")
-    if content.startswith(b"tree %s\n" % _tree(entries, commit).encode()):
+    if content.startswith(b"tree %s\n" % trees[b""].encode()):
         return 0
     raw = git(
         root, "diff-index", "--cached", "--raw", "-z", "--no-renames", "--no-ext-diff",
@@ -297,24 +314,25 @@ def _staged(root: Path, entries: Sequence[_Entry]) -> int:
     return max(raw.count(b"\0") // 2, 1)
 
 
-def _tree(entries: Sequence[_Entry], like: str) -> str:
-    """The hash of the tree that a commit of these entries would have."""
+def _trees(entries: Sequence[_Entry], like: str) -> dict[bytes, str]:
+    """Folder -> the hash of its tree in a commit of these entries."""
     folders: dict[bytes, list[tuple[bytes, bytes, str]]] = {b"": []}
     for entry in entries:
         folder, name = os.path.split(entry.path)
         folders.setdefault(folder, []).append((name, b"%o" % entry.mode, entry.digest))
         while folder := os.path.dirname(folder):
             folders.setdefault(folder, [])
+    trees = dict[bytes, str]()
     for folder in sorted(folders, key=lambda f: (f.count(b"/"), f), reverse=True):
         lines = [
             b"%s %s\0%s" % (mode, name.rstrip(b"/"), bytes.fromhex(digest))
             for name, mode, digest in sorted(folders[folder])
         ]
-        digest = _digest_of(b"".join(lines), like, b"tree")
+        trees[folder] = _digest_of(b"".join(lines), like, b"tree")
         if folder:  # git sorts folders as if their names ended so
             above, name = os.path.split(folder)
-            folders[above].append((name + b"/", b"40000", digest))
-    return digest
+            folders[above].append((name + b"/", b"40000", trees[folder]))
+    return trees
 
 
 def _index_written(root: Path) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -103,11 +104,63 @@ def test_patch_file_is_taken_by_git(job: Path) -> None:
     assert "num_workers=4" in script(job)
 
 
-def test_a_name_of_several_lines_makes_one_line(job: Path) -> None:
-    (job / "job" / "train.py").rename(job / "job" / "a\nb.py")
-    done = run("fix", "result.json", "--source", "job", "--apply", "--unsafe-fixes", "--allow-dirty", cwd=job)
-    assert done.returncode == 0, done.stderr
-    assert any("applied to a b.py" in line for line in done.stderr.splitlines())
+@pytest.mark.parametrize("under_git", [True, False])
+@pytest.mark.parametrize("where", ["", "job", "beside it", "job/below"])
+def test_the_command_that_applies_a_patch_works_as_pasted(job: Path, where: str, under_git: bool) -> None:
+    """git says nothing of what it leaves out as it lies beside the current folder."""
+    if under_git:
+        committed(job)
+    here = job / where
+    here.mkdir(exist_ok=True)
+    done = run(
+        "fix",
+        str(job / "result.json"),
+        "--script",
+        str(job / "job" / "train.py"),
+        "--patch",
+        "p .patch",
+        cwd=here,
+    )
+    command = done.stderr.rpartition("apply with `")[2].partition("`")[0]
+    pasted = subprocess.run(command, shell=True, cwd=here, capture_output=True, text=True, check=False)
+    assert (pasted.returncode, pasted.stderr) == (0, "")
+    assert "num_workers=4" in script(job)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "form feed"])
+def test_what_cannot_be_read_holds_nothing_for_sure(job: Path, kind: str) -> None:
+    script = job / "job" / "train.py"
+    if kind == "pipe":
+        script.unlink()
+        os.mkfifo(script)
+    else:
+        script.write_text(f"def f():\n\tif x:\n\t\ty()\n\f{SCRIPT}")
+    said = run("fix", "result.json", "--source", "job", cwd=job).stderr
+    assert "no script of the program that could be read holds DataLoader" in said
+    assert re.search(r"(?m)^train.py: .*it is left alone$", said)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--script", "job"], "--script job: a folder; --source takes one"),
+        (["--script", os.devnull], f"--script {os.devnull}: not a regular file"),
+        (["--script", "none.py"], "--script none.py: no such file"),
+        (["--source", "job", "--torch-version", "two"], "torch-version: 'two' is no version, as 2.9"),
+        (["--source", "job", "--patch", "job"], "cannot write job: it is a folder"),
+        (["--source", "job", "--patch", ""], "cannot write .: it is a folder"),
+        (
+            ["--source", "job", "--patch", "job/.git/config"],
+            "job/.git/config is a file of git's own: it is not overwritten",
+        ),
+        (["--source", "job", "-i", "--diff"], "leave it out with --apply, -i or --patch"),
+    ],
+)
+def test_what_fix_cannot_do_is_one_line(job: Path, options: list[str], why: str) -> None:
+    committed(job / "job")
+    done = run("fix", "result.json", *options, cwd=job)
+    assert (done.returncode, done.stderr.count("\n"), done.stdout) == (2, 1, "")
+    assert why in done.stderr
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="names are UTF-8 elsewhere")

@@ -398,3 +398,18 @@ def install_completion(home: Path, name: str) -> subprocess.CompletedProcess[str
         text=True,
         timeout=60,
     )
+
+
+@pytest.mark.parametrize("option", ["-o json=", "-o text=", "--patch "])
+def test_a_link_to_what_is_no_output_is_not_written_through(here: Path, option: str) -> None:
+    """A repository can hold one: git makes it for whoever clones that, and it is theirs then."""
+    (here / "mine.txt").write_text("mine")
+    (here / "link").symlink_to("mine.txt")
+    command = "fix result.json --source job" if "patch" in option else "report result.json"
+    words = [*command.split(), *f"{option}link".split()]
+    done = run(here, *words)
+    assert (done.returncode, (here / "mine.txt").read_text()) == (2, "mine")
+    assert "which is no output of ours: it is left alone" in done.stderr
+    (here / "mine.txt").write_text("")
+    assert [run(here, *words).returncode for _ in range(2)] == [0, 0], "over an output of ours, too"
+    assert (here / "mine.txt").read_text()

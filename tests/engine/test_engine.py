@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import pytest
+from made_captures import healthy
 
 from trace_doctor.capture import Capture
 from trace_doctor.config import Settings, defaults
@@ -235,7 +236,7 @@ def test_the_saving_of_several_captures_is_that_of_the_largest_share() -> None:
     large = replace(large, saving=Saving(time_us_per_step=5000.0, share_of_step=0.2, basis="bound"))
     fixes = [Fix(title="Do it", kind="advice", safety="unsafe")]
     made = rule("TD901", replace(small, fixes=fixes, key="a"), replace(large, fixes=fixes, key="b"))
-    result = diagnosed(made)
+    result = diagnosed(made, captures=[Capture(rank=0, run=healthy().run())])
     up_to = result.summary.saving_up_to
     assert (up_to.share_of_step, up_to.time_us_per_step) == (0.3, 300.0)
     assert result.findings[0].saving.share_of_step == up_to.share_of_step  # type: ignore[union-attr]

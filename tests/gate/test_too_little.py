@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import pickle
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -578,3 +579,20 @@ def test_times_that_contradict_each_other_hide_no_fault(
     (tmp_path / "trace.json").write_text(json.dumps(trace))
     decided = decide(analyze(tmp_path / "trace.json"))
     assert (decided.code, why in decided.verdict) == (3, True), decided.verdict
+
+
+def test_what_is_not_judged_saves_nothing(logs: Path, run: Run) -> None:
+    """The figure would stand beside the sentence that the capture cannot be judged."""
+    sample = Path(__file__).parents[2] / "sample_traces" / "single_tensor_optimizer" / "simulated" / "fault"
+    content = json.loads(gzip.decompress((sample / "trace.json.gz").read_bytes()))
+    shutil.rmtree(logs)
+    logs.mkdir()
+    for file, shift in (("as_it_was", 0), ("shifted", 5_000)):
+        for event in content["traceEvents"]:
+            if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset"):
+                event["ts"] -= shift
+        (logs / f"{file}.json").write_text(json.dumps(content))
+    results = [run("check", f"logs/{name}.json", "-o", "json").result for name in ("as_it_was", "shifted")]
+    assert [bool(r.inputs[0].too_little) for r in results] == [False, True]
+    assert all(any(f.saving and f.saving.share_of_step for f in r.findings) for r in results)
+    assert [r.summary.saving_up_to.share_of_step is not None for r in results] == [True, False]

@@ -77,7 +77,7 @@ def test_what_else_lies_in_a_source_folder(tmp_path: Path, monkeypatch: pytest.M
     tree = SourceTree(tmp_path)
     assert tree.files == ["a.py", "big.py", "latin.py", "nul.py"]
     assert [s.name for s in tree.scripts_with("torch", "")] == ["a.py"]
-    assert sorted(tree.unreadable) == ["big.py", "latin.py", "nul.py"]
+    assert sorted(tree.unreadable) == ["big.py", "fifo.py", "latin.py", "nul.py"]
 
 
 @pytest.mark.parametrize("name", ["fifo", "/dev/zero"])

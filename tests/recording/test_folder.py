@@ -75,7 +75,7 @@ WORK = {
 def test_work_between_steps_is_told_where_the_recording_has_it(tmp_path: Path) -> None:
     (tmp_path / rank_file(0)).write_text(rank_record(periodic=WORK))
     recorded = Recorded(tmp_path, 0, True, 1.0, folder.read(tmp_path), ())
-    said = " ".join(render(recorded, ["python", "main.py"]).split())
+    said = " ".join(" ".join(render(recorded, ["python", "main.py"])).split())
     assert "between 2.81 s every 30 steps, 35% of the run: mostly evaluate() (main.py:228)" in said
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,11 @@ from trace_doctor.api import diff, verify
 from trace_doctor.errors import NotACapture, TraceDoctorError, UnusableResult
 from trace_doctor.fixes import plan, with_diffs
 from trace_doctor.gate.baseline import Baseline, read_baseline
-from trace_doctor.model import Finding, Fix, Result
+from trace_doctor.model import Finding, Fix, Input, Result
 from trace_doctor.reporters import FORMATS, render
 from trace_doctor.reporters.embedded_json import LARGEST, embedded
-from trace_doctor.reporters.saved import is_page_of_ours, read_saved
+from trace_doctor.reporters.saved import is_page_of_ours, read_saved, saved_result
+from trace_doctor.reporters.seals import sealed
 
 SCRIPT = """\
 import torch
@@ -321,3 +323,41 @@ def test_a_page_that_is_cut_in_its_result_says_so(tmp_path: Path, rich_result: R
 def test_what_has_no_name_is_named_all_the_same() -> None:
     with pytest.raises(NotACapture, match=r"\.: (not a regular file|Permission denied)"):
         read_saved(Path("."))
+
+
+@pytest.mark.parametrize("how", ["packed", "marked", "packed and marked"])
+def test_a_result_is_read_as_other_programs_keep_it(tmp_path: Path, how: str) -> None:
+    data = (b"\xef\xbb\xbf" if "marked" in how else b"") + Result(incomplete=["x"]).to_json()
+    path = tmp_path / "result.any"
+    path.write_bytes(gzip.compress(data) if "packed" in how else data)
+    assert read_saved(path).incomplete == ["x"]
+    saved = saved_result(path)
+    assert saved is not None and saved.incomplete == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda data: data.replace(b'"events": 9', b'"events": NaN'), "JSON is malformed"),
+        (lambda data: data.replace(b'"events": 9', b'"events": 1e999'), "out of range"),
+        (lambda data: gzip.compress(data)[:-9], "ends early"),
+        (lambda data: data[: len(data) // 2], "truncated"),
+        (lambda data: sealed("json", data).replace(b'"events": 9', b'"events": 8'), "changed since trace-doctor wrote it"),
+    ],
+)  # fmt: skip
+def test_a_damaged_result_is_not_taken_for_a_damaged_capture(
+    tmp_path: Path, change: Callable[[bytes], bytes], why: str
+) -> None:
+    path = tmp_path / "result.json"
+    path.write_bytes(change(Result(inputs=[Input(path="a", kind="trace", events=9)]).to_json()))
+    for read in (read_saved, saved_result):
+        with pytest.raises(NotACapture, match=why):
+            read(path)
+
+
+def test_a_result_that_is_too_large_is_said_to_be(tmp_path: Path) -> None:
+    with (tmp_path / "result.json").open("wb") as file:
+        file.write(Result().to_json())
+        file.truncate(LARGEST + 1)
+    with pytest.raises(NotACapture, match="larger than"):
+        saved_result(tmp_path / "result.json")

@@ -19,6 +19,7 @@ from trace_doctor.model import (
     Result,
     Saving,
     SavingUpTo,
+    Severity,
     Suppressed,
     Table,
 )
@@ -267,3 +268,22 @@ def test_what_cannot_be_judged_is_no_clean_bill(enough: bool) -> None:
         "No problems" if enough else "Not judged: its times are in another unit"
     )
     assert ("No problems" in render(result, "html")) == enough
+    assert ("✔" in render(result, "text")) == enough
+
+
+@pytest.mark.parametrize("severity", ["critical", "info"])
+@pytest.mark.parametrize("enough", [False, True])
+def test_what_cannot_be_judged_shows_no_saving_in_front(
+    rich_result: Result, severity: Severity, enough: bool
+) -> None:
+    why = "" if enough else "its times are in another unit"
+    result = replace(
+        rich_result,
+        inputs=[replace(i, too_little=why) for i in rich_result.inputs],
+        findings=[replace(f, severity=severity) for f in rich_result.findings],
+    )
+    page = render(result, "html")
+    tiles = page[page.index('class="tiles"') : page.index("</dl>", page.index('class="tiles"'))]
+    assert ("gain" in tiles, ">not judged<" in tiles) == (enough, not enough)
+    assert ("combined: " in render(result, "text")) == ("combined: " in render(result, "markdown")) == enough
+    assert ("%" in headline(result)) == enough

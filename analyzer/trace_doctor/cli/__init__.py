@@ -90,4 +90,4 @@ def _trace_back() -> None:
     """Shows it where -vv asks for it. The interpreter would end with 1 behind it, a verdict of `check`."""
     if logging.getLogger().isEnabledFor(logging.DEBUG):
         with contextlib.suppress(OSError):
-            say(traceback.format_exc().rstrip())
+            say(*traceback.format_exc().rstrip().split("\n"))

@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 from trace_doctor.cli.completion import install
 from trace_doctor.cli.options import SUFFIXES, expanded
 from trace_doctor.cli.process import interrupted, leave_stdout
-from trace_doctor.errors import one_line, printable
+from trace_doctor.errors import one_line, unbroken
 from trace_doctor.version import VERSION
 
 HOMES = {
@@ -86,7 +86,7 @@ class Commands(TyperGroup):
 def _make_printable(error: Exception) -> None:
     """typer shows its own errors itself, with what was typed."""
     if isinstance(getattr(error, "message", None), str):
-        error.message = printable(error.message)  # type: ignore[attr-defined]
+        error.message = unbroken(error.message)  # type: ignore[attr-defined]
 
 
 def _version(context: typer.Context, requested: bool) -> None:

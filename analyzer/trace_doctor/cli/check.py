@@ -10,8 +10,9 @@ import typer
 from trace_doctor.cli import options as o
 from trace_doctor.cli.analyze import diagnose
 from trace_doctor.cli.console import ColorConsole, Console
-from trace_doctor.cli.outputs import Sink, emit, on_terminal, parse_outputs, report_options, sealed
+from trace_doctor.cli.outputs import Sink, emit, on_terminal, parse_outputs, report_options
 from trace_doctor.cli.paths import spare
+from trace_doctor.reporters.seals import sealed
 
 if TYPE_CHECKING:
     from trace_doctor.gate import Terms

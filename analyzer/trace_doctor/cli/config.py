@@ -9,7 +9,7 @@ import re
 import typer
 
 from trace_doctor.cli.options import ConfigFile
-from trace_doctor.errors import printable
+from trace_doctor.errors import unbroken
 
 _LINK = re.compile(r"\[[^\]]*\]\(([^)]*)\)")
 
@@ -22,4 +22,4 @@ def config(file: ConfigFile = None) -> None:
     for f in dataclasses.fields(loaded.settings):
         doc = _LINK.sub(r"docs/\1", f.metadata["doc"])
         value = json.dumps(getattr(loaded.settings, f.name), sort_keys=True)
-        typer.echo(printable(f"{f.name.replace('_', '-'):20} {value:24} # {loaded.origins[f.name]}: {doc}"))
+        typer.echo(unbroken(f"{f.name.replace('_', '-'):20} {value:24} # {loaded.origins[f.name]}: {doc}"))

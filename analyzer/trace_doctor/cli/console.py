@@ -53,14 +53,14 @@ class Console:
         """Whether nothing but the exit code is wanted."""
         return self.quiet >= 2
 
-    def note(self, text: str) -> None:
-        """A line for the person at the terminal."""
-        say(text)
+    def note(self, *lines: str) -> None:
+        """Lines for the person at the terminal. What a result says, and the name of a file, cannot begin one of its own."""
+        say(*lines)
 
-    def hint(self, text: str) -> None:
-        """A line that -q leaves out."""
+    def hint(self, *lines: str) -> None:
+        """Lines that -q leaves out."""
         if not self.quiet:
-            self.note(text)
+            self.note(*lines)
 
     def conclude(self, text: str) -> None:
         """The verdict, which -qq alone leaves out."""

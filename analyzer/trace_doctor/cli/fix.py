@@ -11,7 +11,7 @@ import typer
 from trace_doctor.cli import options as o
 from trace_doctor.cli.console import Console
 from trace_doctor.cli.outputs import Sink
-from trace_doctor.cli.paths import spare
+from trace_doctor.cli.paths import apply_words, spare
 from trace_doctor.cli.progress import progress_on
 from trace_doctor.errors import UsageError, one_line
 from trace_doctor.reporters.units import plural
@@ -60,8 +60,10 @@ def fix(
     root = _source(source, script)
     if apply and patch is not None:
         raise UsageError("--apply and --patch exclude each other")
-    if diff and (apply or patch is not None):
-        raise UsageError("--diff shows the patch and changes nothing; leave it out with --apply or --patch")
+    if diff and (apply or interactive or patch is not None):
+        raise UsageError(
+            "--diff shows the patch and changes nothing; leave it out with --apply, -i or --patch"
+        )
     if patch is not None and str(patch) == "-":
         raise UsageError("--patch - is what happens without it: the patch is printed")
     result = saved_result(Path(paths[0])) if len(paths) == 1 else None
@@ -135,8 +137,10 @@ def _refuse_unfinished(source: Path) -> None:
 def _source(source: Path | None, script: Path | None) -> Path:
     if source is not None and script is not None:
         raise UsageError("--source and --script exclude each other")
+    if script is not None and script.is_dir():
+        raise UsageError(f"--script {script}: a folder; --source takes one")
     if script is not None and not script.is_file():
-        raise UsageError(f"--script {script}: no such file")
+        raise UsageError(f"--script {script}: {'not a regular file' if script.exists() else 'no such file'}")
     where = script or source
     if where is None:
         raise UsageError("fix needs the training script: --source DIR, or --script FILE")
@@ -187,15 +191,15 @@ def _explain(plan: Plan, console: Console) -> None:
         shown.add(same)
         head = f"{item.label} {finding.name}: {fix_.title}"
         if item.status in ("ready", "held") and item.change is not None:
-            _line(f"{head}  [{item.safety}]  {item.change.script.name}:{item.change.line}", console)
+            console.hint(f"{head}  [{item.safety}]  {item.change.script.name}:{item.change.line}")
             if item.change.elsewhere:
-                _line(f"    {item.change.elsewhere}", console)
+                console.hint(f"    {item.change.elsewhere}")
             named = finding.fixes[item.index].safety == "display"  # a package that it needs, say
             for note in item.change.notes if named and not console.verbose else ():
-                _line(f"    {note}", console)
+                console.hint(f"    {note}")
         else:
             how = _HOW.get(item.status, item.status)
-            _line(f"{head}  [{how}]{': ' if item.missing else ''}{item.missing}", console)
+            console.hint(f"{head}  [{how}]{': ' if item.missing else ''}{item.missing}")
             if item.sketch and in_full:
                 _block(f"sketch, not applied:\n{item.sketch}", console)
             elif item.status == "advice" and item.candidates and not console.verbose and in_full:
@@ -231,17 +235,12 @@ def _consequences(item: PlannedFix, console: Console) -> None:
     notes = [n for n in (item.change.notes if item.change else ()) if n not in fix_.risk]
     safety = item.safety if item.change else "display"
     for risk in [*notes, fix_.risk] if fix_.risk else notes or [_RISKS[safety]]:
-        _line(f"    risk: {risk}", console)
-    _line(f"    verify: {fix_.verify or _VERIFY}", console)
-
-
-def _line(text: str, console: Console) -> None:
-    """What a result says, and the name of a file, cannot begin a line of its own."""
-    console.hint(text.replace("\n", " "))
+        console.hint(f"    risk: {risk}")
+    console.hint(f"    verify: {fix_.verify or _VERIFY}")
 
 
 def _block(text: str, console: Console) -> None:
-    console.hint("".join(f"    {line}\n" for line in text.splitlines()).rstrip("\n"))
+    console.hint(*(f"    {line}" for line in text.splitlines()))
 
 
 _MOST_PLACES = 20
@@ -277,11 +276,11 @@ def _write_patch(plan: Plan, path: Path, console: Console) -> None:
         console.hint(f"no fix edits the script: {path} is not written")
         return
     console.write(path, data)
-    _line(f"{_count(plan)} written to {path}: apply with `git apply {path}`", console)
+    console.hint(f"{_count(plan)} written to {path}: {apply_words(path, plan.patch_base)}")
 
 
 def _report_edits(plan: Plan, changed: list[str], console: Console) -> None:
-    _line(f"{_count(plan)} applied to {', '.join(changed)}" if changed else "nothing to change", console)
+    console.hint(f"{_count(plan)} applied to {', '.join(changed)}" if changed else "nothing to change")
     if changed:
         console.hint(f"Next: {_VERIFY}")
     unsafe = len([i for i in plan.of("held") if i.safety == "unsafe" and i.why != "not chosen"])

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import re
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +13,7 @@ from typing import TYPE_CHECKING
 from trace_doctor.cli.options import SUFFIXES, in_parts
 from trace_doctor.errors import UsageError
 from trace_doctor.files import check_link, read_regular
+from trace_doctor.reporters.seals import seal_holds, sealed
 
 if TYPE_CHECKING:
     from trace_doctor.cli.console import Console
@@ -23,12 +22,6 @@ if TYPE_CHECKING:
     from trace_doctor.reporters import Options
 
 DEFAULT_REPORT = Path("trace-doctor-report.html")
-_SEALS = {"text": "({})\n", "markdown": "<!-- {} -->\n", "junit": "<!-- {} -->\n", "html": "<!-- {} -->\n"}
-"""last line of a file"""
-_JSON_SEALS = {"json": ',\n  "digest": "%s"\n}\n', "sarif": ',\n  "properties": {"digest": "%s"}\n}\n'}
-"""end of a JSON object: JSON has no comments"""
-_SEALED = re.compile(rb"\n(?:<!-- |\()trace-doctor wrote all above: ([0-9a-f]{16})(?: -->|\))\n\Z")
-_JSON_SEALED = re.compile(rb',\n  (?:"properties": \{)?"digest": "([0-9a-f]{16})"(?:\n|\}\n)\}\n\Z')
 _GZIP = b"\x1f\x8b"
 _HEAD = 1 << 20
 """bytes of a trace before its first event, at the most: there our tracks begin"""
@@ -116,28 +109,10 @@ def is_output_of_ours(path: Path) -> bool:
             return LABEL.encode() in zlib.decompressobj(31).decompress(data, _HEAD)
     except (OSError, zlib.error):
         return False
-    if seal := _JSON_SEALED.search(data):
-        return seal[1].decode() == _digest(data[: seal.start()])
-    if data.startswith(b"{"):
+    holds = seal_holds(data)
+    if holds is None and data.startswith(b"{"):
         return LABEL.encode() in data[:_HEAD]
-    seal = _SEALED.search(data)
-    return not data or (seal is not None and seal[1].decode() == _digest(data[: seal.start() + 1]))
-
-
-def sealed(fmt: str, rendering: str | bytes) -> bytes:
-    """A rendering as a file, with an end by which it is told from one that holds more, or less."""
-    data = rendering.encode("utf-8", "surrogateescape") if isinstance(rendering, str) else rendering
-    if fmt in _JSON_SEALS:
-        data = data.rstrip().removesuffix(b"}").rstrip()
-        return data + (_JSON_SEALS[fmt] % _digest(data)).encode()
-    if fmt not in _SEALS:
-        return data
-    data += b"" if data.endswith(b"\n") else b"\n"
-    return data + _SEALS[fmt].format(f"trace-doctor wrote all above: {_digest(data)}").encode()
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:16]
+    return not data or holds is True
 
 
 def on_terminal(sinks: Sequence[Sink]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 import tempfile
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trace_doctor.cli.outputs import Sink, is_output_of_ours
-from trace_doctor.errors import TraceDoctorError, UsageError
+from trace_doctor.errors import TraceDoctorError, UsageError, unbroken
 from trace_doctor.files import check_folders, check_link
 from trace_doctor.git import is_git_folder
 from trace_doctor.loaders import identify
@@ -86,6 +87,17 @@ def spare(sinks: Sequence[Sink], read: Iterable[str | Path | None], config: Conf
         raise UsageError("--output: two formats cannot go to one file")
 
 
+def apply_words(patch: Path, base: Path) -> str:
+    """`apply with `git apply fix.patch``, as it works from the current folder: git leaves out without a word what lies beside that.
+    `base`: the folder that the names in the patch are relative to."""
+    here, arguments = Path.cwd().resolve(), ["git", "apply", str(patch)]
+    if here != base:
+        arguments = ["git", "-C", os.path.relpath(base, here), "apply", os.path.abspath(patch)]
+    command = shlex.join(arguments)
+    # a name that cannot be shown would be another in what is pasted
+    return f"apply with `{command}`" if unbroken(command) == command else f"apply it with git from {base}"
+
+
 def _meet_tracks(sinks: Sequence[Sink]) -> bool:
     """Whether another output has a name that the tracks of one trace of several may get."""
     from trace_doctor.exporters.perfetto import named
@@ -96,12 +108,27 @@ def _meet_tracks(sinks: Sequence[Sink]) -> bool:
 
 
 def _check_place(path: Path) -> None:
-    """Raises UsageError where nothing could be written, or nothing is to be."""
+    """Raises UsageError where nothing could be written, or nothing is to be. A link of the user's own need not be their doing: git
+    makes those of a repository that somebody else wrote."""
+    from trace_doctor.reporters.saved import is_patch_of_ours
+
+    if path.is_dir():
+        raise UsageError(f"cannot write {path}: it is a folder; name a file in it")
     if not path.parent.is_dir():
         raise UsageError(f"cannot write {path}: there is no folder {path.parent}")
     check_folders(path)
     if path.is_symlink():
         check_link(path)
+        if path.is_file() and not (is_output_of_ours(path) or is_patch_of_ours(path)):
+            raise UsageError(
+                f"{path} is a link to {os.path.realpath(path)}, which is no output of ours: it is left alone"
+            )
+    if path.is_file() and _is_of_git(Path(os.path.realpath(path))) and not is_output_of_ours(path):
+        raise UsageError(f"{path} is a file of git's own: it is not overwritten")
+
+
+def _is_of_git(place: Path) -> bool:
+    return any(up.name.lower() == ".git" or is_git_folder(up) for up in place.parents)
 
 
 def _check_named_by_file(sink: Sink, path: Path, folder: Path) -> None:
@@ -110,7 +137,7 @@ def _check_named_by_file(sink: Sink, path: Path, folder: Path) -> None:
     place = Path(os.path.realpath(path))
     if not any(place.is_relative_to(os.path.realpath(f)) for f in (folder, Path.cwd())):
         why = "outside of its folder"
-    elif any(up.name.lower() == ".git" or is_git_folder(up) for up in place.parents):
+    elif _is_of_git(place):
         why = "where git keeps its own"
     elif os.path.lexists(path) and not is_output_of_ours(path):
         why = "which is no output of ours, or was changed"

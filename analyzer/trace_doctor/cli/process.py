@@ -11,7 +11,7 @@ import sys
 import weakref
 from typing import NoReturn
 
-from trace_doctor.errors import printable
+from trace_doctor.errors import printable, unbroken
 
 
 def prepare() -> None:
@@ -25,16 +25,21 @@ def prepare() -> None:
 
 
 class PrintableFormatter(logging.Formatter):
-    """Lines of the log name files, and what is in them."""
+    """Lines of the log name files, and what is in them. A traceback below one keeps its lines."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # as logging calls it
+        """The message as one line."""
+        return unbroken(super().formatMessage(record))
 
     def format(self, record: logging.LogRecord) -> str:
         """The line as it may reach a terminal or a log."""
         return printable(super().format(record))
 
 
-def say(text: str) -> None:
-    """A line for the person at the terminal: whatever is said on stderr goes through here, or through the log."""
-    print(printable(text), file=sys.stderr)
+def say(*lines: str) -> None:
+    """Lines for the person at the terminal: whatever is said on stderr goes through here, or through the log. Each stays one,
+    also where the name of a file in it holds several: none of these is taken for a word of ours."""
+    print(*map(unbroken, lines), sep="\n", file=sys.stderr)
 
 
 def tell(text: str) -> None:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from trace_doctor.cli.console import ColorConsole
+from trace_doctor.errors import unbroken
 from trace_doctor.loaders.progress import Progress
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ class Bar(Progress):
         reading = self._phase == "reading" and self._total > 0
         seconds = max(now - self._reading_since, 1e-3) if reading else 0.0
         self._bar.update(
-            f"{self._phase}  {self._what}",
+            unbroken(f"{self._phase}  {self._what}"),
             (self._done, self._total) if reading else None,
             f"{self._done / 1e6:.0f} of {self._total / 1e6:.0f} MB  {self._done / 1e6 / seconds:.0f} MB/s"
             if reading

@@ -129,7 +129,7 @@ def record(
     recorded = run(command, options, say=lambda line: console.note(f"trace-doctor: {line}"))
     if not console.quiet:
         written = [] if copy else written_since(Path.cwd(), began, [Path(options.folder)])
-        console.note(render(recorded, command, written))
+        console.note(*render(recorded, command, written))
     elif recorded.empty:
         console.note(f"trace-doctor: {why_empty(recorded)}")
     if recorded.exit_code < 0:

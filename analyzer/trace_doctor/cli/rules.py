@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trace_doctor.cli.options import ConfigFile, rule_words
-from trace_doctor.errors import no_commands, printable
+from trace_doctor.errors import no_commands, printable, unbroken
 
 if TYPE_CHECKING:
     from trace_doctor.rule import Rule
@@ -27,7 +27,7 @@ def rules(output: Format = "text") -> None:
         return
     for r in all_rules():
         line = f"{r.code}  {r.name:24}  {r.title}{' (preview)' if r.preview else ''}"
-        typer.echo(printable(line.replace("\n", " ")))
+        typer.echo(unbroken(line))
 
 
 def rule(

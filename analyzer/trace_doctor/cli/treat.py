@@ -14,7 +14,7 @@ from trace_doctor.cli import options as o
 from trace_doctor.cli.console import ColorConsole, Console
 from trace_doctor.cli.fix import finish_or_name_edits
 from trace_doctor.cli.outputs import Sink, deliver_all, is_replaceable, sinks_among
-from trace_doctor.cli.paths import spare
+from trace_doctor.cli.paths import apply_words, spare
 from trace_doctor.errors import UsageError
 from trace_doctor.files import place_of
 
@@ -178,7 +178,7 @@ def _hand_over(
     if not data:
         return
     console.write(patch, data, place)
-    console.hint(f"patch of what helped: {patch}; apply it with `git apply {patch}`")
+    console.hint(f"patch of what helped: {patch}; {apply_words(patch, treated.edits.patch_base)}")
     if apply and treated.treatment.code == 0:
         console.hint(f"applied to {', '.join(treated.apply(allow_dirty=allow_dirty))}")
     elif apply:

@@ -47,6 +47,7 @@ def summary(
     replays = [e.display.replay for e in examinations]
     errors = [r.base_error for r in replays if r.base_error is not None]
     unexplained = [r.unexplained_share for r in replays if r.unexplained_share is not None]
+    judged = {number for number, e in with_numbers(examinations) if not e.display.shortage}
     reserved = [m.max_reserved_bytes for m in memory if m.max_reserved_bytes is not None]
     return Summary(
         step_us=slowest[0] / 1e3 if slowest else None,
@@ -59,7 +60,9 @@ def summary(
             base_error=median(errors) if errors else None,
             unexplained_share=max(unexplained, default=None),
         ),
-        saving_up_to=_saving_up_to(what_if, findings),
+        saving_up_to=_saving_up_to(
+            [w for w in what_if if w.input in judged], [f for f in findings if f.input in judged]
+        ),
         left_out=left_out,
     )
 

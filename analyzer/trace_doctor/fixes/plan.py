@@ -73,6 +73,11 @@ class Plan:
         except NoEdit as reason:
             raise UsageError(f"these fixes cannot be made together ({reason.why}): choose fewer") from None
 
+    @property
+    def patch_base(self) -> Path:
+        """The folder that the names in a patch are relative to: the top of the git work tree, else the source folder."""
+        return self.tree.root.resolve().joinpath(*[".."] * self.prefix.count("/")).resolve()
+
     def patch(self) -> bytes:
         """One diff of everything that is ready, for `git apply`. It passes over the lines before each file's diff, which
         say what is in it and how safe that is."""
@@ -305,7 +310,8 @@ def _first_change(
         wider = ([s for s in scripts if s.name in own], scripts)
         places += [replace(anywhere, scripts=some) for some in wider if some]
     sought = params.mentions or " or ".join(mod.words) or f"what {mod.name} looks for"
-    missing = NoEdit("unresolved", f"no script of the program holds {sought}")
+    unread = " that could be read" if tree.unreadable else ""
+    missing = NoEdit("unresolved", f"no script of the program{unread} holds {sought}")
     for attempt in places:
         try:
             change = _once(mod, attempt, params, mod.run(attempt, params))

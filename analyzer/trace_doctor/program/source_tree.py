@@ -122,13 +122,20 @@ class SourceTree:
                     path = Path(entry.path)
                     if entry.is_dir(follow_symlinks=False):
                         folders += [] if self._skip(path, hidden) else [path]
-                    elif entry.name.endswith(suffixes) and entry.is_file(follow_symlinks=False):
+                    elif entry.name.endswith(suffixes) and not entry.is_symlink():
+                        if not entry.is_file(follow_symlinks=False):
+                            self._leave_alone(path, "not a regular file", unsaid=hidden)
+                            continue
                         name = path.relative_to(self.root).as_posix()
                         if is_utf8(name):
                             yield name
-                        elif not hidden:  # no result, patch or report could name it
-                            label = printable(name)
-                            self.unreadable[label] = f"{label}: its name is not UTF-8; it is left alone"
+                        else:  # no result, patch or report could name it
+                            self._leave_alone(path, "its name is not UTF-8", unsaid=hidden)
+
+    def _leave_alone(self, path: Path, why: str, *, unsaid: bool) -> None:
+        if not unsaid:
+            label = printable(path.relative_to(self.root).as_posix())
+            self.unreadable[label] = f"{label}: {why}; it is left alone"
 
     @cached_property
     def imports(self) -> ImportGraph:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from trace_doctor.errors import UsageError
 from trace_doctor.model import Result
 
 Version = tuple[int, int]
@@ -37,9 +38,12 @@ def parse(text: str | None) -> Version | None:
 
 
 def bounds(result: Result, requirements: Iterable[str] = (), torch_version: str | None = None) -> TorchBounds:
-    """What the user said, else the widest bounds over all inputs, else the pins of requirement files."""
+    """What the user said, else the widest bounds over all inputs, else the pins of requirement files. Raises UsageError where the
+    user's is no version."""
     if (version := parse(torch_version)) is not None:
         return TorchBounds(version, version)
+    if torch_version:
+        raise UsageError(f"torch-version: {torch_version!r} is no version, as 2.9")
     versions = [i.torch_version for i in result.inputs]
     lows = [parse(v.min) for v in versions]
     highs = [parse(v.max) for v in versions]

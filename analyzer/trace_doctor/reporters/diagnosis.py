@@ -22,6 +22,8 @@ from trace_doctor.reporters.labels import (
     bytes_words,
     figure_words,
     how_known,
+    is_unjudged,
+    of_judged,
     peak_words,
     short_kernel,
 )
@@ -115,7 +117,7 @@ def _lower(sentence: str) -> str:
 
 def _fault(first: Finding, result: Result) -> str:
     title = first.title or first.name
-    saving = first.saving
+    saving = None if is_unjudged(first, result) else first.saving
     if saving and saving.share_of_step and saving.share_of_step >= (saving.share_of_peak or 0.0):
         several = len({i.rank for i in result.inputs if i.kind == "trace"}) > 1
         ranks = first.location.about_ranks
@@ -131,7 +133,7 @@ def _uncertain(result: Result) -> str:
     silenced = result.config.get("severity", {}).get("value") or {}
     notes = [
         (f.saving.share_of_step, f, f.saving)
-        for f in result.findings
+        for f in of_judged(result)
         if f.saving and f.saving.share_of_step and f.code not in silenced and f.name not in silenced
     ]
     size, note, saving = max(notes, key=lambda n: n[0], default=(0.0, None, None))

@@ -67,10 +67,18 @@ def extract_detail(page: str) -> bytes | None:
 
 def _unpacked(text: str) -> bytes:
     try:
-        unpacking = zlib_ng.decompressobj(wbits=31)
-        data: bytes = unpacking.decompress(base64.b64decode(text, validate=True), LARGEST)
-    except (ValueError, zlib_ng.error) as error:  # type: ignore[misc]  # the stub types the class as an instance
+        return inflated(base64.b64decode(text, validate=True))
+    except ValueError as error:
         raise NotACapture(f"the result in the page is damaged ({error})") from None
+
+
+def inflated(data: bytes) -> bytes:
+    """What gzip packed. Raises ValueError for what is damaged, or longer than `LARGEST`."""
+    try:
+        unpacking = zlib_ng.decompressobj(wbits=31)
+        content: bytes = unpacking.decompress(data, LARGEST)
+    except zlib_ng.error as error:  # type: ignore[misc]  # the stub types the class as an instance
+        raise ValueError(str(error)) from None
     if not unpacking.eof:
-        raise NotACapture("the result in the page is damaged or larger than any result")
-    return data
+        raise ValueError("it ends early, or is larger than any result")
+    return content

@@ -7,9 +7,10 @@ import shlex
 import statistics
 import textwrap
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
-from trace_doctor.errors import printable
+from trace_doctor.errors import unbroken
 from trace_doctor.recording.command_line import masked
 from trace_doctor.recording.folder import RankRecord, Recording, role_of
 from trace_doctor.recording.harmless import MASK
@@ -20,32 +21,33 @@ _FILES_SHOWN = 6
 _IN_SCRIPT = "`with trace_doctor.record('logs') as r:` around the loop, `r.step()` at its end"
 
 
-def render(recorded: Recorded, command: Sequence[str], written: Sequence[str] = ()) -> str:
+def render(recorded: Recorded, command: Sequence[str], written: Sequence[str] = ()) -> list[str]:
     """Lines for the terminal, the next command last. `written`: files that the run has left where it ran."""
     folder = shown(recorded.folder)
     lines = [f"trace-doctor: {_headline(recorded)} {folder}"]
     if recorded.recording:
-        lines += map(_wrapped, _contents(recorded.recording))
-    lines += [_wrapped(f"  note    {warning}") for warning in recorded.warnings]
+        lines += chain.from_iterable(map(_wrapped, _contents(recorded.recording)))
+    for warning in recorded.warnings:
+        lines += _wrapped(f"  note    {warning}")
     if written:
         more = f" and {len(written) - _FILES_SHOWN} more" if len(written) > _FILES_SHOWN else ""
         names = ", ".join(written[:_FILES_SHOWN]) + more
-        lines.append(_wrapped(f"  written {names} (--copy records in a copy of the folder)"))
+        lines += _wrapped(f"  written {names} (--copy records in a copy of the folder)")
     if captures(recorded.folder):
         lines.append(f"next: trace-doctor analyze {shlex.quote(folder)}{_source(command)}")
     elif not recorded.recording:
         lines.append(f"or in the script itself: {_IN_SCRIPT}")
-    return printable("\n".join(lines))
+    return list(map(unbroken, lines))
 
 
 def why_empty(recorded: Recorded) -> str:
     """One line for a recording that holds nothing."""
-    return printable(f"nothing was recorded that can be analyzed: {'; '.join(recorded.warnings)}")
+    return unbroken(f"nothing was recorded that can be analyzed: {'; '.join(recorded.warnings)}")
 
 
-def _wrapped(line: str) -> str:
+def _wrapped(line: str) -> list[str]:
     """Lines of a terminal; words (files, options) stay whole."""
-    return textwrap.fill(line, 80, subsequent_indent=" " * 10, break_long_words=False, break_on_hyphens=False)
+    return textwrap.wrap(line, 80, subsequent_indent=" " * 10, break_long_words=False, break_on_hyphens=False)
 
 
 def shown(path: Path) -> str:

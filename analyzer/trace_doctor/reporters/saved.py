@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
+import re
+import zlib
 from pathlib import Path
 
 import msgspec
@@ -11,9 +14,15 @@ from trace_doctor.files import open_regular, read_regular
 from trace_doctor.model import SCHEMA_VERSION, Result, Tool
 from trace_doctor.model.detail import Detail
 from trace_doctor.model.treatment import Treatment
-from trace_doctor.reporters.embedded_json import LARGEST, extract, extract_detail
+from trace_doctor.reporters.embedded_json import LARGEST, extract, extract_detail, inflated
+from trace_doctor.reporters.seals import seal_holds
 
 _PATCH = b"# unsafe: "
+_GZIP = b"\x1f\x8b"
+_BEGIN = re.compile(rb'(?:\xef\xbb\xbf)?\s*\{\s*"collectives"\s*:')
+"""A result in JSON: its keys are in the order of the alphabet"""
+_LOOKED_AT = 1 << 10
+"""bytes"""
 
 
 class _Head(msgspec.Struct):
@@ -30,9 +39,13 @@ def read_saved(path: Path) -> Result:
     does."""
     name = path.name or str(path)  # `.` has no name
     try:
-        data = read_regular(path, LARGEST)
+        data = _plain(read_regular(path, LARGEST))
     except OSError as error:
         raise NotACapture(f"{name}: {error.strerror or 'cannot be read'}") from error
+    except ValueError as error:
+        raise NotACapture(f"{name}: {error}") from error
+    if not data.strip():
+        raise NotACapture(f"{name} is empty")
     try:
         detail = None
         if data.lstrip()[:1] == b"<":
@@ -43,6 +56,10 @@ def read_saved(path: Path) -> Result:
         raise NotACapture(f"{name}: {error}") from error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise NotACapture(f"{name} is no trace-doctor result: {error}") from error
+    if seal_holds(data) is False:
+        raise UnusableResult(
+            f"{name}: changed since trace-doctor wrote it; write it again, or take its last entry, the digest, out"
+        )
     if schema < 1:
         raise UnusableResult(f"{name}: schema {schema} is none that trace-doctor ever wrote")
     if schema > SCHEMA_VERSION:
@@ -58,6 +75,28 @@ def read_saved(path: Path) -> Result:
         raise UnusableResult(f"{name} is no trace-doctor result: {error}") from error
 
 
+def _plain(data: bytes) -> bytes:
+    """The bytes of a result as they were written: not packed by gzip, and without the mark that Windows puts in front. Raises
+    ValueError where they cannot be unpacked."""
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise ValueError("text in UTF-16; write it as UTF-8")
+    data = inflated(data) if data.startswith(_GZIP) else data
+    return data.removeprefix(codecs.BOM_UTF8)
+
+
+def _head(path: Path) -> bytes:
+    """The first bytes of a file, of a result also where it is packed. Raises OSError."""
+    with open_regular(path) as file:
+        data = file.read(_LOOKED_AT)
+    if data.startswith(_GZIP):
+        try:
+            data = zlib.decompressobj(31).decompress(data, _LOOKED_AT)
+        except zlib.error:
+            return b""
+        data = data if _BEGIN.match(data) else b""  # to unpack all of a capture for a look takes seconds
+    return data.removeprefix(codecs.BOM_UTF8)
+
+
 def saved_result(path: Path) -> Result | None:
     """The result that a file holds, whatever its name; None for captures, folders and what is not there.
 
@@ -65,17 +104,16 @@ def saved_result(path: Path) -> Result | None:
     if not path.is_file():
         return None
     try:
-        with path.open("rb") as file:
-            begin = file.read(64).lstrip()[:1]
+        head = _head(path)
     except OSError:
         return None  # who reads captures says why
-    page = begin == b"<" or path.suffix == ".html"
-    if begin != b"{" and not page:
+    ours = head.lstrip()[:1] == b"<" or path.suffix == ".html" or _BEGIN.match(head) is not None
+    if not ours and head.lstrip()[:1] != b"{":
         return None
     try:
         return read_saved(path)
     except NotACapture as error:
-        if page or isinstance(error, UnusableResult):
+        if ours or isinstance(error, UnusableResult):
             raise
         return None
 

@@ -22,6 +22,7 @@ from trace_doctor.reporters import Options
 from trace_doctor.reporters.critical import shares_of_path
 from trace_doctor.reporters.diagnosis import (
     between_words,
+    not_judged,
     nothing_captured,
     shortages,
     unexplained,
@@ -135,6 +136,7 @@ def _verdict(terminal: Terminal, result: Result, more: str) -> None:
     healthy = (
         not result.findings
         and not nothing_captured(result)
+        and not not_judged(result)
         and any(o.outcome == "passed" for o in result.outcomes)
         and not any(o.outcome == "undecided" for o in result.outcomes)
         and not unexplained(result)

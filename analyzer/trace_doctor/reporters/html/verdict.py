@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trace_doctor.model import Finding, Fix, Result, Saving, ranks_text
-from trace_doctor.reporters.diagnosis import verdict
+from trace_doctor.reporters.diagnosis import not_judged, verdict
 from trace_doctor.reporters.html import captures
 from trace_doctor.reporters.html.dom import Child, Html, el
 from trace_doctor.reporters.html.parts import badge, gain, gain_look, mini_bar, term, tile
@@ -16,7 +16,9 @@ from trace_doctor.reporters.labels import (
     how_known,
     how_made,
     is_patch,
+    is_unjudged,
     main_rows,
+    of_judged,
     peak_words,
     where,
     where_briefly,
@@ -152,6 +154,10 @@ def _memory(result: Result) -> Html:
 
 
 def _saving(result: Result) -> Html:
+    if result.outcomes and all(o.outcome == "skipped" for o in result.outcomes):
+        return _missing("Saving", "no rule could run")
+    if not_judged(result):
+        return _missing("Saving", "not judged")
     upto = result.summary.saving_up_to
     most = by_hand(result)
     look = "gain" if _certain(result) else "gain uncertain"
@@ -171,7 +177,7 @@ def _saving(result: Result) -> Html:
         return tile(name, gain, time + more, class_=look)
     if upto.bytes:
         first = max(
-            (f.saving for f in result.findings if f.saving), key=lambda s: s.bytes or 0, default=Saving()
+            (f.saving for f in of_judged(result) if f.saving), key=lambda s: s.bytes or 0, default=Saving()
         )
         return tile(name, bytes_words(upto)(upto.bytes), f"of {peak_words(first)}", class_=look)
     if most is not None:
@@ -181,24 +187,13 @@ def _saving(result: Result) -> Html:
             f"of the step, manual fix{_of(result, most)}",
             class_=look,
         )
-    return (
-        tile(name, "none", "no finding claims one")
-        if result.findings
-        else tile(
-            name,
-            "–",
-            "no rule could run"
-            if result.outcomes and all(o.outcome == "skipped" for o in result.outcomes)
-            else "nothing found",
-            class_="missing",
-        )
-    )
+    return tile(name, "none", "no finding claims one") if result.findings else _missing(name, "nothing found")
 
 
 def _certain(result: Result) -> bool:
     """Whether the finding that saves most is more than a note: an info finding is not certain, and the title says so."""
     savings = [
-        (f.saving.share_of_step or f.saving.share_of_peak or 0.0, f) for f in result.findings if f.saving
+        (f.saving.share_of_step or f.saving.share_of_peak or 0.0, f) for f in of_judged(result) if f.saving
     ]
     return bool(savings) and max(savings, key=lambda s: s[0])[1].severity != "info"
 
@@ -254,11 +249,12 @@ def _seen_on(finding: Finding, names: Names) -> str:
 
 def _first(finding: Finding, result: Result) -> Html:
     names = Names(result)
+    saves = "" if is_unjudged(finding, result) else gain(finding.saving)
     return el(
         "li",
         badge(finding.severity),
         el("a", finding.title or finding.name, href=f"#{finding.id}"),
-        el("span", gain(finding.saving), class_=gain_look(finding)),
+        el("span", saves, class_=gain_look(finding)),
         el("code", where_briefly(finding.location), class_="where") if where(finding.location) else None,
         el("bdi", _seen_on(finding, names), class_="where"),
         _change(finding.fixes),
