@@ -146,10 +146,11 @@ def ranks_of_jobs(summaries: Sequence[RankSummary]) -> list[RankOfJob]:
     for together in folders.values():
         waiting = sorted(together, key=_begin)
         while waiting:
-            members = {waiting[0].rank: waiting[0]}
+            members, first_end = {waiting[0].rank: waiting[0]}, _end(waiting[0])
             for summary in waiting[1:]:
-                if summary.rank not in members and _begin(summary) < min(map(_end, members.values())):
+                if summary.rank not in members and _begin(summary) < first_end:
                     members[summary.rank] = summary
+                    first_end = min(first_end, _end(summary))
             job = Job(members.values())
             jobs |= {id(summary): job for summary in job.ranks}
             waiting = [summary for summary in waiting if id(summary) not in jobs]
