@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -15,12 +14,14 @@ from trace_doctor.config import Config, Settings, defaults
 from trace_doctor.engine import conclude, judge, merged_findings, must_select, with_numbers
 from trace_doctor.engine.detail.events import with_events
 from trace_doctor.errors import NoCaptures, TraceDoctorError, UsageError, printable
-from trace_doctor.evidence.base import Facts, Options
+from trace_doctor.evidence.base import Options
 from trace_doctor.gate.suppressions import Suppressions
 from trace_doctor.inputs.group_examination import SecondRequest
 from trace_doctor.inputs.groups import groups_of
 from trace_doctor.inputs.held import Held, held_captures, read_files
+from trace_doctor.inputs.store import Shard, ShardDone, Store
 from trace_doctor.inputs.streamed import MANY, NO_PANELS, Streamed
+from trace_doctor.inputs.summaries import MergedShards, Summaries
 from trace_doctor.loaders.discover import as_path, discover
 from trace_doctor.loaders.progress import Progress
 from trace_doctor.loading import LoadOptions, load_inputs
@@ -65,13 +66,14 @@ def analyze(
     perfetto: str | Path | None = None,
     critical_path: bool = False,
     detail: bool = False,
+    summaries: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Result:
     """The diagnosis of all traces and snapshots below the paths; the library's twin of `trace-doctor analyze`.
 
     `source` is the folder or file of the training script: findings then name its lines and fixes carry their diff.
     `perfetto` names a file for the trace again with causes and findings as tracks (gzip where it ends in .gz; of several
-    traces a file each). `critical_path` adds HTA's, from one step of each trace; it needs the extra `hta` and pandas 2. `detail` collects what a page shows closer. `steps` is [first, last). `max_memory` ("4GB", "50%") bounds what loading takes. Without `config` only defaults apply: no file and no environment is read.
+    traces a file each). `critical_path` adds HTA's, from one step of each trace; it needs the extra `hta` and pandas 2. `detail` collects what a page shows closer. `steps` is [first, last). `max_memory` ("4GB", "50%") bounds what loading takes. `summaries` names a folder of what is kept of each rank: what it holds is not read again. Without `config` only defaults apply: no file and no environment is read.
     What was met and not read, or is missing, is in `Result.ignored`, `ranks` and `incomplete`. Raises NoCaptures where nothing
     readable is found.
     """
@@ -90,12 +92,15 @@ def analyze(
         device=device,
         progress=progress or Progress(),
         in_memory=perfetto is not None or critical_path,
+        summaries=_summaries(summaries, in_memory=perfetto is not None or critical_path),
     )
     result, numbers = _diagnosis(loaded, config, with_source_lines=with_source_lines, detail=detail)
     held = list(zip(numbers, loaded.inputs.facts, strict=True)) if loaded.inputs.facts else []
     traces = [(number, facts) for number, facts in held if facts.capture.run is not None]
     if perfetto is not None:
-        _write_tracks(Path(perfetto), traces, result)
+        from trace_doctor.inputs.tracks import write_tracks
+
+        write_tracks(Path(perfetto), traces, result)
     if critical_path:
         result = _with_critical_path(result, [(n, c.run) for n, c in traces])
     return result
@@ -122,16 +127,22 @@ def _load(
     device: int | None,
     progress: Progress,
     in_memory: bool = False,
+    summaries: Summaries | None = None,
 ) -> _Loaded:
-    """`in_memory`: whether the captures themselves are needed later, however many they are."""
+    """`in_memory`: whether the captures themselves are needed later, however many they are. `paths`: of a merge none."""
     script = Path(source) if source else Path(settings.source) if settings.source else None
     options = _options(settings, source=script, steps=steps, device=device)
-    discovery, load = discover(paths, strict=False), _load_options(settings)
+    load = _load_options(settings)
+    if isinstance(summaries, MergedShards):
+        discovery, paths = summaries.discovery, summaries.shards[0].paths
+    else:
+        discovery = discover(paths, strict=False)
+    few = len(discovery.found) < MANY or len(groups_of(discovery.found)) < MANY
     inputs: Held | Streamed
-    if in_memory or len(discovery.found) < MANY or len(groups_of(discovery.found)) < MANY:
+    if in_memory or (summaries is None and few):
         inputs = Held(discovery, paths, load, options, rank, progress)
     else:
-        inputs = Streamed(discovery, paths, load, options, rank)
+        inputs = Streamed(discovery, paths, load, options, rank, summaries)
     return _Loaded(inputs, script, rank, options, progress)
 
 
@@ -182,7 +193,67 @@ def _diagnosis(
     result = msgspec.structs.replace(
         result, summary=msgspec.structs.replace(result.summary, verdict=f"{'. '.join(verdict_of(result))}.")
     )
-    return msgspec.structs.replace(result, limits=[*result.limits, *suppressions.said(result)]), numbers
+    return msgspec.structs.replace(
+        result, limits=[*result.limits, *inputs.limits, *suppressions.said(result)]
+    ), numbers
+
+
+def _summaries(folder: str | Path | None, *, in_memory: bool) -> Summaries | None:
+    if folder is None:
+        return None
+    if in_memory:
+        raise UsageError("summaries: perfetto and critical_path need the captures themselves")
+    return Summaries(Store(Path(folder)))
+
+
+def analyze_shard(
+    *paths: str | Path,
+    summaries: str | Path,
+    shard: str,
+    source: str | Path | None = None,
+    config: Config | None = None,
+    rank: int | None = None,
+    steps: tuple[int, int] | None = None,
+    device: int | None = None,
+    progress: Progress | None = None,
+) -> ShardDone:
+    """One part of the captures below the paths: `shard` is I/N, I from 0. What is kept of each is written to the folder
+    `summaries`, and nothing is concluded: `merge` does, when all parts are done. Otherwise as `analyze`."""
+    own, config, progress = Shard.parse(shard), config or defaults(), progress or Progress()
+    kept = Summaries(Store(Path(summaries)), own)
+    loaded = _load(
+        paths, config.settings, source=source, rank=rank, steps=steps, device=device, progress=progress,
+        summaries=kept,
+    )  # fmt: skip
+    assert isinstance(loaded.inputs, Streamed)
+    rules = [config.rule(rule) for rule in config.settings.chosen()]
+    for _ in loaded.inputs.examined(rules, progress):
+        pass
+    return kept.finish(loaded.inputs.discovery, paths)
+
+
+def merge(
+    summaries: str | Path,
+    *,
+    source: str | Path | None = None,
+    config: Config | None = None,
+    rank: int | None = None,
+    steps: tuple[int, int] | None = None,
+    device: int | None = None,
+    allow_partial: bool = False,
+    with_source_lines: bool = True,
+    progress: Progress | None = None,
+) -> Result:
+    """The diagnosis of all shards of a folder of summaries, as `analyze` would make it of the captures. Rules and options are
+    those that the shards were given. Raises UsageError where a shard is missing, unless `allow_partial` is set: its captures
+    are then listed as not read."""
+    config = config or defaults()
+    shards = MergedShards(Store(Path(summaries)), allow_partial=allow_partial)
+    loaded = _load(
+        (), config.settings, source=source, rank=rank, steps=steps, device=device,
+        progress=progress or Progress(), summaries=shards,
+    )  # fmt: skip
+    return _diagnosis(loaded, config, with_source_lines=with_source_lines)[0]
 
 
 def _located(findings: Sequence[Finding], script: Path | None) -> Sequence[Finding]:
@@ -215,35 +286,6 @@ def _options(settings: Settings, **given: Any) -> Options:
         torch_version=settings.torch_version or None,
         **given,
     )
-
-
-def _write_tracks(path: Path, traces: Sequence[tuple[int, Facts]], result: Result) -> None:
-    """The traces again with their tracks, each written whole or not at all. `traces`: (number of the input, trace)."""
-    from trace_doctor.engine.tracks import tracks_of
-    from trace_doctor.exporters.perfetto import targets, write
-    from trace_doctor.files import replacing
-    from trace_doctor.loaders.kineto.args import ArgsReader
-
-    if not traces:
-        raise UsageError("perfetto: a trace is needed, snapshots alone have no clock of a profiler")
-    files = targets(path, [f.rank for _, f in traces])
-    if len(files) > 1 and (there := next(filter(os.path.lexists, files), None)) is not None:
-        raise UsageError(f"perfetto: {there} is there already, and was not named: it is not overwritten")
-    for target, (number, facts) in zip(files, traces, strict=True):
-        run = facts.run
-        offsets, source = run.offset[run.offset >= 0], run.read_args
-        if not len(offsets) or not isinstance(source, ArgsReader):
-            raise UsageError(f"perfetto: {run.path} holds no event")
-        findings = [f for f in result.findings if f.input == number]
-        with replacing(target) as file:
-            write(
-                file,
-                source.pieces(),
-                int(offsets.min()),
-                tracks_of(facts),
-                findings,
-                packed=target.name.endswith(".gz"),
-            )
 
 
 def verify(

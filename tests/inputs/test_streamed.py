@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 from pathlib import Path
 
@@ -23,18 +22,6 @@ from trace_doctor.model import Result
 from trace_doctor.testing import RunBuilder, SnapshotBuilder
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Eight ranks, of which rank 5 is slow."""
-    spec = importlib.util.spec_from_file_location("scale", ROOT / "bench" / "scale.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    folder = tmp_path_factory.mktemp("job")
-    module.write_job(folder, 4, 2, 4, 2, {5: 1.3}, 0)
-    return folder
 
 
 def _streamed(path: Path, monkeypatch: pytest.MonkeyPatch, **options: object) -> Result:

@@ -96,14 +96,16 @@ def _examined(capture: Capture, request: Request) -> ExaminedCapture:
 
 
 def ask_again(group: CaptureGroup, request: Request, asked: Sequence[SecondRequest]) -> list[Answer]:
-    """Reads a group again, and answers what is asked of its captures; ([], []) of one that is no longer there."""
+    """Reads a group again, and answers what is asked of its captures; nothing where one of them is no longer there."""
     loaded, _ = _loaded(group, request.memory)
     captures = {(c.rank, c.path): Facts(c, request.options) for c in _captures(loaded, request)}
-    answers: list[Answer] = []
-    for each in asked:
-        facts = captures.get((each.rank, each.path))
-        answers.append((retime(facts, each.removals), ownership(facts, each.owners)) if facts else ([], []))
-    return answers
+    if any((each.rank, each.path) not in captures for each in asked):
+        return []
+    return [
+        (retime(facts, each.removals), ownership(facts, each.owners))
+        for each in asked
+        for facts in [captures[each.rank, each.path]]
+    ]
 
 
 def _loaded(

@@ -53,6 +53,8 @@ def held_captures(
 class Held:
     """Captures that stay in memory, so that they can be shown closer and written again. Raises NoCaptures without any."""
 
+    limits: Sequence[str] = ()
+
     def __init__(
         self,
         discovery: Discovery,

@@ -23,9 +23,11 @@ from trace_doctor.inputs.group_examination import (
     ask_again,
     examine_group,
 )
+from trace_doctor.inputs.group_format import decode, encode
 from trace_doctor.inputs.groups import CaptureGroup, groups_of
 from trace_doctor.inputs.recorded import on_one_clock, with_launcher_warnings
 from trace_doctor.inputs.scope import InputFiles
+from trace_doctor.inputs.summaries import Summaries, lost
 from trace_doctor.loaders.discover import Discovery
 from trace_doctor.loaders.progress import Progress
 from trace_doctor.loading import LoadOptions
@@ -53,43 +55,66 @@ class Streamed:
         load: LoadOptions,
         options: Options,
         rank: int | None,
+        summaries: Summaries | None = None,
     ) -> None:
         self.groups = groups_of(discovery.found)
         self.files = InputFiles.of(discovery)
         self.facts: list[Facts] = []
         """none is held"""
-        self._discovery, self._paths = discovery, paths
+        self.limits: list[str] = []
+        """what could not be done, for the limits of the result"""
+        self.discovery, self._paths = discovery, paths
         self._load, self._options, self._rank = load, options, rank
+        self._summaries = summaries
         self._width, self._memory = self._shares()
         self._group_of: dict[tuple[int, str], CaptureGroup] = {}
         self._first_answers: dict[tuple[int, str], Answer] = {}
         self._request: Request | None = None
 
+    def request(self, rules: Sequence[Rule]) -> Request:
+        """What is asked of each capture, the same on each machine."""
+        total = len(self.groups) if self._summaries is None else self._summaries.total(self.groups)
+        count = 1 << (max(total, 1) - 1).bit_length()  # so that one more rank is no other request
+        return Request(tuple(rules), Sizes.among(count, count), self._options, self._rank, self._memory)
+
     def examine(self, rules: Sequence[Rule], *, detail: bool, progress: Progress) -> list[Examination]:
         """Of every capture, by rank and path. `detail` is not collected: a page has no room for that of many ranks. Raises
         NoCaptures without any."""
-        captures = len(self.groups)
-        self._request = Request(
-            rules=tuple(rules),
-            sizes=Sizes.among(captures, captures),
-            options=self._options,
-            rank=self._rank,
-            memory=self._memory,
-        )
-        progress.expect(sum(size_of(f.path) for g in self.groups for f in g.files))
-        self.files = InputFiles.of(self._discovery)
-        examined = []
-        for group, outcome in self._each(_examined, ((g, (g, self._request)) for g in self.groups), progress):
-            if isinstance(outcome, TraceDoctorError):
-                outcome = GroupExamination((), (), tuple((f.display, outcome) for f in group.own))
+        self.files, self.limits = InputFiles.of(self.discovery), []
+        examined = list(self.examined(rules, progress))
+        for group, outcome in examined:
             self._note(group, outcome)
-            examined.append((group, outcome))
         captures_by_rank = sorted(
-            (c.examination.with_rules(rules) for c in on_one_clock(examined)),
-            key=lambda e: (e.rank, e.summary.path),
+            (c.examination for c in on_one_clock(examined)), key=lambda e: (e.rank, e.summary.path)
         )
         self.files.must_have(len(captures_by_rank), self._paths, self._rank)
         return with_launcher_warnings(captures_by_rank, self.files.recordings, self._group_of)
+
+    def examined(
+        self, rules: Sequence[Rule], progress: Progress
+    ) -> Iterator[tuple[CaptureGroup, GroupExamination]]:
+        """Every group, or those of a shard, with what is kept of it: from the store, or read now and written there. A group
+        that is lost has its files as unread ones."""
+        self._request = request = self.request(rules)
+        summaries = self._summaries
+        if summaries is not None:
+            summaries.begin(request, self.groups)
+        groups = self.groups if summaries is None else summaries.own
+        unknown = []
+        for group in groups:
+            known = None if summaries is None else summaries.known(group, rules)
+            if known is None:
+                unknown.append(group)
+            else:
+                yield group, known
+        progress.expect(sum(size_of(f.path) for g in unknown for f in g.files))
+        for group, outcome in self._each(_examined, ((g, (g, request)) for g in unknown), progress):
+            if summaries is not None:
+                summaries.note(group, outcome)
+            yield (
+                group,
+                lost(group, outcome) if isinstance(outcome, TraceDoctorError) else decode(outcome, rules),
+            )
 
     def _note(self, group: CaptureGroup, examined: GroupExamination) -> None:
         unread = dict(examined.unread)
@@ -110,14 +135,21 @@ class Streamed:
             if each.removals or each.owners:
                 by_group.setdefault(self._group_of[each.rank, each.path].name, []).append(each)
         groups = {g.name: g for g in self.groups}
-        calls = ((groups[name], (groups[name], self._request, own)) for name, own in by_group.items())
-        answers = dict(self._first_answers)
-        for group, result in self._each(_answered, calls, Progress()):
-            if isinstance(result, TraceDoctorError):
-                log.warning("%s; its findings are not replayed together", result)
-                continue
-            for each, answer in zip(by_group[group.name], result, strict=True):
+        changed = [n for n in by_group if self._summaries is not None and self._summaries.changed(groups[n])]
+        names = [name for name in by_group if name not in changed]
+        calls = ((groups[name], (groups[name], self._request, by_group[name])) for name in names)
+        answers, unanswered = dict(self._first_answers), changed
+        for group, outcome in self._each(_answered, calls, Progress()):
+            results = [] if isinstance(outcome, TraceDoctorError) else pickle.loads(outcome)
+            if not results:
+                unanswered.append(group.name)
+            for each, answer in zip(by_group[group.name], results, strict=bool(results)):
                 answers[each.rank, each.path] = answer
+        if unanswered:
+            count = f"{len(unanswered)} capture{'s' if len(unanswered) > 1 else ''}"
+            self.limits.append(
+                f"{count} could not be read again, so fixes are not replayed together: {unanswered[0]}"
+            )
         return [answers[each.rank, each.path] for each in asked]
 
     # -- processes ---------------------------------------------------------------------------------------------
@@ -169,7 +201,7 @@ def _outcome(
 ) -> tuple[CaptureGroup, Any]:
     try:
         if future is not None:
-            return group, pickle.loads(future.result())
+            return group, future.result()
     except ChildEnded as how:
         return group, DamagedCapture(f"{group.name}: the process that read it {how}")
     except (ChildNotStarted, NoRoom) as why:
@@ -177,12 +209,12 @@ def _outcome(
     except RuntimeError as error:  # of our own code
         log.debug("%s", group.name, exc_info=True)
         return group, DamagedCapture(f"{group.name}: examining it failed: {error}")
-    return group, pickle.loads(call(*arguments))
+    return group, call(*arguments)
 
 
 def _examined(group: CaptureGroup, request: Request) -> bytes:
     """As bytes: arrays that are mapped, as those of a process are else, take a file descriptor for each capture."""
-    return pickle.dumps(examine_group(group, request), protocol=5)
+    return encode(examine_group(group, request))
 
 
 def _answered(group: CaptureGroup, request: Request, asked: Sequence[SecondRequest]) -> bytes:

@@ -39,7 +39,7 @@ class FileIdentity(Struct, frozen=True):
     is_trace: bool
     says_rank: bool = False
     """whether the content names the rank"""
-    processes: tuple[int, ...] = ()
+    processes: tuple[str, ...] = ()
     """of a recording: those that called operators"""
     world: int = 0
     """ranks of the job; 0: not said"""
@@ -72,7 +72,7 @@ def identity_of(file: CaptureFile, content: Run | Snapshot) -> FileIdentity:
     return replace(
         identity,
         says_rank=content.rank_how == "distributedInfo",
-        processes=tuple(sorted({content.threads[thread].pid for thread in threads})),
+        processes=tuple(sorted({str(content.threads[thread].pid) for thread in threads})),
         world=info.get("world_size") or 0,
         versions=tuple((what, str(info[what])) for what in _COMMON if info.get(what)),
         span=(int(content.ts[0]), int(content.end.max())) if content.base_ns and len(content) else None,
