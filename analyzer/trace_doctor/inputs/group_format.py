@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from msgspec import Struct, structs
 
@@ -102,6 +103,8 @@ def _read(capture: _Capture, kinds: Sequence[type[Evidence]], by_code: dict[str,
         raise UnusableSummary("of other rules than are asked for")
     verdicts = (
         Verdict(by_code[v.code], v.outcome, _unpatched(v.claims), v.reason, v.capture, v.refers_to)
+        if v.claims
+        else _verdict(by_code[v.code], v.outcome, v.reason, v.capture, v.refers_to)
         for v in capture.verdicts
     )
     examination = Examination(
@@ -111,6 +114,14 @@ def _read(capture: _Capture, kinds: Sequence[type[Evidence]], by_code: dict[str,
         verdicts=tuple(verdicts),
     )
     return ExaminedCapture(examination, capture.ownership)
+
+
+@lru_cache(maxsize=10_000)
+def _verdict(
+    rule: Rule, outcome: OutcomeKind, reason: str | None, capture: str | None, refers_to: tuple[str, ...]
+) -> Verdict:
+    """One object for what most ranks of a job say alike: a third of what is kept of them in memory."""
+    return Verdict(rule, outcome, (), reason, capture, refers_to)
 
 
 def _unpatched(claims: Sequence[Claim]) -> tuple[Claim, ...]:
