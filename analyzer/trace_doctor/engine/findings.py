@@ -280,7 +280,10 @@ def merge(filings: Sequence[Filing], settings: Settings, jobs: Mapping[int, int]
     for finding, f in visible:
         counts[finding.code] += 1
         with_ids.append((replace(finding, id=f"{finding.code}-{counts[finding.code]}"), f))
-    inputs = {id(f): {other.input for other in groups[fault(f)]} for f in filings}
+    inputs: dict[int, set[int]] = {}
+    for group in groups.values():  # one set for all of a fault, which may be on each of thousands of ranks
+        of_fault = {f.input for f in group}
+        inputs |= {id(f): of_fault for f in group}
     with_causes = tuple((_with_causes(finding, f, with_ids, inputs), f) for finding, f in with_ids)
     also = tuple((finding.id, other) for finding, f in with_ids for other in elsewhere[id(f)])
     return Merged(with_causes, len(pairs) - len(visible), also, jobs or {})
