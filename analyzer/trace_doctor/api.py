@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -12,32 +11,24 @@ import msgspec
 
 from trace_doctor.capture import Capture
 from trace_doctor.config import Config, Settings, defaults
-from trace_doctor.engine import (
-    Sizes,
-    conclude,
-    examine,
-    judge,
-    merged_findings,
-    must_select,
-    ownership,
-    retime,
-    with_numbers,
-)
-from trace_doctor.engine.coverage import RecordedRanks, Scope
+from trace_doctor.engine import conclude, judge, merged_findings, must_select, with_numbers
 from trace_doctor.engine.detail.events import with_events
 from trace_doctor.errors import NoCaptures, TraceDoctorError, UsageError, printable
-from trace_doctor.evidence.base import Facts, Options
+from trace_doctor.evidence.base import Options
 from trace_doctor.gate.suppressions import Suppressions
-from trace_doctor.loaders.discover import CaptureFile, as_path, discover
-from trace_doctor.loaders.kineto.meta import rank_in_name
+from trace_doctor.inputs.group_examination import SecondRequest
+from trace_doctor.inputs.groups import groups_of
+from trace_doctor.inputs.held import Held, held_captures, read_files
+from trace_doctor.inputs.store import Shard, ShardDone, Store
+from trace_doctor.inputs.streamed import MANY, NO_PANELS, Streamed
+from trace_doctor.inputs.summaries import MergedShards, Summaries
+from trace_doctor.loaders.discover import as_path, discover
 from trace_doctor.loaders.progress import Progress
-from trace_doctor.loading import Loaded, LoadOptions, captures_of, load_inputs
-from trace_doctor.loading.doubtful_ranks import doubtful_ranks
+from trace_doctor.loading import LoadOptions, load_inputs
 from trace_doctor.loading.load_files import available_cores
 from trace_doctor.memory_limit import memory_limit
 from trace_doctor.model import Finding, Ignored
 from trace_doctor.model.captures import LinesRun
-from trace_doctor.recording import folder as recordings
 from trace_doctor.recording import lines_tsv
 from trace_doctor.reporters.diagnosis import verdict as verdict_of
 from trace_doctor.reporters.notebook import Result
@@ -75,13 +66,14 @@ def analyze(
     perfetto: str | Path | None = None,
     critical_path: bool = False,
     detail: bool = False,
+    summaries: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Result:
     """The diagnosis of all traces and snapshots below the paths; the library's twin of `trace-doctor analyze`.
 
     `source` is the folder or file of the training script: findings then name its lines and fixes carry their diff.
     `perfetto` names a file for the trace again with causes and findings as tracks (gzip where it ends in .gz; of several
-    traces a file each). `critical_path` adds HTA's, from one step of each trace; it needs the extra `hta` and pandas 2. `detail` collects what a page shows closer. `steps` is [first, last). `max_memory` ("4GB", "50%") bounds what loading takes. Without `config` only defaults apply: no file and no environment is read.
+    traces a file each). `critical_path` adds HTA's, from one step of each trace; it needs the extra `hta` and pandas 2. `detail` collects what a page shows closer. `steps` is [first, last). `max_memory` ("4GB", "50%") bounds what loading takes. `summaries` names a folder of what is kept of each rank: what it holds is not read again. Without `config` only defaults apply: no file and no environment is read.
     What was met and not read, or is missing, is in `Result.ignored`, `ranks` and `incomplete`. Raises NoCaptures where nothing
     readable is found.
     """
@@ -99,11 +91,16 @@ def analyze(
         steps=steps,
         device=device,
         progress=progress or Progress(),
+        in_memory=perfetto is not None or critical_path,
+        summaries=_summaries(summaries, in_memory=perfetto is not None or critical_path),
     )
     result, numbers = _diagnosis(loaded, config, with_source_lines=with_source_lines, detail=detail)
-    traces = [(n, c) for n, c in zip(numbers, loaded.captures, strict=True) if c.capture.run is not None]
+    held = list(zip(numbers, loaded.inputs.facts, strict=True)) if loaded.inputs.facts else []
+    traces = [(number, facts) for number, facts in held if facts.capture.run is not None]
     if perfetto is not None:
-        _write_tracks(Path(perfetto), traces, result)
+        from trace_doctor.inputs.tracks import write_tracks
+
+        write_tracks(Path(perfetto), traces, result)
     if critical_path:
         result = _with_critical_path(result, [(n, c.run) for n, c in traces])
     return result
@@ -113,8 +110,7 @@ def analyze(
 class _Loaded:
     """What is diagnosed, under one configuration or several."""
 
-    read: _Read
-    captures: list[Facts]
+    inputs: Held | Streamed
     script: Path | None
     rank: int | None
     options: Options
@@ -130,39 +126,56 @@ def _load(
     steps: tuple[int, int] | None,
     device: int | None,
     progress: Progress,
+    in_memory: bool = False,
+    summaries: Summaries | None = None,
 ) -> _Loaded:
+    """`in_memory`: whether the captures themselves are needed later, however many they are. `paths`: of a merge none."""
     script = Path(source) if source else Path(settings.source) if settings.source else None
     options = _options(settings, source=script, steps=steps, device=device)
-    read = _read(paths, _load_options(settings), progress)
-    captures = [Facts(capture, options) for capture in _captures(read, paths, rank)]
-    return _Loaded(read, captures, script, rank, options, progress)
+    load = _load_options(settings)
+    if isinstance(summaries, MergedShards):
+        discovery, paths = summaries.discovery, summaries.shards[0].paths
+    else:
+        discovery = discover(paths, strict=False)
+    few = len(discovery.found) < MANY or len(groups_of(discovery.found)) < MANY
+    inputs: Held | Streamed
+    if in_memory or (summaries is None and few):
+        inputs = Held(discovery, paths, load, options, rank, progress)
+    else:
+        inputs = Streamed(discovery, paths, load, options, rank, summaries)
+    return _Loaded(inputs, script, rank, options, progress)
 
 
 def _diagnosis(
     loaded: _Loaded, config: Config, *, with_source_lines: bool = True, detail: bool = False
 ) -> tuple[Result, list[int]]:
     """The result, and the number of each capture in it."""
-    settings, captures, script = config.settings, loaded.captures, loaded.script
+    settings, inputs, script = config.settings, loaded.inputs, loaded.script
     rules = [config.rule(rule) for rule in settings.chosen()]
-    traces = sum(c.capture.run is not None for c in captures)
-    sizes = Sizes.among(len(captures), traces, detail=detail)
-    examinations = judge([examine(c, rules, sizes, loaded.progress) for c in captures], rules)
+    examinations = judge(inputs.examine(rules, detail=detail, progress=loaded.progress), rules)
     must_select(examinations, loaded.options)
     merged = merged_findings(examinations, config)
     suppressions = Suppressions.of(settings.suppress, script)
     suppressed = suppressions.silenced(merged.findings, lambda findings: _located(findings, script))
     remaining = merged.without({s.finding.id for s in suppressed})
-    numbers = [number for number, _ in with_numbers(examinations)]
-    retimed = [retime(c, remaining.removals(number)) for c, number in zip(captures, numbers, strict=True)]
-    owned = [
-        ownership(c, merged.owners(number, c.rank, c.capture.path))
-        for c, number in zip(captures, numbers, strict=True)
+    asked = [
+        SecondRequest(
+            e.rank,
+            e.summary.path,
+            tuple(remaining.removals(number)),
+            tuple(merged.owners(number, e.rank, e.summary.path)),
+        )
+        for number, e in with_numbers(examinations)
     ]
-    scope = _scope(loaded.read, loaded.rank)
+    retimed, owned = zip(*inputs.ask_again(asked), strict=True)
+    scope = inputs.files.scope(loaded.rank)
     result = conclude(examinations, merged, retimed, owned, rules, config, suppressed=suppressed, scope=scope)
-    result = msgspec.structs.replace(result, lines_run=_lines_run(loaded.read) or msgspec.UNSET)
-    if detail:
-        result = with_events(result, list(zip(numbers, captures, strict=True)))
+    result = msgspec.structs.replace(result, lines_run=_lines_run(inputs.files.recordings) or msgspec.UNSET)
+    numbers = [number for number, _ in with_numbers(examinations)]
+    if detail and inputs.facts:
+        result = with_events(result, list(zip(numbers, inputs.facts, strict=True)))
+    elif detail:
+        result = msgspec.structs.replace(result, limits=[*result.limits, NO_PANELS])
     if script is not None:
         from trace_doctor.fixes import with_diffs
 
@@ -175,12 +188,72 @@ def _diagnosis(
         if value is not None
     }
     if narrowed:  # no settings, and as much a part of how this was diagnosed
-        asked = {name: {"value": value, "origin": "argument"} for name, value in narrowed.items()}
-        result = msgspec.structs.replace(result, config={**result.config, **asked})
+        asked_for = {name: {"value": value, "origin": "argument"} for name, value in narrowed.items()}
+        result = msgspec.structs.replace(result, config={**result.config, **asked_for})
     result = msgspec.structs.replace(
         result, summary=msgspec.structs.replace(result.summary, verdict=f"{'. '.join(verdict_of(result))}.")
     )
-    return msgspec.structs.replace(result, limits=[*result.limits, *suppressions.said(result)]), numbers
+    return msgspec.structs.replace(
+        result, limits=[*result.limits, *inputs.limits, *suppressions.said(result)]
+    ), numbers
+
+
+def _summaries(folder: str | Path | None, *, in_memory: bool) -> Summaries | None:
+    if folder is None:
+        return None
+    if in_memory:
+        raise UsageError("summaries: perfetto and critical_path need the captures themselves")
+    return Summaries(Store(Path(folder)))
+
+
+def analyze_shard(
+    *paths: str | Path,
+    summaries: str | Path,
+    shard: str,
+    source: str | Path | None = None,
+    config: Config | None = None,
+    rank: int | None = None,
+    steps: tuple[int, int] | None = None,
+    device: int | None = None,
+    progress: Progress | None = None,
+) -> ShardDone:
+    """One part of the captures below the paths: `shard` is I/N, I from 0. What is kept of each is written to the folder
+    `summaries`, and nothing is concluded: `merge` does, when all parts are done. Otherwise as `analyze`."""
+    own, config, progress = Shard.parse(shard), config or defaults(), progress or Progress()
+    kept = Summaries(Store(Path(summaries)), own)
+    loaded = _load(
+        paths, config.settings, source=source, rank=rank, steps=steps, device=device, progress=progress,
+        summaries=kept,
+    )  # fmt: skip
+    assert isinstance(loaded.inputs, Streamed)
+    rules = [config.rule(rule) for rule in config.settings.chosen()]
+    for _ in loaded.inputs.examined(rules, progress):
+        pass
+    return kept.finish(loaded.inputs.discovery, paths)
+
+
+def merge(
+    summaries: str | Path,
+    *,
+    source: str | Path | None = None,
+    config: Config | None = None,
+    rank: int | None = None,
+    steps: tuple[int, int] | None = None,
+    device: int | None = None,
+    allow_partial: bool = False,
+    with_source_lines: bool = True,
+    progress: Progress | None = None,
+) -> Result:
+    """The diagnosis of all shards of a folder of summaries, as `analyze` would make it of the captures. Rules and options are
+    those that the shards were given. Raises UsageError where a shard is missing, unless `allow_partial` is set: its captures
+    are then listed as not read."""
+    config = config or defaults()
+    shards = MergedShards(Store(Path(summaries)), allow_partial=allow_partial)
+    loaded = _load(
+        (), config.settings, source=source, rank=rank, steps=steps, device=device,
+        progress=progress or Progress(), summaries=shards,
+    )  # fmt: skip
+    return _diagnosis(loaded, config, with_source_lines=with_source_lines)[0]
 
 
 def _located(findings: Sequence[Finding], script: Path | None) -> Sequence[Finding]:
@@ -213,35 +286,6 @@ def _options(settings: Settings, **given: Any) -> Options:
         torch_version=settings.torch_version or None,
         **given,
     )
-
-
-def _write_tracks(path: Path, traces: Sequence[tuple[int, Facts]], result: Result) -> None:
-    """The traces again with their tracks, each written whole or not at all. `traces`: (number of the input, trace)."""
-    from trace_doctor.engine.tracks import tracks_of
-    from trace_doctor.exporters.perfetto import targets, write
-    from trace_doctor.files import replacing
-    from trace_doctor.loaders.kineto.args import ArgsReader
-
-    if not traces:
-        raise UsageError("perfetto: a trace is needed, snapshots alone have no clock of a profiler")
-    files = targets(path, [f.rank for _, f in traces])
-    if len(files) > 1 and (there := next(filter(os.path.lexists, files), None)) is not None:
-        raise UsageError(f"perfetto: {there} is there already, and was not named: it is not overwritten")
-    for target, (number, facts) in zip(files, traces, strict=True):
-        run = facts.run
-        offsets, source = run.offset[run.offset >= 0], run.read_args
-        if not len(offsets) or not isinstance(source, ArgsReader):
-            raise UsageError(f"perfetto: {run.path} holds no event")
-        findings = [f for f in result.findings if f.input == number]
-        with replacing(target) as file:
-            write(
-                file,
-                source.pieces(),
-                int(offsets.min()),
-                tracks_of(facts),
-                findings,
-                packed=target.name.endswith(".gz"),
-            )
 
 
 def verify(
@@ -383,101 +427,15 @@ def read_captures(paths: Sequence[str | Path]) -> tuple[list[Capture], list[Igno
 
     What could not be read is listed in the second value, where anything could be read at all.
     """
-    read = _read(paths, None, None)
-    return _captures(read, paths, None), read.ignored
+    files, contents = read_files(discover(paths, strict=False), None, None)
+    captures = held_captures(files, contents, paths, None)
+    return captures, files.ignored
 
 
-@dataclass(frozen=True)
-class _Read:
-    """What could be read of the paths, and what was left out."""
-
-    files: list[Loaded]
-    ignored: list[Ignored]
-    recordings: Sequence[tuple[Path, str]]
-
-    @property
-    def loaded(self) -> list[tuple[CaptureFile, Any]]:
-        """Each file with its columns."""
-        return [(f.found, f.outcome) for f in self.files]
-
-
-def _captures(read: _Read, paths: Sequence[str | Path], rank: int | None) -> list[Capture]:
-    """What the files make, of all ranks or of one. Raises NoCaptures where that is nothing."""
-    loaded = read.loaded
-    if rank is not None:
-        loaded = [(f, c) for f, c in loaded if f.kind == "torch_trace" or c.rank == rank]
-    captures = captures_of(loaded)
-    if not captures:
-        raise NoCaptures(
-            _nothing_readable(paths, read)
-            if rank is None
-            else f"no capture of rank {rank} below the paths given"
-        )
-    return captures
-
-
-def _read(paths: Sequence[str | Path], options: LoadOptions | None, progress: Progress | None) -> _Read:
-    """Raises NoCaptures where nothing can be read; the error of a file given by name where that is why."""
-    discovery = discover(paths, strict=False)
-    read = _Read(
-        files=[],
-        ignored=[Ignored(path=i.display, reason=i.reason, unread=i.unread) for i in discovery.ignored],
-        recordings=discovery.recordings,
-    )
-    refused: TraceDoctorError | None = None
-    for file in load_inputs(discovery.found, options, progress):
-        if not isinstance(file.outcome, TraceDoctorError):
-            read.files.append(file)
-            continue
-        reason = _without_path(str(file.outcome), file.found.display)
-        read.ignored.append(Ignored(path=file.found.display, reason=reason, unread=True))
-        if file.found.named and refused is None:
-            refused = type(file.outcome)(f"{file.found.path}: {reason}")
-    if not read.files:
-        raise refused or NoCaptures(_nothing_readable(paths, read))
-    read.ignored.sort(key=lambda i: i.path)
-    return read
-
-
-def _scope(read: _Read, rank: int | None) -> Scope:
-    """What an analysis of all ranks, or of one, has to say of what it was not made of."""
-    ignored = [
-        msgspec.structs.replace(i, unread=i.unread and (rank is None or rank_in_name(i.path) in (None, rank)))
-        for i in read.ignored
-    ]
-    recorded = []
-    for folder, shown in read.recordings:
-        listed, unreadable = recordings.listed(folder)
-        own_files = [f.found.path.name for f in read.files if f.found.recording == folder]
-        ranks = {named[0] for name in own_files if (named := recordings.role_of(name)) is not None}
-        summed_up = recordings.summed_up(folder)
-        recorded.append(
-            RecordedRanks(
-                shown,
-                listed,
-                ranks,
-                unreadable,
-                recordings.missing_captures(folder),
-                sorted(ranks - set(summed_up)) if summed_up else [],
-            )
-        )
-    return Scope(ignored, recorded, rank, doubtful_ranks(read.loaded, rank))
-
-
-def _lines_run(read: _Read) -> list[LinesRun]:
+def _lines_run(folders: Sequence[tuple[Path, str]]) -> list[LinesRun]:
     """Of all recordings."""
     return [
         LinesRun(file=printable(file), sha256=digest, ranges=lines_tsv.ranges(lines))
-        for folder, _ in read.recordings
+        for folder, _ in folders
         for (file, digest), lines in sorted(lines_tsv.lines_run(folder).items())
     ]
-
-
-def _without_path(message: str, path: str) -> str:
-    return message.removeprefix(f"{path}: ")
-
-
-def _nothing_readable(paths: Sequence[str | Path], read: _Read) -> str:
-    where = ", ".join(str(p) for p in paths)
-    reasons = "; ".join(f"{i.path}: {i.reason}" for i in sorted(read.ignored, key=lambda i: not i.unread)[:3])
-    return f"no readable capture in {where}" + (f" ({reasons})" if reasons else "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import tracemalloc
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -223,6 +224,21 @@ def test_two_files_of_one_name_are_two_faults(files: tuple[str, ...], faults: in
         for rank, file in enumerate(files)
     ]
     assert len(merge(filings, Settings()).findings) == faults
+
+
+def test_a_fault_of_thousands_of_ranks_takes_memory_for_each_of_them_once() -> None:
+    made = rule("TD901")()
+    filings = [
+        file_claim(made, claim(), rank, rank, f"logs/rank{rank}.json", Settings()) for rank in range(1500)
+    ]
+    tracemalloc.start()
+    try:
+        merged = merge(filings, Settings())
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(merged.findings) == 1
+    assert peak < 20 << 20, "a set of all ranks for each of them takes 100 MB"
 
 
 def test_captures_of_different_folders_are_not_merged() -> None:

@@ -161,6 +161,13 @@ def test_a_call_that_never_ends_does_with_the_executor(started: list[Any]) -> No
         call.result(timeout=60)
 
 
+def test_a_call_that_is_silent_for_too_long_is_ended_and_no_other(started: list[Any]) -> None:
+    with Contained(1, timeout_s=0.5) as executor:
+        with pytest.raises(ChildEnded, match=r"silent for 0\.5 s"):
+            executor.submit(time.sleep, 600).result(timeout=60)
+        assert executor.submit(divmod, 7, 3).result(timeout=60) == (2, 1)
+
+
 def test_without_an_interpreter_the_call_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     for interpreter in ("/nonexistent", "/bin/false"):
         monkeypatch.setattr(sys, "executable", interpreter)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,6 +13,7 @@ from trace_doctor.cli.console import ColorConsole, Console
 from trace_doctor.cli.outputs import Sink, default_sinks, emit, parse_outputs, report_options
 from trace_doctor.cli.paths import captures, spare
 from trace_doctor.cli.progress import progress_on
+from trace_doctor.errors import UsageError
 
 if TYPE_CHECKING:
     from trace_doctor.config import Config
@@ -38,23 +40,74 @@ def analyze(
     ] = False,
     no_zoom: o.NoZoom = False,
     show_skipped: o.ShowSkipped = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace a report file that trace-doctor did not write.")
-    ] = False,
+    force: o.Force = False,
+    summaries: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="STORE",
+            help="Folder that keeps a summary of each rank: what it holds is not read again.",
+        ),
+    ] = None,
+    shard: Annotated[
+        str | None,
+        typer.Option(
+            metavar="I/N",
+            help="With --summaries: only read the I-th of N parts, I from 0, for `trace-doctor merge`.",
+        ),
+    ] = None,
     console: ColorConsole,
     loading: o.Loading,
 ) -> None:
     """Diagnose traces and memory snapshots. Prints a summary and writes an HTML report."""
     config = setup.load(source=source, output=output, **rules.overrides, **loading.limits)
+    if shard is not None:
+        _shard(
+            paths,
+            config,
+            summaries,
+            shard,
+            console,
+            loading,
+            source=source,
+            rank=rank,
+            steps=o.parse_steps(steps),
+            device=device,
+        )
+        return
     sinks = parse_outputs(config.settings.output) or default_sinks(console.silent, force)
     spare(sinks, paths, config)
     result = diagnose(
         paths, config, sinks, console, loading,
         source=source, rank=rank, steps=o.parse_steps(steps), device=device, with_source_lines=not no_source,
-        critical_path=critical_path, zoom=not no_zoom,
+        critical_path=critical_path, zoom=not no_zoom, summaries=summaries,
     )  # fmt: skip
     options = report_options(paths, config.settings.source, show_skipped=show_skipped, no_zoom=no_zoom)
     emit(console, result, sinks, options)
+
+
+def _shard(
+    paths: Sequence[str],
+    config: Config,
+    summaries: Path | None,
+    shard: str,
+    console: Console,
+    loading: o.Loading,
+    **options: Any,
+) -> None:
+    """Keeps what is found in one part of the captures, and says how many there were."""
+    from trace_doctor.api import analyze_shard
+
+    if summaries is None:
+        raise UsageError("--shard needs --summaries STORE: the folder that all shards share")
+    with progress_on(console, loading) as progress:
+        done = analyze_shard(
+            *paths, summaries=summaries, shard=shard, config=config, progress=progress, **options
+        )
+    for group in done.groups:
+        if group.lost:
+            console.note(f"{group.name}: not read: {group.lost}")
+    count = f"{len(done.groups)} of {done.total} capture groups"
+    console.note(f"shard {done.shard.number} of {done.shard.of} is done: {count} in {summaries}")
 
 
 def diagnose(

@@ -21,6 +21,7 @@ HOMES = {
     "record": "record",
     "treat": "treat",
     "analyze": "analyze",
+    "merge": "merge",
     "check": "check",
     "fix": "fix",
     "diff": "diff",

@@ -75,6 +75,9 @@ NoSource = Annotated[bool, typer.Option("--no-source", help="Do not embed source
 ShowSkipped = Annotated[
     bool, typer.Option("--show-skipped", help="List skipped rules and what to record for them.")
 ]
+Force = Annotated[
+    bool, typer.Option("--force", help="Replace a report file that trace-doctor did not write.")
+]
 NoZoom = Annotated[bool, typer.Option("--no-zoom", help="HTML without the zoomable panels: a smaller page.")]
 AllowDirty = Annotated[
     bool,

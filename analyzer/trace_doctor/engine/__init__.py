@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from trace_doctor.capture import Capture
 from trace_doctor.config import Config
 from trace_doctor.engine.conclude import conclude, judge, merged_findings, must_select
-from trace_doctor.engine.examine import Examination, examine, retime, with_numbers
+from trace_doctor.engine.examine import Examination, examine, retime, summary_kinds, with_numbers
 from trace_doctor.engine.ownership import ownership
 from trace_doctor.engine.sizes import Sizes
 from trace_doctor.evidence.base import Facts, Options
@@ -30,6 +30,7 @@ __all__ = [
     "must_select",
     "ownership",
     "retime",
+    "summary_kinds",
     "with_numbers",
 ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -30,7 +31,7 @@ from trace_doctor.engine.summary import outcomes, summary
 from trace_doctor.errors import UsageError
 from trace_doctor.evidence.base import Options
 from trace_doctor.evidence.memory.series import thinned
-from trace_doctor.evidence.rank_summary import RankOfJob, ranks_of_jobs
+from trace_doctor.evidence.rank_summary import RankOfJob, RankSummary, ranks_of_jobs
 from trace_doctor.model import (
     MEMORY_CATEGORIES,
     MemoryLedgerRow,
@@ -140,6 +141,7 @@ def conclude(
     scope = scope or Scope()
     visible = merged.without({s.finding.id for s in suppressed})
     limits = _left_out(visible.left_out) + [doubt for e in examinations for doubt in e.display.doubts]
+    limits += _coarse([e.summary for e in examinations])
     findings = limit(visible.findings, MAX_FINDINGS, "findings", limits)
     findings = with_details(findings, limits)
     displays = [(number, e.rank, e.display) for number, e in with_numbers(examinations)]
@@ -198,6 +200,12 @@ def conclude(
         limits=limits,
         detail=rows(lambda d: d.detail) or UNSET,
     )
+
+
+def _coarse(summaries: Sequence[RankSummary]) -> list[str]:
+    """What is less exact than the captures, with the number of captures of which each is true."""
+    counts = Counter(how for summary in summaries for how in summary.coarse)
+    return [f"coarsened in {n} summar{'ies' if n > 1 else 'y'}: {how}" for how, n in counts.items()]
 
 
 def _left_out(count: int) -> list[str]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Hashable, Iterable, Sequence, Set
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from statistics import median
 
 import numpy as np
 
@@ -252,12 +252,20 @@ def _usual_of_others(
     for job, summary, count in zip(jobs, summaries, counts, strict=True):
         ranks = most.setdefault(job, {})
         ranks[summary.rank] = max(count, ranks.get(summary.rank, 0))
+    in_order = {job: sorted(filter(None, ranks.values())) for job, ranks in most.items()}
     usual = []
     for job, summary, count in zip(jobs, summaries, counts, strict=True):
-        others = [n for rank, n in most[job].items() if rank != summary.rank and n]
-        middle = int(median(others)) if others and count else 0
-        usual.append(middle if most[job][summary.rank] < least * middle else 0)
+        own = most[job][summary.rank]
+        middle = _median_without(in_order[job], own) if count else 0
+        usual.append(middle if own < least * middle else 0)
     return usual
+
+
+def _median_without(counts: Sequence[int], one: int) -> int:
+    """The median of sorted counts but for one of them; 0 of none."""
+    gone, rest = bisect_left(counts, one), len(counts) - (one > 0)
+    middle = [counts[at + (one > 0 and at >= gone)] for at in ((rest - 1) // 2, rest // 2) if rest]
+    return sum(middle) // 2 if middle else 0
 
 
 def _marked(summary: RankSummary) -> tuple[str, int]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trace_doctor.engine.display import Display, display_of
 from trace_doctor.engine.rule_runs import Verdict, run_rules
 from trace_doctor.engine.sizes import Sizes
-from trace_doctor.evidence.base import Facts
+from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.idle.profiler_cost import PlainPace
 from trace_doctor.evidence.rank_summary import RankSummary, summarised
 from trace_doctor.evidence.replay.what_if import Removal, Replay
@@ -33,6 +33,11 @@ class Examination:
         """The rank of the capture."""
         return self.summary.rank
 
+    def with_rules(self, rules: Sequence[Rule]) -> Examination:
+        """The same with these instances of its rules: another process made its own."""
+        by_code = {rule.code: rule for rule in rules}
+        return replace(self, verdicts=tuple(replace(v, rule=by_code[v.rule.code]) for v in self.verdicts))
+
 
 def examine(
     facts: Facts,
@@ -47,15 +52,19 @@ def examine(
     verdicts = run_rules(
         facts, [r for r in rules if not r.over_ranks()], lambda code: progress(code, path), further
     )
-    kinds = summarised(
-        [*_ALWAYS, *(k for r in rules if r.over_ranks() for k in (*r.needs, *r.wants, *r.to_pass))]
-    )
+    kinds = summary_kinds(rules)
     return Examination(
         summary=RankSummary.of(facts, kinds),
         further=tuple(RankSummary.of(other, kinds) for other in further),
         display=display_of(facts, further, sizes),
         verdicts=tuple(verdicts),
     )
+
+
+def summary_kinds(rules: Sequence[Rule]) -> tuple[type[Evidence], ...]:
+    """The evidence that a summary holds, for these rules."""
+    of_rules = (k for r in rules if r.over_ranks() for k in (*r.needs, *r.wants, *r.to_pass))
+    return summarised([*_ALWAYS, *of_rules])
 
 
 _ALWAYS = (Steps, PlainPace)

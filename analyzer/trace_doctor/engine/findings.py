@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as replace_claim
+from functools import cached_property
 from pathlib import PurePosixPath
 
 from msgspec.structs import replace
@@ -191,28 +192,44 @@ class Merged:
 
     def removals(self, number: int) -> list[tuple[str, Removal]]:
         """Of one input: (id of the finding, what its fixes take out), where a fix is more than shown."""
-        return [
-            (finding.id, filing.claim.removal)
-            for finding, filing in self.pairs
-            if filing.input == number
-            and filing.claim.removal
-            and any(f.safety != "display" for f in finding.fixes)
-        ]
+        return self._removals.get(number, [])
+
+    @cached_property
+    def _removals(self) -> dict[int, list[tuple[str, Removal]]]:
+        by_input: dict[int, list[tuple[str, Removal]]] = {}
+        for finding, filing in self.pairs:
+            if filing.claim.removal and any(f.safety != "display" for f in finding.fixes):
+                by_input.setdefault(filing.input, []).append((finding.id, filing.claim.removal))
+        return by_input
 
     def owners(self, number: int, rank: int, path: str) -> list[Owner]:
         """Of one input, its rank and path: the findings that own time of it, the gravest first. A finding on a rank of its
         folder may explain what others wait for."""
+        own, of_others = self._owners
+        claims = [*own.get(number, ()), *of_others.get((str(PurePosixPath(path).parent), rank), ())]
+        return [owner for _, owner in sorted(claims, key=lambda claim: claim[0])]
+
+    @cached_property
+    def _owners(
+        self,
+    ) -> tuple[
+        dict[int, list[tuple[tuple[int, int], Owner]]],
+        dict[tuple[str, int], list[tuple[tuple[int, int], Owner]]],
+    ]:
+        """By input, and by folder and rank, each with its place: of all claims once, as there may be some for every rank."""
         order = {finding.id: place for place, (finding, _) in enumerate(self.pairs)}
+        own: dict[int, list[tuple[tuple[int, int], Owner]]] = {}
+        of_others: dict[tuple[str, int], list[tuple[tuple[int, int], Owner]]] = {}
         claims = [*((finding.id, filing) for finding, filing in self.pairs), *self.also]
-        folder = PurePosixPath(path).parent
-        owners = []
-        for id, filing in sorted(claims, key=lambda claim: order[claim[0]]):
-            claim = filing.claim
-            if filing.input == number:
-                owners.append(Owner(id, claim.location.device, intervals(claim.owned)))
-            if rank in claim.owned_on and PurePosixPath(filing.path).parent == folder:
-                owners.append(Owner(id, None, intervals(claim.owned_on[rank])))
-        return owners
+        for at, (id, filing) in enumerate(claims):
+            claim, place = filing.claim, (order[id], 2 * at)
+            owner = Owner(id, claim.location.device, intervals(claim.owned))
+            own.setdefault(filing.input, []).append((place, owner))
+            folder = str(PurePosixPath(filing.path).parent)
+            for rank, spans in claim.owned_on.items():
+                explained = Owner(id, None, intervals(spans))
+                of_others.setdefault((folder, rank), []).append(((order[id], 2 * at + 1), explained))
+        return own, of_others
 
     def without(self, ids: Collection[str]) -> Merged:
         """Those whose ids are not among the silenced."""
@@ -263,7 +280,10 @@ def merge(filings: Sequence[Filing], settings: Settings, jobs: Mapping[int, int]
     for finding, f in visible:
         counts[finding.code] += 1
         with_ids.append((replace(finding, id=f"{finding.code}-{counts[finding.code]}"), f))
-    inputs = {id(f): {other.input for other in groups[fault(f)]} for f in filings}
+    inputs: dict[int, set[int]] = {}
+    for group in groups.values():  # one set for all of a fault, which may be on each of thousands of ranks
+        of_fault = {f.input for f in group}
+        inputs |= {id(f): of_fault for f in group}
     with_causes = tuple((_with_causes(finding, f, with_ids, inputs), f) for finding, f in with_ids)
     also = tuple((finding.id, other) for finding, f in with_ids for other in elsewhere[id(f)])
     return Merged(with_causes, len(pairs) - len(visible), also, jobs or {})

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Self, TypeVar
+from typing import ClassVar, Self, TypeVar
 
-import msgspec
-import numpy as np
 from msgspec import Struct
 
 from trace_doctor.errors import NotCaptured
@@ -22,7 +20,7 @@ class Refusal(Struct, frozen=True):
 
 class RankSummary(Struct, frozen=True):
     """All that rules over several ranks, and the result, know of one rank: evidence by the name of its class. Nothing of
-    it refers to the capture, so that it can be made elsewhere and kept (`encode`, `decode`)."""
+    it refers to the capture, so that it can be made elsewhere and kept (`distributed.summary_format`)."""
 
     rank: int
     path: str
@@ -34,6 +32,8 @@ class RankSummary(Struct, frozen=True):
     waited_for_cpu: float | None
     """share of its time in which the training could have run and did not, where a recording says so"""
     evidence: Mapping[str, Evidence | Refusal]
+    coarse: tuple[str, ...] = ()
+    """what of it is less exact than the capture, so that it fits where it is kept"""
 
     @classmethod
     def of(cls, facts: Facts, kinds: Iterable[type[Evidence]]) -> Self:
@@ -157,10 +157,11 @@ def ranks_of_jobs(summaries: Sequence[RankSummary]) -> list[RankOfJob]:
     for together in folders.values():
         waiting = sorted(together, key=_begin)
         while waiting:
-            members = {waiting[0].rank: waiting[0]}
+            members, first_end = {waiting[0].rank: waiting[0]}, _end(waiting[0])
             for summary in waiting[1:]:
-                if summary.rank not in members and _begin(summary) < min(map(_end, members.values())):
+                if summary.rank not in members and _begin(summary) < first_end:
                     members[summary.rank] = summary
+                    first_end = min(first_end, _end(summary))
             job = Job(members.values(), apart=sorted({summary.rank for summary in together} - {*members}))
             jobs |= {id(summary): job for summary in job.ranks}
             waiting = [summary for summary in waiting if id(summary) not in jobs]
@@ -173,40 +174,3 @@ def _begin(summary: RankSummary) -> int:
 
 def _end(summary: RankSummary) -> int:
     return summary.end or 0
-
-
-_REFUSED = "refused"
-
-
-def encode(summary: RankSummary) -> bytes:
-    """As msgpack: columns as bytes of little-endian numbers with their type and shape."""
-    fields = {name: getattr(summary, name) for name in summary.__struct_fields__}
-    fields["evidence"] = {
-        name: {_REFUSED: kind} if isinstance(kind, Refusal) else kind
-        for name, kind in summary.evidence.items()
-    }
-    return msgspec.msgpack.encode(fields, enc_hook=_column)
-
-
-def decode(data: bytes, kinds: Iterable[type[Evidence]]) -> RankSummary:
-    """What `encode` made, with evidence of these kinds. Raises msgspec.ValidationError for anything else."""
-    by_name = {kind.__name__: kind for kind in kinds}
-    fields: dict[str, Any] = msgspec.msgpack.decode(data)
-    fields["evidence"] = {
-        name: msgspec.convert(raw[_REFUSED], Refusal)
-        if _REFUSED in raw
-        else msgspec.convert(raw, by_name[name], dec_hook=_restored)
-        for name, raw in fields["evidence"].items()
-    }
-    return RankSummary(**fields)
-
-
-def _column(value: Any) -> Any:
-    if not isinstance(value, np.ndarray):
-        raise NotImplementedError(f"a {type(value).__name__} is no part of a summary")
-    return [value.dtype.str, value.shape, value.tobytes()]
-
-
-def _restored(kind: Any, value: Any) -> Any:
-    form, shape, data = value
-    return np.frombuffer(data, dtype=np.dtype(form)).reshape(shape)

@@ -57,7 +57,7 @@ _TORCH_TRACE = re.compile(rb"V\d{4} [\d:.]+ \d+ \S+\] (?:\[[^\]]*\] )?\{")
 _LIST = re.compile(rb'\s*\[\s*\{.{0,4000}?"ph"\s*:', re.S)
 _PICKLE = re.compile(rb"\x80[\x02-\x05]")
 _PACKED = (
-    (b"\x28\xb5\x2f\xfd", "a Zstandard file; decompress it first (zstd -d)"),
+    (b"\x28\xb5\x2f\xfd", "a Zstandard file; decompress it first (zstd -d), or install zstandard"),
     (b"BZh", "a bzip2 file; decompress it first (bunzip2)"),
     (b"\xfd7zXZ", "an xz file; decompress it first (xz -d)"),
     (b"\x04\x22\x4d\x18", "an LZ4 file; decompress it first (lz4 -d)"),

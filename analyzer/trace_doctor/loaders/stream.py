@@ -10,8 +10,10 @@ from queue import Empty, Queue
 from threading import Event, Thread
 
 from trace_doctor.files import open_regular
+from trace_doctor.loaders import unzstd
 from trace_doctor.loaders.gunzip import MAGIC, RATIO, Gunzip
 from trace_doctor.loaders.progress import advanced, listening
+from trace_doctor.loaders.unzstd import Unzstd
 
 PIECE = 1 << 20
 GROWS = 12
@@ -21,9 +23,10 @@ AHEAD = 2
 
 
 class ByteStream:
-    """The decompressed bytes of a file, plain or gzip (also several gzip members in a row), one piece after another.
+    """The decompressed bytes of a file, plain, gzip or, where it can be read here, Zstandard (also several members or frames in
+    a row), one piece after another.
 
-    `problem` says why the bytes ended early ("" when they did not): a cut or damaged gzip still gives all that
+    `problem` says why the bytes ended early ("" when they did not): a cut or damaged file still gives all that
     precedes the damage, and one that unpacks to more than `ratio` times its size ends there. Raises OSError when the file
     cannot be read at all. `trailing`: how many bytes behind the compressed data are not part of it.
     """
@@ -31,24 +34,24 @@ class ByteStream:
     def __init__(self, path: Path, ratio: int | None = RATIO) -> None:
         self.path = path
         with open_regular(path) as file:
-            self.gunzip = Gunzip(path, ratio) if file.read(2) == MAGIC else None
+            self.unpacker = _unpacker(path, file.read(4), ratio)
             size = os.fstat(file.fileno()).st_size
-        self.length = GROWS * size if self.gunzip else size
+        self.length = GROWS * size if self.unpacker else size
         """of the decompressed bytes, about"""
 
     @property
     def problem(self) -> str:
         """What is wrong with the compressed data, empty where nothing is (yet)."""
-        return self.gunzip.problem if self.gunzip else ""
+        return self.unpacker.problem if self.unpacker else ""
 
     @property
     def trailing(self) -> int:
         """Bytes behind the compressed data, padding aside, known once all pieces were read."""
-        return self.gunzip.trailing if self.gunzip else 0
+        return self.unpacker.trailing if self.unpacker else 0
 
     def pieces(self) -> Iterator[bytes]:
         """Pieces of at most 2 MiB."""
-        return self.gunzip.pieces() if self.gunzip else self._plain()
+        return self.unpacker.pieces() if self.unpacker else self._plain()
 
     def head(self, size: int) -> bytes:
         """The first `size` decompressed bytes, or fewer."""
@@ -64,6 +67,12 @@ class ByteStream:
             while piece := file.read(PIECE):
                 advanced(len(piece))
                 yield piece
+
+
+def _unpacker(path: Path, start: bytes, ratio: int | None) -> Gunzip | Unzstd | None:
+    if start.startswith(MAGIC):
+        return Gunzip(path, ratio)
+    return Unzstd(path, ratio) if start == unzstd.MAGIC and unzstd.usable() else None
 
 
 def ahead(pieces: Iterator[bytes]) -> Iterator[bytes]:

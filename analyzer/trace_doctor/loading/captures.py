@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,11 +25,17 @@ _LONGEST_NS = 7 * 86_400 * 10**9
 Files = Sequence[tuple[CaptureFile, Content]]
 
 
-def captures_of(loaded: Files) -> list[Capture]:
+ReadRecording = Callable[[Path], Recording | None]
+
+
+def captures_of(
+    loaded: Files, read_recording: ReadRecording = recordings.read, *, all_ranks: bool = True
+) -> list[Capture]:
     """The captures that the files make, by rank and path.
 
     Of a recording, all files of a rank are one capture. Of any other folder, a trace and a snapshot of the same rank
-    are, where there is one of each.
+    are, where there is one of each. `all_ranks`: whether these are all files of their recordings; else what the launcher
+    alone says (`launcher_warnings`) is left to the caller.
     """
     recorded: dict[Path, list[tuple[CaptureFile, Content]]] = {}
     others: list[tuple[CaptureFile, Content]] = []
@@ -40,7 +46,7 @@ def captures_of(loaded: Files) -> list[Capture]:
             others.append((entry, content))
     captures = _paired(others)
     for folder, files in recorded.items():
-        captures += _of_recording(recordings.read(folder), files)
+        captures += _of_recording(read_recording(folder), files, all_ranks)
     return sorted(captures, key=lambda c: (c.rank, c.path))
 
 
@@ -67,7 +73,7 @@ def _paired(loaded: Files) -> list[Capture]:
 # -- a recording -------------------------------------------------------------------------------------------------
 
 
-def _of_recording(recording: Recording | None, files: Files) -> list[Capture]:
+def _of_recording(recording: Recording | None, files: Files, all_ranks: bool) -> list[Capture]:
     """One capture for each rank, by the names of its files."""
     by_rank: dict[int, dict[str, Run | Snapshot]] = {}
     for entry, content in files:
@@ -76,8 +82,11 @@ def _of_recording(recording: Recording | None, files: Files) -> list[Capture]:
             by_rank.setdefault(role[0], {})[role[1]] = content
     ranks = {*by_rank, *(recording.ranks if recording else ())}
     logs = _logs([c for _, c in files if isinstance(c, CompileLog)], recording, sorted(ranks))
-    warnings = _warnings(recording, min(by_rank, default=0))
-    began = _began(content for mine in by_rank.values() for content in mine.values())
+    warnings = _warnings(recording)
+    if all_ranks and recording is not None:
+        first = min(by_rank, default=0)
+        warnings[first] = (*launcher_warnings(recording), *warnings.get(first, ()))
+    began = began_of(content.span_ns for mine in by_rank.values() for content in mine.values())
     return [
         replace(
             _rank(rank, mine, logs.get(rank, ()), recording),
@@ -88,23 +97,24 @@ def _of_recording(recording: Recording | None, files: Files) -> list[Capture]:
     ]
 
 
-def _began(contents: Iterable[Run | Snapshot]) -> int | None:
-    """The first moment that any file shows. None where they have no clock in common: before torch 2.4 traces count from
-    the start of the machine."""
-    spans = [span for content in contents if (span := content.span_ns) is not None]
-    first, last = min((s for s, _ in spans), default=0), max((e for _, e in spans), default=0)
-    return first if spans and last - first < _LONGEST_NS else None
+def began_of(spans: Iterable[tuple[int, int] | None]) -> int | None:
+    """The first moment that any of the files of a recording shows, ns. None where they have no clock in common: before
+    torch 2.4 traces count from the start of the machine. `spans`: of each file, None where it shows no moment."""
+    known = [span for span in spans if span is not None]
+    first, last = min((s for s, _ in known), default=0), max((e for _, e in known), default=0)
+    return first if known and last - first < _LONGEST_NS else None
 
 
-def _warnings(recording: Recording | None, first: int) -> dict[int, tuple[str, ...]]:
-    """By rank; what no rank says but the launcher does belongs to the first one that has a capture."""
-    if recording is None:
-        return {}
-    by_rank = {rank: record.warnings for rank, record in recording.ranks.items()}
+def _warnings(recording: Recording | None) -> dict[int, tuple[str, ...]]:
+    """By rank."""
+    return {rank: record.warnings for rank, record in recording.ranks.items()} if recording else {}
+
+
+def launcher_warnings(recording: Recording) -> tuple[str, ...]:
+    """What no rank says but the launcher does: it belongs to the first rank that has a capture."""
     of_ranks = ((r.rank, w) for r in recording.ranks.values() for w in (*r.warnings, *r.impossible))
     of_files = {text for rank, w in of_ranks for text in (w, f"rank {rank}: {w}")}
-    by_rank[first] = (*(w for w in recording.warnings if w not in of_files), *by_rank.get(first, ()))
-    return by_rank
+    return tuple(w for w in recording.warnings if w not in of_files)
 
 
 def _rank(

@@ -3,116 +3,149 @@
 from __future__ import annotations
 
 import filecmp
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from trace_doctor.loaders.discover import CaptureFile
 from trace_doctor.loaders.kineto.meta import rank_named
-from trace_doctor.loaders.torch_trace import CompileLog
-from trace_doctor.loading.load_file import Content
 from trace_doctor.recording import folder as recordings
 from trace_doctor.run import Cat, Run
+from trace_doctor.snapshot import Snapshot
 
 _MOST_NAMED = 4
+_SAMPLE = 4096
+"""Bytes in which two files that are no copies mostly differ"""
+_COMMON = ("backend", "nccl_version")
 _MOST_APART_NS = 120 * 10**9
 """Ranks make each step together, so their recordings overlap; clocks of machines that are set by the net differ by less."""
 
 
-def doubtful_ranks(loaded: Sequence[tuple[CaptureFile, Content]], only: int | None = None) -> list[str]:
+class FileIdentity(Struct, frozen=True):
+    """What a trace or snapshot says of whose it is: all that is compared between the files of a folder."""
+
+    path: str
+    display: str
+    folder: str
+    """that it lies in: of the files of a recording, the recording"""
+    rank: int
+    """by its content, else its name"""
+    role_rank: int | None
+    """by the name that it has in a recording; None for a file of none"""
+    is_trace: bool
+    says_rank: bool = False
+    """whether the content names the rank"""
+    processes: tuple[str, ...] = ()
+    """of a recording: those that called operators"""
+    world: int = 0
+    """ranks of the job; 0: not said"""
+    versions: tuple[tuple[str, str], ...] = ()
+    """(what, value) of what all ranks of a job have in common"""
+    span: tuple[int, int] | None = None
+    """first start and last end of its events, ns since the epoch; None without either"""
+
+    @property
+    def named_rank(self) -> int:
+        """The rank that its name in a recording says, else its own."""
+        return self.rank if self.role_rank is None else self.role_rank
+
+
+def identity_of(file: CaptureFile, content: Run | Snapshot) -> FileIdentity:
+    """What is compared of a file that was read."""
+    role = recordings.role_of(file.path.name) if file.recording is not None else None
+    identity = FileIdentity(
+        path=str(file.path),
+        display=file.display,
+        folder=str(file.path.parent if role is None else file.recording),
+        rank=content.rank,
+        role_rank=None if role is None else role[0],
+        is_trace=isinstance(content, Run),
+    )
+    if not isinstance(content, Run):
+        return identity
+    info = content.meta.get("distributedInfo", {})
+    threads = [] if role is None else np.unique(content.thread[content.is_cat(Cat.CPU_OP)]).tolist()
+    return replace(
+        identity,
+        says_rank=content.rank_how == "distributedInfo",
+        processes=tuple(sorted({str(content.threads[thread].pid) for thread in threads})),
+        world=info.get("world_size") or 0,
+        versions=tuple((what, str(info[what])) for what in _COMMON if info.get(what)),
+        span=(int(content.ts[0]), int(content.end.max())) if content.base_ns and len(content) else None,
+    )
+
+
+def doubtful_ranks(files: Sequence[FileIdentity], only: int | None = None) -> list[str]:
     """One line for each contradiction between the names of files and what they hold: a file of a recording that is of
     another rank or of another process, several ranks by name that are one by content, and copies of a file under other ranks. `only`: of a
     rank that was asked for, what concerns it."""
-    captures = [
-        (file, content, recordings.role_of(file.path.name) if file.recording is not None else None)
-        for file, content in loaded
-        if not isinstance(content, CompileLog)
-    ]
-    traces = [(file, content, role) for file, content, role in captures if isinstance(content, Run)]
+    traces = [f for f in files if f.is_trace]
     doubts: list[tuple[set[int], str]] = [
-        ({role[0], run.rank}, f"{file.display} is of rank {role[0]} by its name, and holds rank {run.rank}")
-        for file, run, role in traces
-        if role is not None and _says_rank(run) and run.rank != role[0]
+        ({f.role_rank, f.rank}, f"{f.display} is of rank {f.role_rank} by its name, and holds rank {f.rank}")
+        for f in traces
+        if f.role_rank is not None and f.says_rank and f.rank != f.role_rank
     ]
-    doubts += _of_other_processes(
-        ((file.recording, role[0]), file.display, run) for file, run, role in traces if role is not None
-    )
-    doubts += _of_other_jobs(
-        (
-            file.path.parent if role is None else file.recording,
-            run.rank if role is None else role[0],
-            file.display,
-            run,
-        )
-        for file, run, role in traces
-        if role is not None or _says_rank(run)
-    )
-    doubts += _one_by_content((file, run) for file, run, role in traces if role is None)
-    doubts += _copies(
-        [
-            (file.path, file.display, content.rank if role is None else role[0])
-            for file, content, role in captures
-        ]
-    )
+    doubts += _of_other_processes([f for f in traces if f.role_rank is not None])
+    doubts += _of_other_jobs([f for f in traces if f.role_rank is not None or f.says_rank])
+    doubts += _one_by_content([f for f in traces if f.role_rank is None])
+    doubts += _copies(files)
     return [line for ranks, line in doubts if only is None or only in ranks]
 
 
-def _of_other_processes(
-    traces: Iterable[tuple[tuple[Path | None, int], str, Run]],
-) -> list[tuple[set[int], str]]:
+def _of_other_processes(traces: Iterable[FileIdentity]) -> list[tuple[set[int], str]]:
     """Of traces of one rank of one recording, which one process writes: the first is judged, and would hide another's faults."""
-    first: dict[tuple[Path | None, int], tuple[str, set[str]]] = {}
+    first: dict[tuple[str, int], FileIdentity] = {}
     doubts = []
-    for of, display, run in traces:
-        threads = np.unique(run.thread[run.is_cat(Cat.CPU_OP)]).tolist()
-        if processes := {run.threads[thread].pid for thread in threads}:
-            other, theirs = first.setdefault(of, (display, processes))
-            if not processes & theirs:
-                doubts.append(({of[1]}, f"{display} and {other} are of different processes"))
+    for trace in traces:
+        if trace.processes:
+            other = first.setdefault((trace.folder, trace.named_rank), trace)
+            if not set(trace.processes) & set(other.processes):
+                doubts.append(
+                    ({trace.named_rank}, f"{trace.display} and {other.display} are of different processes")
+                )
     return doubts
 
 
-def _of_other_jobs(traces: Iterable[tuple[Path | None, int, str, Run]]) -> list[tuple[set[int], str]]:
-    """Of (folder, rank, how it is shown, trace): ranks of which no trace can be of the job of the folder's first rank."""
-    folders: dict[tuple[Path | None, int], dict[int, list[tuple[str, Run]]]] = {}
-    for folder, rank, display, run in traces:
-        world = run.meta.get("distributedInfo", {}).get("world_size") or 0
-        folders.setdefault((folder, world), {}).setdefault(rank, []).append((display, run))
+def _of_other_jobs(traces: Iterable[FileIdentity]) -> list[tuple[set[int], str]]:
+    """Ranks of which no trace can be of the job of the folder's first rank."""
+    folders: dict[tuple[str, int], dict[int, list[FileIdentity]]] = {}
+    for trace in traces:
+        folders.setdefault((trace.folder, trace.world), {}).setdefault(trace.named_rank, []).append(trace)
     doubts = []
     for ranks in folders.values():
         first = ranks.pop(min(ranks))
         for rank, others in ranks.items():
-            reasons = [_of_two_jobs(run, other) for _, run in first for _, other in others]
+            reasons = [_of_two_jobs(one, other) for one in first for other in others]
             if all(reasons):
-                doubts.append(({rank}, f"{others[0][0]} is not of the job of {first[0][0]}: {reasons[0]}"))
+                doubts.append(
+                    ({rank}, f"{others[0].display} is not of the job of {first[0].display}: {reasons[0]}")
+                )
     return doubts
 
 
-def _of_two_jobs(one: Run, other: Run) -> str:
+def _of_two_jobs(one: FileIdentity, other: FileIdentity) -> str:
     """What two ranks of a job have in common and these two traces do not; empty where nothing speaks against it."""
-    for what in ("backend", "nccl_version"):
-        values = [run.meta.get("distributedInfo", {}).get(what) for run in (one, other)]
-        if all(values) and values[0] != values[1]:
-            return f"{what.replace('_', ' ')} {values[1]}, and {values[0]}"
-    if not (one.base_ns and other.base_ns and len(one) and len(other)):
+    theirs = dict(other.versions)
+    for what, own in one.versions:
+        if what in theirs and theirs[what] != own:
+            return f"{what.replace('_', ' ')} {theirs[what]}, and {own}"
+    if one.span is None or other.span is None:
         return ""  # times of two machines, which need not have a clock in common
-    apart = max(int(one.ts[0]) - int(other.end.max()), int(other.ts[0]) - int(one.end.max()))
+    apart = max(one.span[0] - other.span[1], other.span[0] - one.span[1])
     return f"recorded {apart / 60e9:,.0f} min apart" if apart > _MOST_APART_NS else ""
 
 
-def _says_rank(run: Run) -> bool:
-    return run.rank_how == "distributedInfo"
-
-
-def _one_by_content(traces: Iterable[tuple[CaptureFile, Run]]) -> list[tuple[set[int], str]]:
+def _one_by_content(traces: Iterable[FileIdentity]) -> list[tuple[set[int], str]]:
     """Below one folder. A number that is no rank of the job (of a host, of an adapter) does not name one."""
     groups: dict[tuple[str, int], dict[int, str]] = {}
-    for file, run in traces:
-        world = run.meta.get("distributedInfo", {}).get("world_size") or 0
-        name_rank = rank_named(file.display)
-        if _says_rank(run) and name_rank is not None and name_rank[1] < world:
-            groups.setdefault((name_rank[0], run.rank), {}).setdefault(name_rank[1], file.display)
+    for trace in traces:
+        name_rank = rank_named(trace.display)
+        if trace.says_rank and name_rank is not None and name_rank[1] < trace.world:
+            groups.setdefault((name_rank[0], trace.rank), {}).setdefault(name_rank[1], trace.display)
     return [
         (
             {rank, *by_name},
@@ -124,21 +157,30 @@ def _one_by_content(traces: Iterable[tuple[CaptureFile, Run]]) -> list[tuple[set
     ]
 
 
-def _copies(files: Sequence[tuple[Path, str, int]]) -> list[tuple[set[int], str]]:
-    """Of (path, how it is shown, rank): files of different ranks with the same bytes."""
-    by_size: dict[int, list[tuple[Path, str, int]]] = {}
+def _copies(files: Sequence[FileIdentity]) -> list[tuple[set[int], str]]:
+    """Files of different ranks with the same bytes."""
+    by_sample: dict[tuple[int, bytes], list[FileIdentity]] = {}
     doubts = []
-    for path, display, rank in files:
+    for file in files:
         try:
-            alike = by_size.setdefault(path.stat().st_size, [])
-            first = next((f for f in alike if filecmp.cmp(f[0], path, shallow=False)), None)
+            alike = by_sample.setdefault(_sample(Path(file.path)), [])
+            first = next((f for f in alike if filecmp.cmp(f.path, file.path, shallow=False)), None)
         except OSError:  # it was read, and is gone
             continue
         if first is None:
-            alike.append((path, display, rank))
-        elif first[2] != rank:
-            doubts.append(({first[2], rank}, f"{display} is a copy of {first[1]}, and no other rank"))
+            alike.append(file)
+        elif first.named_rank != file.named_rank:
+            ranks = {first.named_rank, file.named_rank}
+            doubts.append((ranks, f"{file.display} is a copy of {first.display}, and no other rank"))
     return doubts
+
+
+def _sample(path: Path) -> tuple[int, bytes]:
+    """Size and some bytes from the middle: traces of one job are often of one size. Raises OSError."""
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        file.seek(size // 2)
+        return size, file.read(_SAMPLE)
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -48,16 +48,22 @@ def usable() -> bool:
 class Contained(Executor):
     """`width` calls at a time. A function of a module and its arguments go to the child as a pickle; what it returns comes
     back with its arrays mapped (`mapped`), what it raises as it is. `read` hears of the bytes of files that calls have read
-    (`loaders.progress.listening`), from whichever thread.
+    (`loaders.progress.listening`), from whichever thread. A call that is silent for `timeout_s` seconds is ended.
     """
 
-    def __init__(self, width: int, read: Callable[[int], None] = lambda count: None) -> None:
+    def __init__(
+        self,
+        width: int,
+        read: Callable[[int], None] = lambda count: None,
+        timeout_s: float | None = None,
+    ) -> None:
         self._threads = ThreadPoolExecutor(width, thread_name_prefix="trace-doctor")
         self._mine = threading.local()
         self._lock = threading.Lock()
         self._children: list[_Child] = []
         self._ended = False
         self._read = read
+        self._timeout_s = timeout_s
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """The call. Its exception may be ChildEnded, ChildNotStarted or NoRoom beside those of `fn`."""
@@ -78,7 +84,12 @@ class Contained(Executor):
         if child is None:
             child = self._mine.child = self._started()
         try:
-            succeeded, value = child.call((fn, args, kwargs), self._read)
+            succeeded, value = child.call((fn, args, kwargs), self._read, self._timeout_s)
+        except TimeoutError:
+            self._mine.child = None
+            child.end()
+            child.fate()
+            raise ChildEnded(f"was silent for {self._timeout_s:g} s and was ended") from None
         except (EOFError, OSError):
             self._mine.child = None
             raise ChildEnded(child.fate()) from None
@@ -126,10 +137,11 @@ class _Child:
         except (EOFError, OSError):
             raise ChildNotStarted(f"a process for loading {self.fate()}") from None
 
-    def call(self, request: object, read: Callable[[int], None]) -> tuple[bool, Any]:
-        """Whether the call succeeded, and its value or exception. Raises EOFError and OSError where the process is gone."""
+    def call(self, request: object, read: Callable[[int], None], timeout_s: float | None) -> tuple[bool, Any]:
+        """Whether the call succeeded, and its value or exception. Raises EOFError and OSError where the process is gone, and
+        TimeoutError where it says nothing for so long."""
         self._connection.send(request)
-        while isinstance(message := self._connection.recv(), int):
+        while isinstance(message := self._message(timeout_s), int):
             read(message)
         if message is not None:
             return False, message
@@ -137,6 +149,11 @@ class _Child:
             _, [descriptor], _, _ = socket.recv_fds(channel, 1, 1)
         with os.fdopen(descriptor, "rb") as file:
             return True, mapped_arrays.read(file)
+
+    def _message(self, timeout_s: float | None) -> Any:
+        if not self._connection.poll(timeout_s):
+            raise TimeoutError
+        return self._connection.recv()
 
     def end(self) -> None:
         """Ends the process, and whatever it has started, if it still runs."""

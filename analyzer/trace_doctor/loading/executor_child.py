@@ -34,6 +34,8 @@ def main(descriptor: int) -> None:
         while True:
             _serve(channel, connection)
             gc.collect()  # columns and what was made of them refer to each other: some hundred megabytes
+            if not gc.get_freeze_count():
+                gc.freeze()  # what the first call has imported stays: it is not searched after each
 
 
 def _serve(channel: socket.socket, connection: Connection) -> None:

@@ -69,7 +69,7 @@ def load_inputs(
     """Every file, in the order given. What cannot be read is an outcome, not an error, and so is what does not fit into
     memory beside the files before it: what is made of their columns stays to the end of an analysis."""
     options, progress = options or LoadOptions(), progress or Progress()
-    files = [_File(f, _size(f.path)) for f in found]
+    files = [_File(f, size_of(f.path)) for f in found]
     progress.expect(sum(f.size for f in files))
     count = processes([f.weight for f in files], options) if executors.usable() else 1
     if count > 1:
@@ -96,7 +96,7 @@ class _File:
     @property
     def weight(self) -> int:
         """About how many bytes of JSON it holds."""
-        return self.size * (GROWS if self.found.path.suffix == ".gz" else 1)
+        return weight_of(self.found)
 
     @property
     def need(self) -> int:
@@ -219,7 +219,13 @@ def _crowded_out(file: _File, options: LoadOptions) -> TooLarge:
     )
 
 
-def _size(path: Path) -> int:
+def weight_of(file: CaptureFile) -> int:
+    """About how many bytes of JSON a file holds."""
+    return size_of(file.path) * (GROWS if file.path.suffix in (".gz", ".zst") else 1)
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file; 0 where it is gone."""
     try:
         return path.stat().st_size
     except OSError:

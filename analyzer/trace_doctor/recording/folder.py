@@ -40,6 +40,7 @@ _MOST_PERIODS = 10_000
 _MOST_IMPORTS = 2_000
 _SHORTEST, _LONGEST = 1e-6, 7 * 86_400e3
 """ms that a step can take: the clock counts ns; a week"""
+_PACKED = (".gz", ".zst")
 _RANK = re.compile(r"rank(\d{1,6})\.(recording\.json|steps\.csv|\w+\.(?:json|pickle))")
 _COMPANIONS = frozenset(
     {RECORDING_FILE, PLAN_FILE, OPTIONS_FILE, STEPS_FILE, ENVIRONMENT_FILE, COMMAND_FILE, LINES_FILE}
@@ -177,13 +178,18 @@ def is_manifest(name: str) -> bool:
 
 def role_of(name: str) -> tuple[int, Role] | None:
     """Rank and role of a capture by the name of its file, packed or unpacked since; None for any other name."""
-    plain = name.removesuffix(".gz")
+    plain = _unpacked(name)
     match = _RANK.fullmatch(plain)
     if match is None:
         return None
     rank = int(match[1])
     roles: tuple[Role, ...] = get_args(Role)
     return next(((rank, r) for r in roles if capture_file(rank, r).removesuffix(".gz") == plain), None)
+
+
+def _unpacked(name: str) -> str:
+    """The name of a file before it was packed."""
+    return next((name.removesuffix(suffix) for suffix in _PACKED if name.endswith(suffix)), name)
 
 
 def is_companion(name: str) -> bool:
@@ -240,8 +246,8 @@ def missing_captures(folder: Path) -> list[tuple[int, str]]:
             role = role_of(name) if isinstance(name, str) else None
             if role is None or role[0] != rank:
                 continue
-            plain = str(folder / name.removesuffix(".gz"))
-            if not os.path.lexists(plain) and not os.path.lexists(f"{plain}.gz"):
+            plain = str(folder / _unpacked(name))
+            if not any(os.path.lexists(plain + suffix) for suffix in ("", *_PACKED)):
                 missing.append((rank, name))
     return missing
 

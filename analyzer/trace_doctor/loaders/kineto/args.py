@@ -19,6 +19,7 @@ from trace_doctor.files import open_regular
 from trace_doctor.loaders.gunzip import Gunzip
 from trace_doctor.loaders.kineto import salvage
 from trace_doctor.loaders.stream import ByteStream
+from trace_doctor.loaders.unzstd import Unzstd
 
 log = logging.getLogger("trace_doctor")
 
@@ -40,17 +41,17 @@ _decoder = msgspec.json.Decoder(_Only)
 class ArgsReader:
     """Callable: byte offsets -> `args` objects, in the order asked for.
 
-    Plain files are read at the offsets; of gzip files, what lies around them is unpacked again. `kept`: the whole text, of a small file; `gunzip`: what
+    Plain files are read at the offsets; of packed files, what lies around them is unpacked again. `kept`: the whole text, of a small file; `unpacker`: what
     the file was loaded with. Raises DamagedCapture when the file has gone or changed since then.
     """
 
     def __init__(
-        self, path: Path, display: str, kept: bytes | None = None, gunzip: Gunzip | None = None
+        self, path: Path, display: str, kept: bytes | None = None, unpacker: Gunzip | Unzstd | None = None
     ) -> None:
         self._path = path
         self._display = display
         self._kept = kept
-        self._gunzip = gunzip
+        self._unpacker = unpacker
         self._opened: _Window | None = None
         self._known: dict[int, dict[str, Any]] = {}
 
@@ -89,8 +90,8 @@ class ArgsReader:
     def _open(self) -> _Window:
         if self._kept is not None:
             return _InMemory(self._kept)
-        gunzip = self._gunzip or ByteStream(self._path).gunzip
-        return _Unpacked(gunzip) if gunzip else _File(open_regular(self._path))
+        unpacker = self._unpacker or ByteStream(self._path).unpacker
+        return _Unpacked(unpacker) if unpacker else _File(open_regular(self._path))
 
     def _args(self, window: _Window, offset: int) -> dict[str, Any]:
         size = _FIRST_READ
@@ -147,11 +148,11 @@ class _File:
 
 
 class _Unpacked:
-    """Stretches of a gzip file: the last one in memory; those that were needed again in a temporary file, where there is
+    """Stretches of a packed file: the last one in memory; those that were needed again in a temporary file, where there is
     room for one."""
 
-    def __init__(self, gunzip: Gunzip) -> None:
-        self._gunzip = gunzip
+    def __init__(self, unpacker: Gunzip | Unzstd) -> None:
+        self._unpacker = unpacker
         self._last = 0, b""
         self._seen: set[int] = set()
         self._file: IO[bytes] | None = None
@@ -177,7 +178,7 @@ class _Unpacked:
             if skipped < length:
                 self._file.seek(place + skipped)
                 return self._file.read(min(size, length - skipped))
-        start, text = self._last = self._gunzip.around(offset)
+        start, text = self._last = self._unpacker.around(offset)
         if start in self._seen:
             self._keep(start, text)
         self._seen.add(start)

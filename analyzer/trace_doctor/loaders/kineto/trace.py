@@ -50,7 +50,7 @@ def load_trace(
     np.empty(_FREED, np.uint8)
     stream = ByteStream(path)
     # the decoder in Python lets no other thread run: each piece would wait for its turn
-    beside = stream.gunzip is not None and core_free and _accelerator.in_use()
+    beside = stream.unpacker is not None and core_free and _accelerator.in_use()
     keep = _Keep(ahead(stream.pieces()) if beside else stream.pieces())
     columns, damage = Columns(min(stream.length, MOST_RESERVED) // PER_EVENT_TEXT), Damage()
     document = Document(
@@ -69,7 +69,7 @@ def load_trace(
         damage.notes.append(stream.problem)
     damage.trailing += stream.trailing
     _refuse_others(display, document, columns, keep.head, stream.problem)
-    reader = args.ArgsReader(path, display, keep.whole(), stream.gunzip)
+    reader = args.ArgsReader(path, display, keep.whole(), stream.unpacker)
     return _assemble(display, document, columns, damage, reader, rank, rank_how)
 
 

@@ -1,0 +1,230 @@
+"""Captures one after the other: each group is read in a child process, examined and dropped."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from trace_doctor.engine import Examination, Sizes
+from trace_doctor.errors import DamagedCapture, TraceDoctorError
+from trace_doctor.evidence.base import Facts, Options
+from trace_doctor.inputs.group_examination import (
+    Answer,
+    GroupExamination,
+    Request,
+    SecondRequest,
+    ask_again,
+    examine_group,
+)
+from trace_doctor.inputs.group_format import decode, encode
+from trace_doctor.inputs.groups import CaptureGroup, groups_of
+from trace_doctor.inputs.recorded import on_one_clock, with_launcher_warnings
+from trace_doctor.inputs.scope import InputFiles
+from trace_doctor.inputs.summaries import Summaries, lost
+from trace_doctor.loaders.discover import Discovery
+from trace_doctor.loaders.progress import Progress
+from trace_doctor.loading import LoadOptions
+from trace_doctor.loading import executor as executors
+from trace_doctor.loading.executor import ChildEnded, ChildNotStarted, Contained, NoRoom
+from trace_doctor.loading.load_files import BASE, NEED, size_of, weight_of
+from trace_doctor.rule import Rule
+
+log = logging.getLogger("trace_doctor")
+
+MANY = 64
+"""capture groups from which on captures are not kept in memory"""
+NO_PANELS = f"from {MANY} ranks on no zoomable panels: their captures are not kept in memory"
+TIMEOUT_S = 3600.0
+"""of one group: whatever takes longer is lost, and the others go on"""
+
+
+class Streamed:
+    """The captures of many ranks. What a group's process ends with is of that group alone: it is lost and listed."""
+
+    def __init__(
+        self,
+        discovery: Discovery,
+        paths: Sequence[str | Path],
+        load: LoadOptions,
+        options: Options,
+        rank: int | None,
+        summaries: Summaries | None = None,
+    ) -> None:
+        self.groups = groups_of(discovery.found)
+        self.files = InputFiles.of(discovery)
+        self.facts: list[Facts] = []
+        """none is held"""
+        self.limits: list[str] = []
+        """what could not be done, for the limits of the result"""
+        self.discovery, self._paths = discovery, paths
+        self._load, self._options, self._rank = load, options, rank
+        self._summaries = summaries
+        self._width, self._memory = self._shares()
+        self._group_of: dict[tuple[int, str], CaptureGroup] = {}
+        self._first_answers: dict[tuple[int, str], Answer] = {}
+        self._request: Request | None = None
+
+    def request(self, rules: Sequence[Rule]) -> Request:
+        """What is asked of each capture, the same on each machine."""
+        total = len(self.groups) if self._summaries is None else self._summaries.total(self.groups)
+        count = 1 << (max(total, 1) - 1).bit_length()  # so that one more rank is no other request
+        return Request(tuple(rules), Sizes.among(count, count), self._options, self._rank, self._memory)
+
+    def examine(self, rules: Sequence[Rule], *, detail: bool, progress: Progress) -> list[Examination]:
+        """Of every capture, by rank and path. `detail` is not collected: a page has no room for that of many ranks. Raises
+        NoCaptures without any."""
+        self.files, self.limits = InputFiles.of(self.discovery), []
+        examined = list(self.examined(rules, progress))
+        for group, outcome in examined:
+            self._note(group, outcome)
+        captures_by_rank = sorted(
+            (c.examination for c in on_one_clock(examined)), key=lambda e: (e.rank, e.summary.path)
+        )
+        self.files.must_have(len(captures_by_rank), self._paths, self._rank)
+        return with_launcher_warnings(captures_by_rank, self.files.recordings, self._group_of)
+
+    def examined(
+        self, rules: Sequence[Rule], progress: Progress
+    ) -> Iterator[tuple[CaptureGroup, GroupExamination]]:
+        """Every group, or those of a shard, with what is kept of it: from the store, or read now and written there. A group
+        that is lost has its files as unread ones."""
+        self._request = request = self.request(rules)
+        summaries = self._summaries
+        if summaries is not None:
+            summaries.begin(request, self.groups)
+        groups = self.groups if summaries is None else summaries.own
+        unknown = []
+        for group in groups:
+            known = None if summaries is None else summaries.known(group, rules)
+            if known is None:
+                unknown.append(group)
+            else:
+                yield group, known
+        progress.expect(sum(size_of(f.path) for g in unknown for f in g.files))
+        for group, outcome in self._each(_examined, ((g, (g, request)) for g in unknown), progress):
+            if summaries is not None:
+                summaries.note(group, outcome)
+            yield (
+                group,
+                lost(group, outcome) if isinstance(outcome, TraceDoctorError) else decode(outcome, rules),
+            )
+
+    def _note(self, group: CaptureGroup, examined: GroupExamination) -> None:
+        unread = dict(examined.unread)
+        self.files.add_read([f for f in group.files if f.display not in unread], examined.identities)
+        for file in group.files:
+            if file.display in unread:
+                self.files.add_unread(file, unread[file.display])
+        for capture in examined.captures:
+            key = capture.examination.rank, capture.examination.summary.path
+            self._group_of[key] = group
+            self._first_answers[key] = [], list(capture.ownership)
+
+    def ask_again(self, asked: Sequence[SecondRequest]) -> list[Answer]:
+        """Answers in the order of what is asked. A capture of which no finding speaks is not read again."""
+        assert self._request is not None
+        by_group: dict[str, list[SecondRequest]] = {}
+        for each in asked:
+            if each.removals or each.owners:
+                by_group.setdefault(self._group_of[each.rank, each.path].name, []).append(each)
+        groups = {g.name: g for g in self.groups}
+        changed = [n for n in by_group if self._summaries is not None and self._summaries.changed(groups[n])]
+        names = [name for name in by_group if name not in changed]
+        calls = ((groups[name], (groups[name], self._request, by_group[name])) for name in names)
+        answers, unanswered = dict(self._first_answers), changed
+        for group, outcome in self._each(_answered, calls, Progress()):
+            results = [] if isinstance(outcome, TraceDoctorError) else pickle.loads(outcome)
+            if not results:
+                unanswered.append(group.name)
+            for each, answer in zip(by_group[group.name], results, strict=bool(results)):
+                answers[each.rank, each.path] = answer
+        if unanswered:
+            count = f"{len(unanswered)} capture{'s' if len(unanswered) > 1 else ''}"
+            self.limits.append(
+                f"{count} could not be read again, so fixes are not replayed together: {unanswered[0]}"
+            )
+        return [answers[each.rank, each.path] for each in asked]
+
+    # -- processes ---------------------------------------------------------------------------------------------
+
+    def _shares(self) -> tuple[int, int | None]:
+        """How many processes, and the bytes of memory that each may take."""
+        needs = sorted((BASE + int(NEED * sum(map(weight_of, g.files))) for g in self.groups), reverse=True)
+        memory, width = self._load.memory, max(1, min(self._load.processes, len(self.groups)))
+        while width > 1 and memory is not None and sum(needs[:width]) > memory:
+            width -= 1
+        return width, memory and memory // width
+
+    def _each(
+        self,
+        call: Callable[..., bytes],
+        calls: Iterator[tuple[CaptureGroup, tuple[Any, ...]]],
+        progress: Progress,
+    ) -> Iterator[tuple[CaptureGroup, Any]]:
+        """Each group with what its call returns, or the error that its process ended with, in the order of the calls."""
+        lock = threading.Lock()
+
+        def read(count: int) -> None:
+            with lock:
+                progress.read(count)
+
+        with self._executor(read) as executor:
+            waiting: deque[tuple[CaptureGroup, tuple[Any, ...], Future[bytes] | None]] = deque()
+            for group, arguments in calls:
+                with lock:
+                    progress("reading", group.name)
+                future = executor.submit(call, *arguments) if executor is not None else None
+                waiting.append((group, arguments, future))
+                if len(waiting) >= 2 * self._width or executor is None:
+                    yield _outcome(call, *waiting.popleft())
+            while waiting:
+                yield _outcome(call, *waiting.popleft())
+
+    @contextmanager
+    def _executor(self, read: Callable[[int], None]) -> Iterator[Contained | None]:
+        if not executors.usable() or not _can_be_sent(self._request):
+            yield None
+            return
+        with Contained(self._width, read, TIMEOUT_S) as executor:
+            yield executor
+
+
+def _outcome(
+    call: Callable[..., bytes], group: CaptureGroup, arguments: tuple[Any, ...], future: Future[bytes] | None
+) -> tuple[CaptureGroup, Any]:
+    try:
+        if future is not None:
+            return group, future.result()
+    except ChildEnded as how:
+        return group, DamagedCapture(f"{group.name}: the process that read it {how}")
+    except (ChildNotStarted, NoRoom) as why:
+        log.info("%s: %s; it is read in this process", group.name, why)
+    except RuntimeError as error:  # of our own code
+        log.debug("%s", group.name, exc_info=True)
+        return group, DamagedCapture(f"{group.name}: examining it failed: {error}")
+    return group, call(*arguments)
+
+
+def _examined(group: CaptureGroup, request: Request) -> bytes:
+    """As bytes: arrays that are mapped, as those of a process are else, take a file descriptor for each capture."""
+    return encode(examine_group(group, request))
+
+
+def _answered(group: CaptureGroup, request: Request, asked: Sequence[SecondRequest]) -> bytes:
+    return pickle.dumps(ask_again(group, request, asked), protocol=5)
+
+
+def _can_be_sent(request: object) -> bool:
+    """Rules that a program defines in itself cannot be."""
+    try:
+        pickle.dumps(request)
+    except Exception:
+        return False
+    return True
