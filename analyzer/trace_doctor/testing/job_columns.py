@@ -15,16 +15,17 @@ PARTS = ("compute", "data loading")
 
 
 def columns(
-    job: Job, *, clocks_ns: int = 2_000_000, seed: int = 0, missing: Collection[int] = (), hosts: int = 0,
+    job: Job, *, hidden: str = "", jitter_ns: int = 0, clocks_ns: int = 2_000_000, seed: int = 0, missing: Collection[int] = (), hosts: int = 0,
     absent: dict[int, Collection[int]] | None = None,
 ) -> JobColumns:  # fmt: skip
     """`clocks_ns`: by how much the clocks of hosts differ. `hosts`: ranks of each; 0: not recorded. `missing`: ranks that were not
-    read. `absent`: rank -> steps it did not record."""
+    read. `absent`: rank -> steps it did not record. `hidden`: a group of which nothing is recorded. `jitter_ns`: by how much times of
+    collectives are off."""
     offsets = random.Random(seed)
     host = [n // (hosts or 8) for n in range(job.world)]
     ahead = [offsets.randint(-clocks_ns, clocks_ns) for _ in range(max(host) + 1)]
     ranks = [rank for rank in range(job.world) if rank not in missing]
-    timelines = [job.timelines[rank] for rank in ranks]
+    timelines = [_recorded(job, rank, hidden, jitter_ns, offsets) for rank in ranks]
     steps = [
         _step(n, timelines, [ahead[host[rank]] for rank in ranks], [n not in (absent or {}).get(rank, ()) for rank in ranks])
         for n in range(len(timelines[0].steps))
@@ -32,6 +33,16 @@ def columns(
     return JobColumns(
         steps, tuple(ranks), tuple(job.groups), PARTS, tuple(host[rank] for rank in ranks) if hosts else ()
     )
+
+
+def _recorded(job: Job, rank: int, hidden: str, jitter_ns: int, off: random.Random) -> Timeline:
+    line = job.timelines[rank]
+    collectives = [
+        (op, start, max(start + 1, end + off.randint(-jitter_ns, jitter_ns)))
+        for op, start, end in line.collectives
+        if job.names[op.group] != hidden
+    ]
+    return Timeline(line.work, collectives, line.steps, line.begin)
 
 
 def _step(

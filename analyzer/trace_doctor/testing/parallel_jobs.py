@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from trace_doctor.testing.simulated_job import Await, Communicate, Mark, Operation, Timeline, Work, simulate
@@ -95,8 +94,11 @@ class Builder:
 def hybrid(
     tensor: int = 4, pipeline: int = 2, data: int = 4, *, steps: int = 5, micro: int = 4, layers: int = 2,
     noise: float = 0.015, seed: int = 0, faults: Faults | None = None, compute: float = 2 * MS,
+    embedding: bool = False, everyone: int = 0, hidden: int | None = None,
 ) -> Job:  # fmt: skip
-    """Tensor × pipeline × data, 1F1B. Rank = (stage × data + replica) × tensor + shard."""
+    """Tensor × pipeline × data, 1F1B. Rank = (stage × data + replica) × tensor + shard. `embedding`: first and last stage share it.
+    `everyone`: all-reduces of all ranks at the begin of a step. `hidden`: this rank takes 20 ms longer at the begin of each step, and all
+    meet then in a group named `hidden`."""
     faults = faults or Faults()
     b = Builder(tensor * pipeline * data, noise, seed, faults)
     lengths = random.Random(seed + 7)
@@ -109,7 +111,18 @@ def hybrid(
         for stage in range(pipeline):
             for replica in range(data):
                 for shard in range(tensor):
+                    rank = (stage * data + replica) * tensor + shard
+                    if hidden is not None:
+                        b.work(rank, 20 * MS if rank == hidden else 0)
+                        b.meet(rank, b.group("hidden", tuple(range(b.world))), "all-reduce", 20 * US, 1)
+                    for _ in range(everyone):
+                        b.meet(rank, b.group("world", tuple(range(b.world))), "all-reduce", 20 * US, 1)
                     _hybrid_step(b, (stage, replica, shard), (tensor, pipeline, data), step, micro, layers, compute, factor)  # fmt: skip
+                    if embedding and stage in (0, pipeline - 1):
+                        ends = tuple((s * data + replica) * tensor + shard for s in (0, pipeline - 1))
+                        tied = b.group(f"embedding{replica}.{shard}", ends)
+                        b.meet(rank, tied, "all-reduce", 100 * US, 1 << 20)
+                    b.end_step(rank)
     return b.job()
 
 
@@ -162,7 +175,6 @@ def _hybrid_step(
     for layer in range(2):
         b.meet(rank, dp, "reduce-scatter", 400 * US, 1 << (24 + layer))
     b.work(rank, 300 * US)
-    b.end_step(rank)
 
 
 def fsdp(
@@ -214,4 +226,39 @@ def experts(
     return b.job()
 
 
-Make = Callable[..., Job]
+def interleaved(
+    tensor: int = 2, pipeline: int = 4, data: int = 2, *, chunks: int = 2, steps: int = 5, micro: int = 6,
+    noise: float = 0.02, seed: int = 0, faults: Faults | None = None,
+) -> Job:  # fmt: skip
+    """Each stage holds several chunks of layers: what leaves the last stage comes back to the first. All forwards, then all backwards."""
+    b = Builder(tensor * pipeline * data, noise, seed, faults or Faults())
+    last = pipeline * chunks - 1
+    for _ in range(steps):
+        for rank in range(b.world):
+            stage, replica, shard = rank // (tensor * data), rank // tensor % data, rank % tensor
+            column = [(s * data + replica) * tensor + shard for s in range(pipeline)]
+            tp = b.group(f"tp{stage}.{replica}", tuple(range(rank - shard, rank - shard + tensor)))
+            copies = tuple((stage * data + r) * tensor + shard for r in range(data))
+
+            def link(place: int, way: str, column: list[int] = column) -> tuple[int, int]:
+                ends = column[place % pipeline], column[(place + 1) % pipeline]
+                return b.group(f"{way}{place}.{column[0]}", ends), place + 2 * chunks * pipeline * (
+                    way == "b"
+                )
+
+            for backward in (False, True):
+                for chunk in range(chunks)[:: -1 if backward else 1]:
+                    place = chunk * pipeline + stage
+                    source, target = (place, place - 1) if backward else (place - 1, place)
+                    for _ in range(micro):
+                        if (place < last) if backward else (place > 0):
+                            group, stream = link(source, "fb"[backward])
+                            b.meet(rank, group, "receive", 40 * US, 1 << 20, stream=1 + stream)
+                        b.work(rank, (2 if backward else 1) * MS)
+                        b.meet(rank, tp, "all-reduce", 60 * US, 1 << 22)
+                        if (place > 0) if backward else (place < last):
+                            group, stream = link(target, "fb"[backward])
+                            b.meet(rank, group, "send", 40 * US, 1 << 20, wait=False, stream=1 + stream)
+            b.meet(rank, b.group(f"dp{stage}.{shard}", copies), "all-reduce", 500 * US, 1 << 24)
+            b.end_step(rank)
+    return b.job()

@@ -17,8 +17,6 @@ from trace_doctor.evidence.distributed.blame.columns import (
     places,
 )
 
-ROUNDS = 8
-"""of the clocks: enough for ranks that meet by way of groups of groups"""
 SAMPLE = 300_000
 """rows that are enough to tell the clocks by"""
 
@@ -114,7 +112,8 @@ def slots(rows: Rows) -> I64:
 def _aligned(
     rows: Rows, of: I64, chosen: Bool, add: np.ndarray, part: I64
 ) -> tuple[np.ndarray, I64]:  # fmt: skip
-    """Clocks of the parts that `chosen` rows connect; parts keep their inner clocks."""
+    """Clocks of the parts that `chosen` rows connect, from the first part of each on, next neighbors first; parts keep their inner
+    clocks."""
     at = np.flatnonzero(chosen)
     if len(at) > SAMPLE:
         at = at[of[at] % (len(at) // SAMPLE + 1) == 0]
@@ -122,12 +121,20 @@ def _aligned(
     unit, base = part[rows.rank[at]], rows.end[at].min()
     ends = (rows.end[at] - base) + add[rows.rank[at]]
     joined = _connected(node, count, unit, len(add))
-    shift = np.zeros(len(add))
-    seen = np.unique(unit)
-    for _ in range(ROUNDS):
-        together = medians_between(ends + shift[unit], node, count)
-        moved = medians_between(together[node] - ends, unit, len(add))
-        shift[seen] = moved[seen]
+    shift, known = np.zeros(len(add)), joined == np.arange(len(add))
+    while True:
+        told = known[unit]
+        fixed, reached = np.zeros(count), np.zeros(count, dtype=bool)
+        reached[node[told]] = True
+        at_clock = np.flatnonzero(told)
+        nodes_told, of_told = np.unique(node[at_clock], return_inverse=True)
+        fixed[nodes_told] = medians_between((ends + shift[unit])[at_clock], of_told, len(nodes_told))
+        new = np.flatnonzero(~told & reached[node])
+        if not len(new):
+            break
+        units, of_new = np.unique(unit[new], return_inverse=True)
+        shift[units] = medians_between(fixed[node[new]] - ends[new], of_new, len(units))
+        known[units] = True
     return add + shift[part], joined[part]
 
 
