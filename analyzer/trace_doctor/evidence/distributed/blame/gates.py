@@ -24,8 +24,6 @@ class Gates(Struct, frozen=True):
     """own time of the rank since the gate ended, ns: without gaps for which nothing recorded tells a cause"""
     since: I64
     """own time since the gate began on this rank, ns: more than `after` where compute goes on beside it"""
-    through: Bool
-    """whether the rank computes beside its gate and does not wait for the end of it"""
     place: I64
     """number of (how manieth group of the rank, kind, how manieth of these): alike on ranks that do the same"""
 
@@ -46,13 +44,11 @@ def gates(rows: Rows, found: Nodes) -> Gates:
     begun = np.where(gate >= 0, rows.before[gate], 0)
     during = np.where(gate >= 0, rows.during[gate], 0)
     since = np.maximum(rows.before - begun, 0)
-    without_wait = rows.start - rows.start[gate] - since <= TOGETHER_NS
     return Gates(
         gate=gate,
         second=_second(rows, gate),
         after=np.maximum(rows.before - begun - during, 0),
         since=since,
-        through=(gate >= 0) & (during > 0) & (rows.busy[gate] | without_wait),
         place=place,
     )
 

@@ -61,14 +61,10 @@ class Own(Struct, frozen=True):
 
 
 def own_times(rows: Rows, gate: Gates, role: I64) -> tuple[Own, Own]:
-    """As recorded, and as usual: the median of the role at the same place. A rank that did not wait for its gate does not show what
-    must follow on it: the least of the role does."""
+    """As recorded, and as usual: the median of the role at the same place."""
     of, count = classes(role[rows.rank], gate.place)
-    least = np.full(count, np.iinfo(np.int64).max)
-    np.minimum.at(least, of, gate.after)
-    after = np.where(gate.through, least[of], gate.after)
-    return Own(after.astype(np.float64), gate.since.astype(np.float64)), Own(
-        medians(after, of, count)[of], medians(gate.since, of, count)[of]
+    return Own(gate.after.astype(np.float64), gate.since.astype(np.float64)), Own(
+        medians(gate.after, of, count)[of], medians(gate.since, of, count)[of]
     )
 
 
