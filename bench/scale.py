@@ -2,6 +2,7 @@
 
     python bench/scale.py write JOB --tensor 8 --data 16 --slow 5:15     # 128 ranks, of which rank 5 computes 15% longer
     python bench/scale.py time 32 64 128                                 # CPU seconds and memory of `analyze`
+    python bench/scale.py blame 512 4096                                 # of the verdict over a job, from columns, one step of 640 collectives a rank
 
 Ranks of a tensor-parallel group meet twice in a layer, those that hold the same shard once per step and layer. A collective begins on each
 rank as its compute is done, and ends on all when the last has come and the transfer is over.
@@ -123,6 +124,24 @@ def time_job(world: int, layers: int) -> tuple[float, int]:
         return time.process_time() - before, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
 
 
+def time_blame(world: int) -> tuple[float, float, int]:
+    """(CPU seconds to make the model of one step, of the verdict over it, peak resident MB so far). Copies of a simulated job of 64 ranks
+    stand side by side: only the number of rows counts here."""
+    from trace_doctor.evidence.distributed.blame.model import model
+    from trace_doctor.evidence.distributed.blame.verdicts import blame
+    from trace_doctor.testing.job_columns import columns, side_by_side
+    from trace_doctor.testing.parallel_jobs import Faults, hybrid
+
+    small = hybrid(8, 4, 2, steps=1, micro=16, layers=18, faults=Faults(slow={5: 1.15}))
+    job = side_by_side(columns(small), world // 64)
+    begun = time.process_time()
+    made = model(job)
+    modeled = time.process_time()
+    blame(made)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+    return modeled - begun, time.process_time() - modeled, peak
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -139,8 +158,14 @@ def main() -> None:
     timed = commands.add_parser("time")
     timed.add_argument("ranks", type=int, nargs="+")
     timed.add_argument("--layers", type=int, default=4)
+    blamed = commands.add_parser("blame")
+    blamed.add_argument("ranks", type=int, nargs="+", help="multiples of 64")
     args = parser.parse_args()
-    if args.command == "write":
+    if args.command == "blame":
+        for world in args.ranks:
+            modeled, judged, megabytes = time_blame(world)
+            print(f"{world} ranks: {modeled:.1f} + {judged:.1f} cpu s, {megabytes} MB", flush=True)
+    elif args.command == "write":
         slow = {
             int(rank): 1 + float(percent) / 100 for rank, percent in (each.split(":") for each in args.slow)
         }

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from trace_doctor.evidence.distributed.blame.columns import KINDS, JobColumns, StepColumns, rows_of
+from trace_doctor.evidence.distributed.blame.columns import KINDS, JobColumns, Rows, StepColumns, rows_of
 from trace_doctor.testing.parallel_jobs import Job
 from trace_doctor.testing.simulated_job import Timeline
 
@@ -85,3 +85,32 @@ def _step(
 
 def _until(work: np.ndarray, moment: int) -> int:
     return int((np.clip(work, None, moment)[:, 1] - np.clip(work, None, moment)[:, 0]).sum())
+
+
+def side_by_side(job: JobColumns, copies: int) -> JobColumns:
+    """So many copies of a job that have no ranks or groups in common: for what a job of many ranks costs."""
+    ranks, groups = len(job.ranks), len(job.groups)
+    steps = []
+    for step in job.steps:
+        rows, count = step.rows, len(step.rows.rank)
+        columns = {name: np.tile(getattr(rows, name), copies) for name in rows.__struct_fields__}
+        copy = np.repeat(np.arange(copies), count)
+        columns["rank"] += copy * ranks
+        columns["group"] += copy * groups
+        steps.append(
+            StepColumns(
+                index=step.index,
+                rows=Rows(**columns),
+                present=np.tile(step.present, copies),
+                begin=np.tile(step.begin, copies),
+                end=np.tile(step.end, copies),
+                own=np.tile(step.own, copies),
+                parts=np.tile(step.parts, (copies, 1)),
+            )
+        )
+    return JobColumns(
+        steps,
+        tuple(n + ranks * copy for copy in range(copies) for n in job.ranks),
+        tuple(tuple(n + ranks * copy for n in group) for copy in range(copies) for group in job.groups),
+        job.parts,
+    )

@@ -88,7 +88,8 @@ def _slow_link(ctx: Context, found: JobBlame, link: Link, step: int) -> Claim:
 
 def imbalance(ctx: Context, found: JobBlame) -> Iterator[Claim]:
     """TD606: a role with more work than others, or uneven batches."""
-    verdict, step = found.verdict, ctx[Steps].step_ns
+    verdict, ranks = found.verdict, ctx[Ranks]
+    step = ranks.step_ns[ranks.ranks.index(ctx.rank)] if ctx.rank in ranks.ranks else 0
     if verdict.stage is not None and ctx.rank == verdict.stage.ranks[0]:
         yield Claim(
             message=(
@@ -98,7 +99,7 @@ def imbalance(ctx: Context, found: JobBlame) -> Iterator[Claim]:
             confidence="low",
             severity="info",
             location=Location(ranks=list(verdict.stage.ranks)),
-            evidence=[ctx[Ranks].table()],
+            evidence=[ranks.table()],
             fixes=[_BALANCE_STAGES],
             key="stage",
         )
@@ -111,7 +112,7 @@ def imbalance(ctx: Context, found: JobBlame) -> Iterator[Claim]:
             confidence="low",
             severity="info",
             location=Location(ranks=list(found.ranks)),
-            evidence=[_figures(found), ctx[Ranks].table()],
+            evidence=[_figures(found), ranks.table()],
             fixes=[_BALANCE_BATCHES],
             key="batches",
         )
