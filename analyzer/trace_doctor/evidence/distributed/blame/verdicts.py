@@ -104,7 +104,9 @@ def blame(job: JobModel) -> Blame:
     """The verdict."""
     first, count = job.timing(), len(job.steps)
     uneven = batches(job)
-    found, gain = roots(job, first, AMONG_BATCHES if uneven else MIN_ERRORS)
+    found, gain = roots(
+        job, first, AMONG_BATCHES if uneven else MIN_ERRORS, apart_from_batch(job) if uneven else job.excess
+    )
     if gain <= 3 * job.clocks.residual:
         found, gain = [], 0.0
     return Blame(
@@ -123,9 +125,9 @@ def blame(job: JobModel) -> Blame:
     )
 
 
-def roots(job: JobModel, first: Timing, errors: float) -> tuple[list[Root], float]:
+def roots(job: JobModel, first: Timing, errors: float, excess: F64) -> tuple[list[Root], float]:
     """Ranks and hosts with most excess on the critical path, one after another; and what all together gain of a step, ns. The excess
-    on the path is no cost: with it gone, another path may be nearly as long. Two ranks that are slow alike gain only together."""
+    on the path is no cost: with it gone, another path may be nearly as long. Two ranks that are slow alike gain only together. `excess`: steps × ranks, by which a rank must be slow, ns."""
     count = len(job.steps)
     mended: list[int] = []
     refused: set[int] = set()
@@ -138,7 +140,7 @@ def roots(job: JobModel, first: Timing, errors: float) -> tuple[list[Root], floa
         if candidate is None:
             break
         kind, ranks, after = _rank_or_host(job, candidate, mended, timing.total)
-        if not any(is_slow(job, rank, errors) for rank in ranks):
+        if not any(is_slow(job, rank, errors, excess) for rank in ranks):
             refused.add(candidate)
             continue
         accepted.append((kind, ranks, (timing.total - after) / count))
@@ -211,22 +213,31 @@ def standard_errors(values: F64) -> float:
     return float(values.mean()) / error if error else float("inf") * float(np.sign(values.mean()) or 0)
 
 
-def is_slow(job: JobModel, rank: int, errors: float) -> bool:
+def is_slow(job: JobModel, rank: int, errors: float, excess: F64) -> bool:
     """Whether its excess is more than chance: in every step, or far beyond its role in two of them. Of one step, beyond its role in it."""
-    excess = job.excess[:, rank]
-    far = _far_from_role(job, rank)
+    far = _far_from_role(job, rank, excess)
     if len(excess) < 3:
         return bool(far.all())
-    return standard_errors(excess) >= errors or bool(far.sum() >= 2)
+    return standard_errors(excess[:, rank]) >= errors or bool(far.sum() >= 2)
 
 
-def _far_from_role(job: JobModel, rank: int) -> np.ndarray:
+def _far_from_role(job: JobModel, rank: int, excess: F64) -> np.ndarray:
     """Per step whether the rank is further from its role than the others of it by far."""
     others = np.flatnonzero((job.role == job.role[rank]) & (np.arange(len(job.role)) != rank))
-    excess = job.excess
     spread = 1.4826 * np.median(np.abs(excess[:, others]), axis=1) if len(others) > 1 else np.inf
     least = 0.01 * job.own.max(axis=1)
     return np.asarray(excess[:, rank] >= np.maximum(SPREADS * spread, least))
+
+
+def apart_from_batch(job: JobModel) -> F64:
+    """The excess of each rank beyond that of the others that work on the same batch: what they share is no fault of one of them."""
+    apart = job.excess - job.excess.mean(axis=0)
+    groups = max(_sharing(job), key=lambda each: _correlation(apart, each), default=[])
+    excess = job.excess.copy()
+    for members in groups:
+        for rank in members.tolist():
+            excess[:, rank] -= np.median(job.excess[:, members[members != rank]], axis=1)
+    return excess
 
 
 def _slow_steps(job: JobModel, ranks: tuple[int, ...]) -> int:
