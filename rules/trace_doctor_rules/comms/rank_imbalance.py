@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from math import hypot
 
 from trace_doctor import NOTE_FROM, Claim, Context, Fix, NotCaptured, Rule, Saving, threshold
+from trace_doctor.evidence.distributed.blame.evidence import JobBlame
 from trace_doctor.evidence.distributed.ranks import Ranks
 from trace_doctor.evidence.durations import milliseconds
 from trace_doctor.evidence.idle.cpu_timeline import Processor
 from trace_doctor.testing import Invalid, RunBuilder, Valid
+from trace_doctor_rules.comms._blame_claims import imbalance
 
 
 def _job(*compute_us: float, gpu: bool = True, operators: tuple[int, ...] = ()) -> tuple[RunBuilder, ...]:
@@ -87,6 +89,9 @@ class RankImbalance(Rule):
     collectives is TD602, which owns the time where it can tell. These are info findings: CPUs where all ranks run as many
     operators; and on any device one captured step, or a difference below two of its standard errors over the steps.
 
+    In a job of several process groups, stages differ on purpose: there it is an info finding where a stage has over 1.1 times the work
+    of the median stage, or where the work varies from step to step, alike on ranks that share a batch.
+
     How the saving is estimated
     The compute of the busiest rank minus the mean: balanced work would take so much less. An upper bound.
 
@@ -108,7 +113,7 @@ class RankImbalance(Rule):
     title = "Compute load differs between ranks"
     costs_host_time = True
     needs = (Ranks,)
-    wants = (Processor,)
+    wants = (Processor, JobBlame)
     to_pass = (Processor,)
     yields_to = ("TD602",)
 
@@ -162,6 +167,9 @@ class RankImbalance(Rule):
                 "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]",
             )
         step = ranks.step_ns[ranks.busiest]
+        if (blame := ctx.get(JobBlame)) is not None:
+            yield from imbalance(ctx, blame)
+            return
         if ctx.rank != busiest or not step:
             return
         least, mean = min(compute), sum(compute) / len(compute)

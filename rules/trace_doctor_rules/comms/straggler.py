@@ -24,12 +24,14 @@ from trace_doctor import (
     Unit,
     threshold,
 )
+from trace_doctor.evidence.distributed.blame.evidence import JobBlame
 from trace_doctor.evidence.distributed.collectives import RankedCollectives
 from trace_doctor.evidence.distributed.ranks import PARTS, Ranks, listed, named
 from trace_doctor.evidence.durations import milliseconds
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules._shared import spans_of, table
+from trace_doctor_rules.comms._blame_claims import delays
 from trace_doctor_rules.comms._straggler_evidence import lateness
 
 _ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*, unsigned long, ncclWork*)"
@@ -173,6 +175,9 @@ class Straggler(Rule):
     most half of the ranks, and cause at least 80% of the waiting: it is in collectives at which they arrive last.
     Without such ranks, a wait that takes 10% of the step on some rank is an info finding: how long the ranks wait, which one is last,
     how often and by how much, and what of it is there because they began the first step at different times.
+    In a job of several process groups a rank that comes late may only hand on a delay. There the steps of all ranks are timed again
+    with the ranks on the critical path no slower than the median of their role, and what the job gains names them. Of fewer than
+    three steps it is an info finding. Groups with slow transfers are named where no rank is.
     What they do longer than the others is named as the cause where it covers 80% of the delay, a single part with its share from half
     of it on. A recording of `trace-doctor record` says how long ranks waited for a CPU: where that is half of the delay, it is the
     cause. Other traces do not tell, and the finding says so where the host takes longer.
@@ -207,6 +212,7 @@ class Straggler(Rule):
     costs_host_time = True
     about = ("exposed_comm",)
     needs = (RankedCollectives, Ranks, Steps)
+    wants = (JobBlame,)
 
     min_share: float = threshold(
         0.03,
@@ -338,6 +344,12 @@ class Straggler(Rule):
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         collectives, steps = ctx[RankedCollectives], ctx[Steps]
+        if (blame := ctx.get(JobBlame)) is not None:
+            yield from delays(ctx, blame)
+            worst = int(np.argmax(collectives.wait_share))
+            if not blame.delayed and ctx.rank == collectives.ranks[worst]:
+                yield from self._no_straggler(ctx, collectives, collectives.wait_share[worst], of_groups=True)
+            return
         late = _late(collectives, self.min_caused)
         worst = int(np.argmax(collectives.wait_share))
         if ctx.rank not in {collectives.ranks[i] for i in (*late[:1], worst)}:
@@ -388,9 +400,11 @@ class Straggler(Rule):
             key="straggler",
         )
 
-    def _no_straggler(self, ctx: Context, ranked: RankedCollectives, share: float) -> Iterator[Claim]:
+    def _no_straggler(
+        self, ctx: Context, ranked: RankedCollectives, share: float, *, of_groups: bool = False
+    ) -> Iterator[Claim]:
         """How long ranks wait for one another, where no few of them can be said to delay the rest. `share`: the wait of this
-        rank, the one that waits most."""
+        rank, the one that waits most. `of_groups`: the job has several process groups, and who comes last may only hand on a delay."""
         if share < self.min_wait:
             return
         own = ranked.ranks.index(ctx.rank)
@@ -406,7 +420,7 @@ class Straggler(Rule):
                 f"{milliseconds(before / 1e3)} of the average {'was' if ranked.members[0][Steps].count == 1 else 'is'} there because {began}."
             )
         caused = [rank.caused_ns for rank in late.ranks]
-        if sum(caused) and average - before >= _WORTH_SAYING * average:
+        if not of_groups and any(caused) and average - before >= _WORTH_SAYING * average:
             at = int(np.argmax(caused))
             most = late.ranks[at]
             sentences.append(

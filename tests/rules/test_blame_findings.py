@@ -1,0 +1,83 @@
+"""TD602 and TD606 over the traces of jobs of several process groups."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import trace_doctor
+from trace_doctor.model import Finding
+from trace_doctor.testing.job_traces import traces
+from trace_doctor.testing.parallel_jobs import MS, Faults, Job, fsdp, hybrid
+
+SMALL = {"tensor": 2, "pipeline": 2, "data": 3}
+
+
+def _findings(job: Job, folder: Path, *, ranks: int | None = None) -> list[Finding]:
+    for rank, b in enumerate(traces(job)[:ranks]):
+        b.write(folder / f"rank{rank}.json")
+    result = trace_doctor.analyze(folder, select=["TD602", "TD606"])
+    assert not [outcome for outcome in result.outcomes if outcome.outcome == "error"]
+    return result.findings
+
+
+def test_the_rank_that_delays_the_job_is_named_with_what_it_costs(tmp_path: Path) -> None:
+    job, healthy = hybrid(**SMALL, faults=Faults(slow={3: 1.2})), hybrid(**SMALL)
+    [found] = _findings(job, tmp_path)
+    assert (found.code, found.severity, found.location.ranks) == ("TD602", "warning", [3])
+    assert "A step takes" in found.message
+    assert found.message.endswith("for rank 3 (compute), in 5 of 5 steps.")
+    assert found.saving is not None and found.saving.time_us_per_step is not None
+    assert found.saving.time_us_per_step == pytest.approx((job.step_ns - healthy.step_ns) / 1e3, rel=0.1)
+
+
+def test_slow_in_some_steps(tmp_path: Path) -> None:
+    job = hybrid(**SMALL, steps=6, faults=Faults(loading={3: (20 * MS, (2, 4))}))
+    [found] = _findings(job, tmp_path)
+    assert "for rank 3 (data loading), in 2 of 6 steps." in found.message
+
+
+def test_of_one_step_it_is_an_info_finding(tmp_path: Path) -> None:
+    [found] = _findings(hybrid(**SMALL, steps=1, faults=Faults(slow={3: 1.2})), tmp_path)
+    assert (found.severity, found.confidence) == ("info", "low")
+    assert "Only 1 step was observed." in found.message
+
+
+def test_where_nobody_is_slow_no_rank_is_said_to_cause_the_waiting(tmp_path: Path) -> None:
+    """Ranks of a pipeline wait for one another: who comes last hands on what the schedule does."""
+    [found] = _findings(hybrid(**SMALL), tmp_path)
+    assert found.severity == "info"
+    assert "causes" not in found.message
+
+
+def test_a_link_that_is_slow(tmp_path: Path) -> None:
+    [found] = _findings(hybrid(**SMALL, faults=Faults(links={"tp0.1": 20})), tmp_path)
+    assert (found.code, found.severity, found.location.ranks) == ("TD602", "warning", [2, 3])
+    assert "slow transfers between ranks 2 and 3" in found.message
+
+
+def test_a_rank_that_was_not_read(tmp_path: Path) -> None:
+    [found] = _findings(hybrid(**SMALL, faults=Faults(slow={11: 1.3})), tmp_path, ranks=11)
+    assert (found.severity, found.confidence) == ("info", "low")
+    assert found.message.startswith("Rank 11 was not read and may delay the others")
+    assert "Only 11 of 12 ranks were read." in found.message
+
+
+def test_a_stage_with_more_work(tmp_path: Path) -> None:
+    job = hybrid(2, 3, 2, faults=Faults(stages={1: 1.4}))
+    [found] = [f for f in _findings(job, tmp_path) if f.code == "TD606"]
+    assert found.location.ranks == [4, 5, 6, 7]
+    assert "1.39 times the work" in found.message or "1.40 times the work" in found.message
+
+
+def test_uneven_batches(tmp_path: Path) -> None:
+    [found] = [
+        f for f in _findings(hybrid(**SMALL, faults=Faults(sequences=0.3)), tmp_path) if f.code == "TD606"
+    ]
+    assert "alike on ranks that share a batch" in found.message
+
+
+def test_overlapped_communication(tmp_path: Path) -> None:
+    [found] = _findings(fsdp(8, 2, faults=Faults(slow={5: 1.2})), tmp_path)
+    assert (found.code, found.location.ranks) == ("TD602", [5])
