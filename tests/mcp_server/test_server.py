@@ -192,3 +192,15 @@ def test_without_the_extra_one_line_says_how_to_install_it(tmp_path: Path) -> No
     )
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1 and "pip install 'trace-doctor[mcp]'" in done.stderr
+
+
+def test_the_timeline_of_a_trace_whose_clock_counts_from_the_epoch(tmp_path: Path) -> None:
+    trace = json.loads(gzip.decompress((SAMPLES / "launch_bound/simulated/fault/trace.json.gz").read_bytes()))
+    trace.pop("baseTimeNanoseconds", None)
+    for event in trace["traceEvents"]:
+        if "ts" in event:
+            event["ts"] += 1_700_000_000_000_000
+    (tmp_path / "trace.json").write_text(json.dumps(trace))
+    [answer] = asked(tmp_path, ("timeline", {"path": "trace.json"}))
+    assert not answer.is_error, text(answer)
+    assert answer.structured_content["events"]

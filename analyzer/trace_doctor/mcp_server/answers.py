@@ -122,7 +122,7 @@ class Window(Answer):
     dur_us: float
     events_in_window: int
     events: list[EventRow]
-    """the longest ones that overlap the window, by start"""
+    """the longest ones that overlap the window, longest first"""
 
 
 @dataclass(kw_only=True)

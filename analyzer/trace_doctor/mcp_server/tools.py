@@ -30,7 +30,9 @@ from trace_doctor.run import Cat, Run
 
 _MOST_RESULTS = 4
 """diagnoses that are kept: agents ask again and again about one"""
-_MOST_CAPTURES, _MOST_ROWS, _MOST_EVENTS = 500, 10, 200
+_MOST_CAPTURES, _MOST_ROWS, _MOST_EVENTS = 500, 10, 40
+_LAST_US = 9e15
+"""µs that the columns hold as ns: clocks that count from the epoch are at 1.8e15"""
 
 
 class Tools:
@@ -147,12 +149,17 @@ class Tools:
         if start_us is None:
             span = run.span_ns
             start_us = 0.0 if span is None else (span[0] - base) / 1000.0
-        if not (np.isfinite(start_us) and np.isfinite(dur_us) and 0 < dur_us < 1e15 and abs(start_us) < 1e15):
+        if not (
+            np.isfinite(start_us)
+            and np.isfinite(dur_us)
+            and 0 < dur_us < _LAST_US
+            and abs(start_us) < _LAST_US
+        ):
             raise UsageError("start_us and dur_us are microseconds, dur_us above 0")
         first = base + round(start_us * 1000)
         last = first + max(round(dur_us * 1000), 1)
         rows = np.flatnonzero((run.ts < last) & (run.end > first) & run.own)
-        longest = rows[np.argsort(-run.dur[rows], kind="stable")[:_MOST_EVENTS]][:40]
+        longest = rows[np.argsort(-run.dur[rows], kind="stable")[:_MOST_EVENTS]]
         events = [_event(run, int(r)) for r in longest]
         return a.Window(
             capture=run.path,
@@ -258,7 +265,7 @@ class Tools:
             patches=patches,
             without=without,
             not_captured=not_captured(result, rules=False),
-            next="let a person read the diff; apply it with git apply, record again, then verify(before, after)"
+            next="let a person read the diff (left out: ask for one id with max_tokens=8000), record again with it, then verify(before, after)"
             if patches
             else "change the code as finding(path, id) says, record again, then verify(before, after)",
         )
