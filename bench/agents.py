@@ -36,24 +36,55 @@ BREAKS = "graph_break_two/cpu/fault"
 IN_BREAKS = {"path": BREAKS, "source": "graph_break_two"}
 TASKS = [
     Task("Which captures are there?", [("list_captures", {})], lambda a: a["captures"]),
-    Task("Which rank is late?", [("diagnose", {"path": "straggler/cpu/fault"})],
-         lambda a: any("rank" in f["where"] and f["id"].startswith("TD6") for f in a["findings"])),
-    Task("Which line breaks the graph?", [("diagnose", IN_BREAKS)], lambda a: a["findings"][0]["place"] == "fault.py:24"),
-    Task("What does the first fix save?", [("diagnose", IN_BREAKS), ("finding", {**IN_BREAKS, "id": "TD501-1"})],
-         lambda a: "%" in a["finding"]["saving"]),
-    Task("What is the patch?", [("diagnose", IN_BREAKS), ("patch", {**IN_BREAKS, "id": "TD501-1"})],
-         lambda a: a["patches"][0]["diff"].startswith("diff --git") and not a["applied"]),
-    Task("Does the patch hold?", [("verify", {"before": BREAKS, "after": "graph_break_two/cpu/healthy"})],
-         lambda a: a["exit_code"] == 0),
-    Task("Which kernel takes longest?", [("kernels", {"path": _simulated("fp32_matmul")})], lambda a: a["kernels"][0]["total_us"]),
-    Task("What runs while the GPU waits?",
-         [("diagnose", {"path": _simulated("launch_bound")}), ("timeline", {"path": _simulated("launch_bound"), "start_us": 1000, "dur_us": 200})],
-         lambda a: a["events"]),
-    Task("What fills the memory at its peak?", [("memory_at", {"path": _simulated("memory_growth")})],
-         lambda a: a["devices"][0]["by_category"]),
-    Task("Was memory recorded at all?", [("memory_at", {"path": _simulated("launch_bound")})],
-         lambda a: not a["devices"] and a["not_captured"]),
-]  # fmt: skip
+    Task(
+        "Which rank is late?",
+        [("diagnose", {"path": "straggler/cpu/fault"})],
+        lambda a: any("rank" in f["where"] and f["id"].startswith("TD6") for f in a["findings"]),
+    ),
+    Task(
+        "Which line breaks the graph?",
+        [("diagnose", IN_BREAKS)],
+        lambda a: a["findings"][0]["place"] == "fault.py:24",
+    ),
+    Task(
+        "What does the first fix save?",
+        [("diagnose", IN_BREAKS), ("finding", {**IN_BREAKS, "id": "TD501-1"})],
+        lambda a: "%" in a["finding"]["saving"],
+    ),
+    Task(
+        "What is the patch?",
+        [("diagnose", IN_BREAKS), ("patch", {**IN_BREAKS, "id": "TD501-1"})],
+        lambda a: a["patches"][0]["diff"].startswith("diff --git") and not a["applied"],
+    ),
+    Task(
+        "Does the patch hold?",
+        [("verify", {"before": BREAKS, "after": "graph_break_two/cpu/healthy"})],
+        lambda a: a["exit_code"] == 0,
+    ),
+    Task(
+        "Which kernel takes longest?",
+        [("kernels", {"path": _simulated("fp32_matmul")})],
+        lambda a: a["kernels"][0]["total_us"],
+    ),
+    Task(
+        "What runs while the GPU waits?",
+        [
+            ("diagnose", {"path": _simulated("launch_bound")}),
+            ("timeline", {"path": _simulated("launch_bound"), "start_us": 1000, "dur_us": 200}),
+        ],
+        lambda a: a["events"],
+    ),
+    Task(
+        "What fills the memory at its peak?",
+        [("memory_at", {"path": _simulated("memory_growth")})],
+        lambda a: a["devices"][0]["by_category"],
+    ),
+    Task(
+        "Was memory recorded at all?",
+        [("memory_at", {"path": _simulated("launch_bound")})],
+        lambda a: not a["devices"] and a["not_captured"],
+    ),
+]
 
 
 async def _done(task: Task) -> tuple[int, int, bool]:

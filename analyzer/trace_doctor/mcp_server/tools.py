@@ -181,9 +181,10 @@ class Tools:
         result = self._result(path, "")
         names = Names(result)
         rows = [
-            k for k in result.kernels
+            k
+            for k in result.kernels
             if contains.lower() in k.name.lower() and (rank is None or k.rank == rank)
-        ]  # fmt: skip
+        ]
         rows.sort(key=lambda k: -k.total_us)
         none = [] if result.kernels else ["no kernel was recorded: nothing is known of the GPU's work"]
         return a.Kernels(
