@@ -32,6 +32,7 @@ HOMES = {
     "rule": "rules",
     "config": "config",
     "capture": "capture",
+    "mcp": "mcp",
 }
 """Command -> its module, which is imported for whoever asks for it."""
 

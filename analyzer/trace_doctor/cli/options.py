@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from trace_doctor.config import Config
 
 SUFFIXES = {
-    "text": ".txt", "html": ".html", "json": ".json", "sarif": ".sarif", "junit": ".xml", "markdown": ".md",
+    "text": ".txt", "html": ".html", "json": ".json", "sarif": ".sarif", "junit": ".xml", "markdown": ".md", "agent": ".md",
 }  # fmt: skip
 """Format -> how its files usually end"""
 
@@ -55,7 +55,7 @@ Source = Annotated[
 Output = Annotated[
     list[str] | None,
     output_option(
-        "text, html, json, sarif, junit, github, markdown, or perfetto (needs a PATH); repeatable; at most one "
+        "text, html, json, sarif, junit, github, markdown, agent, or perfetto (needs a PATH); repeatable; at most one "
         "without PATH goes to stdout.",
         autocompletion=format_words,
     ),

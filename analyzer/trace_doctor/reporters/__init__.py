@@ -17,6 +17,7 @@ FORMATS: dict[str, str] = {
     "junit": "trace_doctor.reporters.junit",
     "github": "trace_doctor.reporters.github",
     "markdown": "trace_doctor.reporters.markdown",
+    "agent": "trace_doctor.reporters.agent",
 }
 """format name -> module with `render(result, options) -> str`; imported on first use."""
 OF_CAPTURES = ("perfetto",)

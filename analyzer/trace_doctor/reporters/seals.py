@@ -5,7 +5,13 @@ from __future__ import annotations
 import hashlib
 import re
 
-_SEALS = {"text": "({})\n", "markdown": "<!-- {} -->\n", "junit": "<!-- {} -->\n", "html": "<!-- {} -->\n"}
+_SEALS = {
+    "text": "({})\n",
+    "markdown": "<!-- {} -->\n",
+    "agent": "<!-- {} -->\n",
+    "junit": "<!-- {} -->\n",
+    "html": "<!-- {} -->\n",
+}
 """last line of a file"""
 _JSON_SEALS = {"json": ',\n  "digest": "%s"\n}\n', "sarif": ',\n  "properties": {"digest": "%s"}\n}\n'}
 """end of a JSON object: JSON has no comments"""
