@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -124,6 +125,19 @@ def test_paths_do_not_leave_the_roots(tmp_path: Path, path: str) -> None:
     )
     assert all(a.is_error for a in answers)
     assert not any("secret" in text(a) and "secret" not in path for a in answers)
+
+
+def test_a_project_may_hold_a_virtual_environment(tmp_path: Path) -> None:
+    """Its links to the system's Python lead out, and nothing in it is read."""
+    project = tmp_path / "project"
+    shutil.copytree(SAMPLES / "graph_break_two", project)
+    (project / ".venv" / "bin").mkdir(parents=True)
+    os.symlink(sys.executable, project / ".venv" / "bin" / "python")
+    (project / "tools").mkdir()
+    os.symlink(sys.executable, project / "tools" / "python")
+    call = {"path": "cpu/fault", "source": ".", "id": "TD501-1"}
+    captures, patch = asked(project, ("list_captures", {"path": "cpu"}), ("patch", call))
+    assert captures.structured_content["captures"] and patch.structured_content["patches"]
 
 
 def test_text_of_a_capture_cannot_hide_or_reorder_what_is_read(tmp_path: Path) -> None:

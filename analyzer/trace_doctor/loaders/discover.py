@@ -518,8 +518,7 @@ def _walk(root: Path, recorded: list[Path], unentered: list[Path]) -> Iterator[P
                 elif entry.is_dir():
                     if _FILE_NAME.search(entry.name) and identify.claims_capture(entry.name, b""):
                         yield Path(entry.path)  # in the place of a capture
-                    skipped = entry.name.startswith(".") or entry.name in _SKIPPED_FOLDERS
-                    (unentered if skipped else below).append(Path(entry.path))
+                    (unentered if is_skipped(entry.name) else below).append(Path(entry.path))
                 elif _is_candidate(entry, is_recording, searched):
                     yield Path(entry.path)
                 elif not entry.is_file() and not entry.name.startswith("."):
@@ -527,6 +526,11 @@ def _walk(root: Path, recorded: list[Path], unentered: list[Path]) -> Iterator[P
             except OSError:  # a link in a circle, or to where nobody may look
                 yield Path(entry.path)
         folders += reversed(below)
+
+
+def is_skipped(folder: str) -> bool:
+    """Whether a folder of this name is not looked into: a virtual environment, a cache, version control."""
+    return folder.startswith(".") or folder in _SKIPPED_FOLDERS
 
 
 def _is_candidate(entry: os.DirEntry[str], is_recording: bool, searched: bool) -> bool:

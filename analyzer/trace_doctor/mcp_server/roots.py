@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trace_doctor.errors import UsageError
+from trace_doctor.loaders.discover import is_skipped
 
 _MOST_ENTRIES = 100_000
 """entries of a folder that are looked at for links; a larger one is refused, for nobody knows where it leads"""
@@ -23,8 +24,15 @@ class Roots:
         self.folders = [folder.resolve() for folder in folders]
 
     def inside(self, text: str) -> Path:
-        """The real path of a file or folder below a root. Raises UsageError otherwise, with one message for what is elsewhere
-        and for what is nowhere: whether a file is there is no business of the caller."""
+        """The real path of captures below a root: a file, or a folder of which no link leads out. Raises UsageError otherwise,
+        with one message for what is elsewhere and for what is nowhere: whether a file is there is no business of the caller."""
+        real = self.script(text)
+        if real.is_dir():
+            self._check_links(real)
+        return real
+
+    def script(self, text: str) -> Path:
+        """The same for a script or its folder, in which no link is followed: a project may hold a virtual environment."""
         refused = UsageError(
             "no such path below the folders that this server may read (list_captures names them)"
         )
@@ -36,8 +44,6 @@ class Roots:
             raise refused from None
         if not self._holds(real):
             raise refused
-        if real.is_dir():
-            self._check_links(real)
         return real
 
     def shown(self, path: Path) -> str:
@@ -49,9 +55,10 @@ class Roots:
         return any(real.is_relative_to(folder) for folder in self.folders)
 
     def _check_links(self, folder: Path) -> None:
-        """A folder is read with all below it, so a link in it must not lead out. Raises UsageError where one does."""
+        """A folder is searched for captures with all below it, so a link in it must not lead out. Raises UsageError where one does."""
         entries = 0
         for place, folders, files in os.walk(folder):
+            folders[:] = [name for name in folders if not is_skipped(name)]
             entries += len(folders) + len(files)
             if entries > _MOST_ENTRIES:
                 raise UsageError("this folder holds too many files to be searched; name one below it")
@@ -59,5 +66,5 @@ class Roots:
                 path = Path(place, name)
                 if path.is_symlink() and not self._holds(path.resolve()):
                     raise UsageError(
-                        "a link below this path leads out of the folders that this server may read"
+                        f"{self.shown(path)} is a link that leads out of the folders that this server may read"
                     )

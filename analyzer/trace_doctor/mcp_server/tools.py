@@ -302,7 +302,7 @@ class Tools:
 
     def _result(self, path: str, source: str) -> Result:
         real = self.roots.inside(path)
-        script = self.roots.inside(source) if source else None
+        script = self.roots.script(source) if source else None
         key = (real, script, _state(real), _state(script) if script else ())
         if key not in self._results:
             while len(self._results) >= _MOST_RESULTS:
