@@ -6,7 +6,7 @@ VENV ?= .venv
 TORCH ?=
 BIN = $(VENV)/bin
 
-.PHONY: try install check lint types contracts test docs docs-site generate accuracy picture screenshots clean
+.PHONY: release-check try install check lint types contracts test docs docs-site generate accuracy picture screenshots clean
 
 try:
 	$(PYTHON) -m venv $(VENV)
@@ -63,6 +63,10 @@ fuzz-c:
 # How often the diagnosis is right, over the sample captures and (where they are there) labelled captures of others.
 accuracy: install
 	$(BIN)/python bench/accuracy --output bench/accuracy/RESULT.md
+
+# Builds wheel and source as a release does, and installs them in new environments of each Python there is. Needs the network.
+release-check:
+	$(PYTHON) tests/release_check.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
