@@ -51,3 +51,52 @@ from trace_doctor.reporters import render
 assert render(result, "html")
 """
     assert imported(code).isdisjoint({"torch", "hta", "plotly"})
+
+
+POSIX_ONLY = {
+    "os": "O_DIRECTORY O_NOFOLLOW O_NONBLOCK O_PATH chown chroot fchmod fchown fork forkpty getegid geteuid getgid getloadavg "
+    "getpgid getuid killpg mkfifo mknod nice openpty posix_spawn pread preadv register_at_fork sched_getaffinity set_blocking "
+    "setpgid setsid statvfs sysconf wait4 waitid WNOHANG",
+    "signal": "ITIMER_REAL SIGALRM SIGBUS SIGCHLD SIGCONT SIGHUP SIGKILL SIGQUIT SIGSTOP SIGTSTP SIGUSR1 SIGUSR2 SIGXCPU "
+    "alarm pthread_kill pthread_sigmask setitimer siginterrupt sigpending sigtimedwait sigwait",
+}
+WITHOUT_POSIX = f"""
+import os, signal, sys
+import asyncio, multiprocessing, pathlib, selectors, shutil, socket, subprocess, tempfile  # the standard library has its own ways
+for name in "fcntl grp pty pwd resource termios".split():
+    sys.modules[name] = None
+for module, names in {POSIX_ONLY!r}.items():
+    for name in names.split():
+        delattr(sys.modules[module], name) if hasattr(sys.modules[module], name) else None
+from trace_doctor.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (
+            ["analyze", "{fault}", "--source", "fault.py", "-o", "text", "-o", "html=report.html"],
+            "num_workers=2",
+        ),
+        (["check", "{healthy}"], "check passed"),
+        (["fix", "{fault}", "--source", "fault.py", "--unsafe-fixes", "--allow-dirty", "--apply"], "applied"),
+        (["diff", "{fault}", "{healthy}"], "TD101"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_captures_are_read_without_what_windows_lacks(
+    tmp_path: Path, arguments: list[str], says: str
+) -> None:
+    sample = Path(__file__).resolve().parent.parent / "sample_traces" / "dataloader_starvation"
+    script = tmp_path / "fault.py"
+    script.write_text((sample / "fault.py").read_text("utf-8"), "utf-8")
+    names = {"fault": sample / "cpu" / "fault", "healthy": sample / "cpu" / "healthy"}
+    command = [word.format(**names) for word in arguments]
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_POSIX, *command], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert says in done.stdout + done.stderr
+    assert ("num_workers=2" in script.read_text("utf-8")) is ("--apply" in command)
