@@ -58,6 +58,13 @@ def test_what_is_known_passes_and_only_the_new_fault_fails(
     done = run("check", "logs", *ON_BRANCH, "-o", "json")
     assert done.code == 1
     assert (len(done.result.gate.known), len(done.result.gate.failing)) == (1, 1)
+    for form, known, new in (
+        ("text", "known · ", "new · "),
+        ("sarif", '"unchanged"', '"new"'),
+        ("markdown", "| known |", "| new, fails |"),
+    ):
+        out = run("check", "logs", *ON_BRANCH, "-o", form).out
+        assert (known in out, new in out) == (True, True), out
 
 
 def test_an_edit_above_the_fault_does_not_make_it_new(repository: Path, run: Run, record: Record) -> None:

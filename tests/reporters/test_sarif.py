@@ -67,8 +67,7 @@ def test_the_published_schema_takes_each_sample_with_fixes_suppressions_and_base
     log = published(found)
     patched = [f for f in found.findings if any(x.diff and x.safety != "display" for x in f.fixes)]
     assert sum("fixes" in r for r in log["runs"][0]["results"]) == len(patched)
-    accepted = checked(found, Terms(baseline=Baseline.of(found)))
-    baseline = msgspec.structs.replace(accepted, config={"baseline": {"value": "b.json", "origin": "cli"}})
+    baseline = checked(found, Terms(baseline=Baseline.of(found)))
     states = {r.get("baselineState") for r in published(baseline)["runs"][0]["results"]}
     assert states == {"unchanged"}
     first, *others = found.findings
@@ -164,12 +163,9 @@ def test_two_alike_are_told_apart_and_stay_the_same_when_the_line_moves() -> Non
 
 def test_what_the_gate_knows(rich_result: Result) -> None:
     first, *rest = rich_result.findings
-    gate = Gate(code=1, verdict="check failed", known=[f.id for f in rest])
-    config = {"baseline": "b.json"}
+    gate = Gate(code=1, verdict="check failed", with_baseline=True, known=[f.id for f in rest])
     silent = [Suppressed(finding=rest[0], kind="comment", where="train.py:4", reason="wanted")]
-    checked = msgspec.structs.replace(
-        rich_result, findings=[first, *rest[1:]], gate=gate, config=config, suppressed=silent
-    )
+    checked = msgspec.structs.replace(rich_result, findings=[first, *rest[1:]], gate=gate, suppressed=silent)
     results = sarif(checked)["runs"][0]["results"]
     assert [r["baselineState"] for r in results] == ["new", "unchanged", "unchanged"]
     assert [bool(r["suppressions"]) for r in results] == [False, False, True]

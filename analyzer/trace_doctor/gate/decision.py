@@ -105,6 +105,7 @@ def decide(result: Result, terms: Terms | None = None) -> Gate:
         fail_on=terms.fail_on,
         failing=[f.id for f in new]
         + [f.id for f in judged if any(b.name.startswith(f"{f.id} ") for b in worse)],
+        with_baseline=terms.baseline is not None,
         known=sorted(known),
         budgets=[*budgets, *worse],
         undecided=undecided,

@@ -38,6 +38,8 @@ class Gate(Struct, frozen=True, kw_only=True):
     fail_on: str = "warning"
     failing: list[str] = field(default_factory=list)
     """ids of the findings that fail it"""
+    with_baseline: bool = False
+    """whether findings and figures were compared with those of a baseline"""
     known: list[str] = field(default_factory=list)
     """ids of the findings that the baseline holds"""
     budgets: list[Budget] = field(default_factory=list)

@@ -258,7 +258,7 @@ def held_words(row: MemoryHeldRow) -> str:
 def against_baseline(finding: Finding, result: Result) -> str:
     """`new`, `known` or `worse` where the gate compared with a baseline; else nothing."""
     gate = result.gate
-    if gate is None or result.config.get("baseline") is None:
+    if gate is None or not gate.with_baseline:
         return ""
     if finding.id not in gate.known:
         return "new"

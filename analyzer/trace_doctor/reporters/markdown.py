@@ -17,6 +17,7 @@ from trace_doctor.reporters.diagnosis import headline, shortages
 from trace_doctor.reporters.labels import (
     SYMBOL,
     Names,
+    against_baseline,
     amount,
     budget_outcome,
     facts,
@@ -47,7 +48,7 @@ _MARKUP = re.compile(
 
 def render(result: Result, options: Options) -> str:
     """Markdown of at most MOST_BYTES: the summary whole, details while there is room."""
-    head = [*_verdict(result), *_budgets(result), *_overview(result)]
+    head = [*_verdict(result), *_budgets(result), *_overview(result), *_decided(result)]
     tail = [*_not_checked(result, options), *_notes(result)]
     room = MOST_BYTES - _bytes([*head, *tail])
     details: list[str] = []
@@ -108,10 +109,9 @@ def _overview(result: Result) -> Iterator[str]:
         return
     yield f"### {plural(len(result.findings), 'finding')}{together(result, ', ')}"
     fails = failing(result)
-    in_baseline = set(result.gate.known) if result.gate is not None else set()
     rows = []
     for f in result.findings[:_MOST_FINDINGS]:
-        state = "fails" if f.id in fails and result.gate else "known" if f.id in in_baseline else ""
+        states = [against_baseline(f, result), "fails" if f.id in fails and result.gate else ""]
         place = where_briefly(f.location)
         rows.append(
             [
@@ -120,12 +120,18 @@ def _overview(result: Result) -> Iterator[str]:
                 code(place) if place else "",
                 md(saving_words(f.saving)),
                 f.confidence,
-                state,
+                ", ".join(state for state in states if state),
             ]
         )
     yield table(["severity", "finding", "place", "saving", "confidence", ""], rows)
     if (more := len(result.findings) - _MOST_FINDINGS) > 0:
         yield f"… and {plural(more, 'more finding')}."
+
+
+def _decided(result: Result) -> Iterator[str]:
+    """What is fixed since the baseline, and else worth a line of the gate: no detail stands before it."""
+    if result.gate is not None and result.gate.notes:
+        yield _bullets(result.gate.notes)
 
 
 def _details(result: Result, finding: Finding) -> str:
@@ -186,7 +192,7 @@ def _not_checked(result: Result, options: Options) -> Iterator[str]:
 
 
 def _notes(result: Result) -> Iterator[str]:
-    notes = [*shortages(result), *(result.gate.notes if result.gate is not None else [])]
+    notes = shortages(result)
     notes += [
         f"suppressed at {s.where}: {s.finding.message} ({s.reason or 'no reason given'})"
         for s in result.suppressed
@@ -195,8 +201,12 @@ def _notes(result: Result) -> Iterator[str]:
     notes += [f"not analyzed: {i.path} ({i.reason})" for i in result.ignored if not i.unread]
     notes += result.limits
     if notes:
-        more = [f"{len(notes) - 20} more"] if len(notes) > 20 else []
-        yield "\n".join(f"- {md(s)}" for s in [*notes[:20], *more])
+        yield _bullets(notes)
+
+
+def _bullets(lines: Sequence[str]) -> str:
+    more = [f"{len(lines) - 20} more"] if len(lines) > 20 else []
+    return "\n".join(f"- {md(s)}" for s in [*lines[:20], *more])
 
 
 # ------------------------------------------------------------------------------------------------ markup

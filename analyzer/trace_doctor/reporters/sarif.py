@@ -44,7 +44,7 @@ def render(result: Result, options: Options) -> str:
     occurrences: Counter[str] = Counter()
     results = []
     in_baseline = frozenset(result.gate.known) if result.gate is not None else frozenset()
-    with_baseline = result.gate is not None and result.config.get("baseline") is not None
+    with_baseline = result.gate is not None and result.gate.with_baseline
     suppressions: list[Suppressed | None] = [*[None] * len(result.findings), *result.suppressed]
     for finding, place, suppressed in zip(findings, anchors(result, findings), suppressions, strict=True):
         occurrences[finding.fingerprint] += 1
