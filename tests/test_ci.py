@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,10 @@ def test_the_configuration_is_accepted(project: Path, block: str) -> None:
     Suppressions.of(settings.suppress, None)
 
 
+def value_of(values: dict[str, str]) -> Callable[[re.Match[str]], str]:
+    return lambda match: values[match[1]]
+
+
 def action(
     project: Path, captures: str = "logs\n", files: dict[str, str] | None = None, **inputs: str
 ) -> tuple[int, str, dict[str, str]]:
@@ -134,14 +139,24 @@ def action(
     runner |= {name: str(project / path) for name, path in (files or {}).items()}
     printed, code = "", 0
     for step in document["runs"]["steps"]:
-        if "run" in step and not code:
+        always = "always()" in step.get("if", "")
+        wanted = "inputs.comment" not in step.get("if", "") or given["comment"] == "true"
+        if "run" in step and wanted and (always or not code):
+            outputs = dict(line.split("=", 1) for line in (project / "output").read_text().splitlines())
+            values = {f"inputs.{k}": v for k, v in given.items()} | {
+                f"steps.check.outputs.{k}": v for k, v in outputs.items()
+            }
+            values |= {
+                "github.token": "", "github.event.pull_request.number": "7",
+                "steps.keep.outputs.artifact-url": "https://example.org/reports",
+            }  # fmt: skip
             env = {
-                k: re.sub(r"\$\{\{ inputs\.([\w-]+) \}\}", lambda m: given[m[1]], v)
+                k: re.sub(r"\$\{\{ ([\w.-]+) \}\}", value_of(values), v)
                 for k, v in step.get("env", {}).items()
             }
             assert "${{" not in step["run"], "inputs reach a script only through its environment"
             done = bash(project, step["run"], **runner, **env)
-            printed, code = printed + done.stdout + done.stderr, done.returncode
+            printed, code = printed + done.stdout + done.stderr, code or done.returncode
     return code, printed, dict(line.split("=", 1) for line in (project / "output").read_text().splitlines())
 
 
@@ -199,6 +214,65 @@ def test_the_action_keeps_its_exit_code_where_no_summary_can_be_written(project:
     plant(project)
     bash(project, "python train.py")
     assert action(project, files={"GITHUB_STEP_SUMMARY": "gone/summary"})[0] == 1
+
+
+GH = """#!{python}
+# Comments of a pull request in a folder, as `gh api` lists, adds and changes them.
+import json, os, sys
+from pathlib import Path
+folder, words = Path(__file__).parent / "comments", sys.argv[2:]
+path = next(w for w in words if w.startswith("repos/"))
+assert "/octo/job/" in path.replace("repos", "")
+if (folder / "refused").exists():
+    sys.exit("HTTP 403")
+if "--jq" in words:
+    assert 'github-actions[bot]' in words[words.index("--jq") + 1]
+    for file in sorted(folder.iterdir()):
+        login, _, body = file.read_text().partition(" ")
+        if login == "github-actions[bot]" and body.startswith(os.environ["MARK"]):
+            print(file.name)
+else:
+    new = len(list(folder.iterdir())) + 1
+    name = path.rpartition("/")[2] if "PATCH" in words else str(new)
+    body = Path(words[words.index("--field") + 1].removeprefix("body=@")).read_text()
+    (folder / name).write_text("github-actions[bot] " + body)
+"""
+
+
+def test_the_action_keeps_one_comment(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gh, comments = project / ".tools" / "gh", project / ".tools" / "comments"
+    gh.write_text(GH.replace("{python}", sys.executable))
+    gh.chmod(0o755)
+    comments.mkdir()
+    (comments / "1").write_text("somebody <!-- trace-doctor " + "0" * 16 + " -->\nlooks like ours")
+    monkeypatch.setenv("GITHUB_REPOSITORY", "octo/job")
+    bash(project, "python train.py")
+    baseline = {"baseline": "trace-doctor-baseline.json"}
+    assert action(project, **baseline)[0] == 0
+    assert len(list(comments.iterdir())) == 1, "comments are asked for"
+    assert action(project, comment="true", **baseline)[0] == 0
+    plant(project)
+    bash(project, "python train.py")
+    assert action(project, comment="true", **baseline)[0] == 1, "the exit code stays that of the check"
+    assert (
+        action(project, comment="true", **baseline, **{"html-artifact": "other", "fail-on": "never"})[0] == 0
+    )
+    one, two, three = sorted(comments.iterdir())
+    assert one.read_text().endswith("looks like ours")
+    assert "check failed" in two.read_text(), "the comment of the first run was updated"
+    assert "new, fails" in two.read_text()
+    assert "(https://example.org/reports)" in two.read_text()
+    assert "check passed" in three.read_text(), "another use has its own"
+    (comments / "refused").write_text("")
+    code, printed, _ = action(project, comment="true", **baseline)
+    assert (code, "::notice::trace-doctor: no comment was written" in printed) == (1, True)
+
+
+def test_no_comment_is_written_for_a_fork() -> None:
+    document = yaml.safe_load((ROOT / "action.yml").read_text())
+    step = next(s for s in document["runs"]["steps"] if s["name"] == "Comment")
+    assert "github.event.pull_request.head.repo.full_name == github.repository" in step["if"]
+    assert not any("pull_request_target" in block for block in BLOCKS["yaml"])
 
 
 def test_the_hook(project: Path) -> None:
