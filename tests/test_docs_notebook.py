@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+import trace_doctor
+
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 CELLS = json.loads((DOCS / "notebook.ipynb").read_text(encoding="utf-8"))["cells"]
 CODE = ["".join(cell["source"]) for cell in CELLS if cell["cell_type"] == "code"]
@@ -58,10 +60,22 @@ def test_tables_hold_what_was_found(run: tuple[dict[str, Any], list[Any]]) -> No
 
 def test_plots_have_a_bar_for_each_capture(run: tuple[dict[str, Any], list[Any]]) -> None:
     figures = [value for value in run[1] if type(value).__name__ == "Figure"]
-    assert len(figures) == 2
-    for figure in figures:
+    assert len(figures) == 3
+    for figure in figures[:2]:
         assert {name for bar in figure.data for name in bar.y} == set(run[0]["names"])
 
 
 def test_outputs_are_not_saved() -> None:
     assert not [cell for cell in CELLS if cell.get("outputs") or cell.get("execution_count")]
+
+
+def test_figures_show_what_the_capture_has(run: tuple[dict[str, Any], list[Any]]) -> None:
+    figures = run[0]["result"].figures()
+    assert set(figures) == {"breakdown", "kernels", "savings"}
+    [row] = run[0]["result"].time_ledger
+    parts = {bar.name: float(bar.x[0]) for bar in figures["breakdown"].data}
+    assert sum(parts.values()) == pytest.approx(row.window_ns / row.steps / 1e6)
+    assert parts["data loading"] == pytest.approx(row.idle_ns.data_loading / row.steps / 1e6)
+    other = trace_doctor.analyze(DOCS.parent / "sample_traces" / "activation_bound" / "simulated" / "fault")
+    gib = sum(float(bar.x[0]) for bar in other.figures()["memory"].data)
+    assert gib == pytest.approx(other.memory_ledger[0].peak_bytes / 2**30)

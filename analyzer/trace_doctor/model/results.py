@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType, field
@@ -36,6 +35,10 @@ from trace_doctor.model.reading import (
     count_long,
     shortened,
 )
+
+if TYPE_CHECKING:
+    import pandas
+    from plotly.graph_objects import Figure
 
 SCHEMA_VERSION = 1
 
@@ -90,8 +93,21 @@ class Document(Struct, frozen=True, kw_only=True):
         return msgspec.json.decode(data, type=cls)
 
 
-in_notebooks: Callable[[Result], str] | None = None
-"""HTML of a result for a notebook; set by `trace_doctor.reporters.notebook`, for this module knows no reporters."""
+class InNotebooks(Protocol):
+    """What `trace_doctor.reporters.notebook` makes of a result, for this module knows no reporters."""
+
+    def html(self, result: Result) -> str:
+        """The report in a frame."""
+
+    def frames(self, result: Result) -> dict[str, pandas.DataFrame]:
+        """As `Result.frames`."""
+
+    def figures(self, result: Result) -> dict[str, Figure]:
+        """As `Result.figures`."""
+
+
+in_notebooks: InNotebooks | None = None
+"""set by that module"""
 
 
 class Result(Document, frozen=True, kw_only=True):
@@ -179,7 +195,20 @@ class Result(Document, frozen=True, kw_only=True):
         return "\n  ".join([head, *map(repr, self.findings)]) + ">"
 
     def _repr_html_(self) -> str | None:
-        return in_notebooks(self) if in_notebooks is not None else None
+        return in_notebooks.html(self) if in_notebooks is not None else None
+
+    def frames(self) -> dict[str, pandas.DataFrame]:
+        """`findings`, `time_ledger`, `memory_ledger`, `steps`, `kernels`, `operators` and `collectives`, a row for each; nested fields
+        as `saving.share_of_step`, units as the names say (`_ns`, `_us`, `_bytes`), shares from 0 to 1. A part without rows is empty.
+        All but the findings have the path of their `capture`."""
+        assert in_notebooks is not None
+        return in_notebooks.frames(self)
+
+    def figures(self) -> dict[str, Figure]:
+        """plotly figures of what there is: `breakdown` (ms per step by part), `kernels` (the 20 longest), `savings` (by finding) and
+        `memory` (classes at the peak)."""
+        assert in_notebooks is not None
+        return in_notebooks.figures(self)
 
 
 _VALUE = rb"\n *[^\s\[\]{}][^\n]*(?<![\[{])"
