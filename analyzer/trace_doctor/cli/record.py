@@ -68,7 +68,10 @@ def record(
         str,
         typer.Option(metavar="DIR", help="Folder for recordings; each gets a new folder named by its time."),
     ] = "logs",
-    max_steps: Annotated[int, typer.Option(help="Steps to record, warm-up included.")] = 400,
+    at: Annotated[
+        int, typer.Option(metavar="STEP", help="Step to begin with; those before it are only timed.")
+    ] = 0,
+    max_steps: Annotated[int, typer.Option(help="Steps to record from there, warm-up included.")] = 400,
     max_seconds: Annotated[
         float, typer.Option(help="Seconds to record; a script that hangs is ended after them.")
     ] = 600.0,
@@ -116,7 +119,7 @@ def record(
         raise UsageError(why)
     try:
         options = RecordOptions(
-            folder="", max_steps=max_steps, max_seconds=max_seconds, max_mb=max_mb, let_it_run=let_it_run,
+            folder="", at=at, max_steps=max_steps, max_seconds=max_seconds, max_mb=max_mb, let_it_run=let_it_run,
             timing_steps=timing_steps, step_every=step_every, stacks=not no_stacks, lines=True,
         )  # fmt: skip
     except ValueError as error:

@@ -58,10 +58,12 @@ class RecordOptions:
 
     folder: str
     """of the recording, absolute; it exists"""
+    at: int = 0
+    """the step with which recording begins; those before it are only timed"""
     max_steps: int = 400
-    """steps from the first to the end of the last phase, warm-up included"""
+    """steps from the one `at` to the end of the last phase, warm-up included"""
     max_seconds: float = 600.0
-    """wall seconds from the first step to the end of the last phase; when it is used up the next phases get one step or none"""
+    """wall seconds from step `at` to the end of the last phase; when it is used up the next phases get one step or none"""
     max_mb: float = 200.0
     """MB of traces and snapshots of one rank, as they lie on disk"""
     let_it_run: bool = False
@@ -95,11 +97,16 @@ class RecordOptions:
         if len(order) != len(self.phases) or order != sorted(set(order)):
             raise ValueError(f"phases are {', '.join(PHASES)}, in this order: not {', '.join(self.phases)}")
         for name, value in asdict(self).items():
-            least = 0 if name in ("warmup_steps", "max_warmup_steps", "grace_seconds") else 1
+            least = 0 if name in ("at", "warmup_steps", "max_warmup_steps", "grace_seconds") else 1
             if name.endswith("mb") or name == "max_seconds":
                 least = 0
             if isinstance(value, (int, float)) and not isinstance(value, bool) and not value >= least:
                 raise ValueError(f"{name} is at least {least}: not {value}")
+
+    @property
+    def last_steps(self) -> int:
+        """The first step that is not recorded any more, whatever happens."""
+        return self.at + self.max_steps
 
     def write(self, path: Path, **more: str) -> None:
         """Whole or not at all. `more` is there for others to read."""

@@ -128,6 +128,8 @@ class Plan:
         }
         self.schedule: Schedule | None = None
         self.why_settled = ""
+        self._before = 0.0
+        """seconds from the first step to the one with which recording begins"""
         self._restart()
 
     def _restart(self) -> None:
@@ -142,12 +144,17 @@ class Plan:
             self._restart()
 
     def after(self, step: int, seconds: float | None, compiled: bool, elapsed: float) -> Phase | None:
-        """The phase of step + 1, given how step went. `elapsed`: seconds since the first step.
+        """The phase of step + 1, given how step went. `elapsed`: seconds since the first step. Warm-up is looked for from the step on
+        with which recording is to begin.
 
         None: enough is recorded."""
+        if step < self.options.at:
+            self._before = elapsed
+            return "warmup"
+        elapsed -= self._before
         if self.schedule is None:
             self.warm_up.add(seconds, compiled)
-            late = elapsed > 0.3 * self.options.max_seconds or step + 1 >= self.options.max_steps
+            late = elapsed > 0.3 * self.options.max_seconds or step + 1 >= self.options.last_steps
             if self.warm_up.over or late:
                 self.why_settled = (
                     "step times settled" if self.warm_up.settled else "step times did not settle"
@@ -161,7 +168,7 @@ class Plan:
         """The phase of `step` lasts so many steps longer and all behind it come later; False where the budget does not
         reach, or others rely on what was laid out."""
         schedule = self.schedule
-        if self.lead or schedule is None or schedule.end + steps > self.options.max_steps:
+        if self.lead or schedule is None or schedule.end + steps > self.options.last_steps:
             return False
         self.schedule = Schedule(
             tuple(
@@ -180,7 +187,7 @@ class Plan:
         pace = self.warm_up.pace
         counts = fitted(
             self.wanted,
-            self.options.max_steps - begin,
+            self.options.last_steps - begin,
             self.options.max_seconds - elapsed - self.lead * pace,
             pace,
         )

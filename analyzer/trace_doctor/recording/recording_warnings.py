@@ -140,7 +140,7 @@ def _too_few(rank: RankRecord, options: RecordOptions, outcome: CommandOutcome) 
     count = max((p.last_step + 1 for p in rank.phases), default=0)
     steps = f"{count} step{'s' * (count != 1)}"
     few = f"{steps} {'is' if count == 1 else 'are'} too few for all"
-    if outcome.why == "time" or (rank.ended == "enough" and count < options.max_steps):
+    if outcome.why == "time" or (rank.ended == "enough" and count < options.last_steps):
         return f": only {steps} in --max-seconds {options.max_seconds:g}"
     divides = (
         f"; --max-steps {count} divides them among the phases" if count > 4 else "; a trace takes about 12"

@@ -180,6 +180,8 @@ class _Watch:
         self._wrote = 0.0
         """when the folder last changed"""
         self._manifests: tuple[tuple[str, int], ...] = ()
+        self._to_begin = options.at > 0
+        """whether the step with which recording begins is still to come"""
         self._ranks: dict[int, int] = {}
         self._waits: dict[int, list[tuple[float, float]]] = {}
         """rank -> (seconds, seconds waited), first and last"""
@@ -257,6 +259,8 @@ class _Watch:
             if torches > self._torches:
                 self._torches = torches
                 self._last = self._age + self._options.max_seconds
+        if self._to_begin and self._manifests:  # steps come as long as the folder grows
+            self._last = self._wrote + self._options.max_seconds
         manifests = tuple(sorted((p.name, _changed(p)) for p in self._folder.glob("rank*.recording.json")))
         if manifests == self._manifests:
             return
@@ -264,6 +268,8 @@ class _Watch:
             self._last = self._age + self._options.max_seconds
         self._manifests = manifests
         ranks = recording.ranks.values() if (recording := folder.read(self._folder)) else ()
+        if self._to_begin and any(rank.phases for rank in ranks):
+            self._to_begin, self._last = False, self._age + self._options.max_seconds
         self._ranks = {r.rank: r.pid for r in ranks if r.pid is not None and processes.alive(r.pid)}
         if ranks and self._enough is None and all(r.ended == "enough" for r in ranks):
             self._enough = self._age

@@ -147,6 +147,17 @@ finally:
     assert said["backward_passes_per_step"] == 4, "the optimizer that steps least often ends a step"
 
 
+def test_a_recording_begins_where_it_is_asked_to(make: Make) -> None:
+    """Steps and seconds count from there: those before it take all of the time that recording has."""
+    slow_at_first = "\nfor i in range(10_000):\n    step()\n    time.sleep(0.2 if i < 30 else 0)\n"
+    made = make(MODEL + slow_at_first, at=30, max_steps=60, max_seconds=6)
+    assert made.recorded.stopped_by_us and made.said()["ended"] == "enough"
+    first, *others = made.phases()
+    assert first[0] == "warmup" and first[1] == 0 and first[2] >= 30
+    assert {name for name, _, _ in others} == {"timing", "light", "detailed"}
+    assert others[-1][2] < 90
+
+
 @pytest.mark.parametrize(
     ("end", "ended", "code"),
     [

@@ -121,7 +121,7 @@ class Recorder:
         self._periodic.step_ended(self.step, seconds)
         phase = self.plan.after(self.step, seconds, compiled, end.host - self._first.host)
         if phase is None and self.phase == "timing" and (more := self._periodic.steps_to_wait(self.step)):
-            more = min(more, self.options.max_steps - self.step - 1)
+            more = min(more, self.options.last_steps - self.step - 1)
             if more > 0 and self.plan.prolong(self.step, more):
                 phase = self.phase
         if phase != self.phase:

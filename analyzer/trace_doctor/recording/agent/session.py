@@ -116,7 +116,8 @@ class Session:
             if found_by != "backward passes" and (closing.changed or (by_optimizer and not closing.sure)):
                 self.recorder.restart()
             self.done = self.recorder.boundary()
-            if self.lines is not None and self.recorder.phase in ("warmup", "detailed"):
+            waiting = self.options.warmup_steps < self.recorder.step < self.options.at
+            if self.lines is not None and self.recorder.phase in ("warmup", "detailed") and not waiting:
                 self.lines.start()
             elif self.lines is not None:
                 self.lines.stop()
