@@ -11,12 +11,15 @@ import argparse
 import gzip
 import os
 import resource
+import sys
 import tempfile
 import time
 from pathlib import Path
 
-from trace_doctor.testing.job_traces import traces
-from trace_doctor.testing.parallel_jobs import Faults, hybrid
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+from simulated_jobs.programs import Faults, hybrid
+from simulated_jobs.traces import traces
 
 
 def write_job(
@@ -51,9 +54,10 @@ def time_job(world: int, layers: int) -> tuple[float, int]:
 def time_blame(world: int) -> tuple[float, float, int]:
     """(CPU seconds to make the model of one step, of the verdict over it, peak resident MB so far). Copies of a simulated job of 64 ranks
     stand side by side: only the number of rows counts here."""
+    from simulated_jobs.columns import columns, side_by_side
+
     from trace_doctor.evidence.distributed.blame.model import model
     from trace_doctor.evidence.distributed.blame.verdicts import blame
-    from trace_doctor.testing.job_columns import columns, side_by_side
 
     small = hybrid(8, 4, 2, steps=1, micro=16, layers=18, faults=Faults(slow={5: 1.15}))
     job = side_by_side(columns(small), world // 64)

@@ -99,9 +99,13 @@ def finish(app: Sphinx, error: Exception | None) -> None:
     (site / "index.html").write_text(
         f'<!doctype html><meta http-equiv="refresh" content="0; url={root_doc}.html">\n', encoding="utf-8"
     )
-    for file in sorted([*site.rglob("*.html"), *site.rglob("*.css")]):
-        for address in Loads(file.read_text(encoding="utf-8")).found:
-            raise SphinxError(f"{file.relative_to(site)} loads {address}")
+    loads = [
+        f"{file.relative_to(site)} loads {address}"
+        for file in sorted([*site.rglob("*.html"), *site.rglob("*.css")])
+        for address in Loads(file.read_text(encoding="utf-8")).found
+    ]
+    if loads:
+        raise SphinxError("\n".join(loads))
 
 
 def setup(app: Sphinx) -> None:

@@ -67,18 +67,6 @@ def test_the_result_is_the_same_bytes_in_however_many_processes(logs: Path) -> N
     assert run(logs, "check", "logs", "--jobs", "0").returncode == 2
 
 
-def test_the_settings_of_the_cache_that_was_have_no_effect_and_are_named(logs: Path) -> None:
-    (logs / "trace-doctor.toml").write_text('cache-dir = "here"\n')
-    done = run(logs, "check", "logs", "--exit-zero", TRACE_DOCTOR_CACHE="write")
-    assert done.returncode == 0
-    assert done.stderr.splitlines()[:2] == [
-        "trace-doctor.toml: cache-dir has no effect: nothing is kept between analyses any more",
-        "environment: cache has no effect: nothing is kept between analyses any more",
-    ]
-    assert not (logs / "here").exists()
-    assert not (logs / "caches").exists()
-
-
 # -- ended from outside ------------------------------------------------------------------------------------------
 
 

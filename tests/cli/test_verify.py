@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -13,6 +14,7 @@ from warm_commands import warm
 
 import trace_doctor
 from trace_doctor.config import defaults
+from trace_doctor.model import Result
 from trace_doctor.model.verification import Verification
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
@@ -27,10 +29,15 @@ def run(*args: str | Path, cwd: Path = SAMPLES) -> subprocess.CompletedProcess[s
     )  # fmt: skip
 
 
-def verified(pair: str, before: str, after: str) -> Verification:
+@functools.cache
+def analyzed(pair: str, which: str) -> Result:
     expected = tomllib.loads((SAMPLES / pair.split("/")[0] / "expected.toml").read_text(encoding="utf-8"))
     config = defaults(preview=expected.get("preview", False))
-    return trace_doctor.verify(SAMPLES / pair / before, SAMPLES / pair / after, config=config)
+    return trace_doctor.analyze(SAMPLES / pair / which, config=config)
+
+
+def verified(pair: str, before: str, after: str) -> Verification:
+    return trace_doctor.verify(analyzed(pair, before), analyzed(pair, after))
 
 
 @pytest.mark.parametrize("pair", PAIRS)

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from simulated_jobs.columns import columns
+from simulated_jobs.programs import MS, Faults, Job, experts, fsdp, hybrid
 
 from trace_doctor.evidence.distributed.blame.model import model
 from trace_doctor.evidence.distributed.blame.verdicts import Blame, blame
-from trace_doctor.testing.job_columns import columns
-from trace_doctor.testing.parallel_jobs import MS, Faults, Job, experts, fsdp, hybrid
 
 NOTHING = Faults()
 Make = Callable[..., Job]

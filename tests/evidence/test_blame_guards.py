@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from msgspec.structs import replace
+from simulated_jobs.columns import columns
+from simulated_jobs.programs import MS, Faults, Job, hybrid, interleaved
 
 from trace_doctor.evidence.distributed.blame.columns import KINDS, JobColumns, Rows, rows_of, with_ends
 from trace_doctor.evidence.distributed.blame.gates import Gates, gates
@@ -12,8 +14,6 @@ from trace_doctor.evidence.distributed.blame.model import model
 from trace_doctor.evidence.distributed.blame.nodes import nodes
 from trace_doctor.evidence.distributed.blame.roles import roles, usual_transfer
 from trace_doctor.evidence.distributed.blame.verdicts import blame
-from trace_doctor.testing.job_columns import columns
-from trace_doctor.testing.parallel_jobs import MS, Faults, Job, hybrid, interleaved
 
 REDUCE, GATHER, SEND, RECEIVE = (KINDS.index(k) for k in ("all-reduce", "all-gather", "send", "receive"))
 US = 1_000

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from simulated_jobs.programs import MS, Faults, Job, fsdp, hybrid
+from simulated_jobs.traces import traces
 
 import trace_doctor
 from trace_doctor.model import Finding
-from trace_doctor.testing.job_traces import traces
-from trace_doctor.testing.parallel_jobs import MS, Faults, Job, fsdp, hybrid
 
 SMALL = {"tensor": 2, "pipeline": 2, "data": 3}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
-import logging
 import math
 import os
 import re
@@ -23,16 +22,9 @@ from trace_doctor.memory_limit import memory_limit
 from trace_doctor.registry import choose, resolve
 from trace_doctor.rule import Rule
 
-log = logging.getLogger("trace_doctor")
-
 SEVERITIES = ("critical", "warning", "info")
 CONFIDENCES = ("high", "medium", "low")
 FILES = ("trace-doctor.toml", "pyproject.toml")
-GONE = {
-    "cache": "nothing is kept between analyses any more",
-    "cache_dir": "nothing is kept between analyses any more",
-}
-"""Keys of the version before this one, and why they have no effect: named, and refused from the next version on"""
 _PREFIX = "TRACE_DOCTOR_"
 OTHER_VARIABLES = frozenset({"TRACE_DOCTOR_DECODER", "TRACE_DOCTOR_RECORD", "TRACE_DOCTOR_CAPTURES"})
 """Variables of ours that are no settings: of the decoder, of a recorded script, of our benchmarks"""
@@ -141,9 +133,6 @@ def load_config(
         ("command line", {k: v for k, v in (overrides or {}).items() if v is not None and v != []}),
     ):
         for key, value in layer.items():
-            if key in GONE:
-                log.warning("%s: %s has no effect: %s", origin, _dashed(key), GONE[key])
-                continue
             values[key] = _checked(key, value, origin)
             origins[key] = origin
             folders.pop(key, None)
@@ -211,14 +200,12 @@ def _bytes(path: Path) -> bytes:
 
 
 def _keys() -> set[str]:
-    """Of a file: the settings there are and those that are gone."""
-    return {_dashed(key) for key in (*(f.name for f in dataclasses.fields(Settings)), *GONE)}
+    return {_dashed(f.name) for f in dataclasses.fields(Settings)}
 
 
 def _from_environment() -> dict[str, Any]:
     values: dict[str, Any] = {}
     _check_variables(os.environ)
-    values |= {key: os.environ[_variable(key)] for key in GONE if _variable(key) in os.environ}
     for f in dataclasses.fields(Settings):
         text = os.environ.get(_variable(f.name))
         default = getattr(Settings(), f.name)
@@ -252,7 +239,7 @@ def _check_variables(environment: Iterable[str]) -> None:
     for name in sorted(n for n in environment if n.startswith(_PREFIX)):
         if name in tables:
             raise UsageError(f"{name}: {tables[name]} is a table, which only a configuration file can hold")
-        if name not in settings | OTHER_VARIABLES | {_variable(key) for key in GONE}:
+        if name not in settings | OTHER_VARIABLES:
             raise UsageError(
                 f"environment: unknown variable {shown(name)}"
                 + _nearest(name[len(_PREFIX) :], (s[len(_PREFIX) :] for s in settings))

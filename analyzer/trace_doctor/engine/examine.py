@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from trace_doctor.engine.display import Display, display_of
 from trace_doctor.engine.rule_runs import Verdict, run_rules
@@ -32,11 +32,6 @@ class Examination:
     def rank(self) -> int:
         """The rank of the capture."""
         return self.summary.rank
-
-    def with_rules(self, rules: Sequence[Rule]) -> Examination:
-        """The same with these instances of its rules: another process made its own."""
-        by_code = {rule.code: rule for rule in rules}
-        return replace(self, verdicts=tuple(replace(v, rule=by_code[v.rule.code]) for v in self.verdicts))
 
 
 def examine(

@@ -348,8 +348,6 @@ def without_gpu(operator: str = "aten::mm", us: float = 100.0) -> RunBuilder:
 
 
 def _event(e: dict[str, Any]) -> str:
-    head = ", ".join(
-        f"{json.dumps(k)}: {json.dumps(e[k])}" for k in ("ph", "cat", "name", "s", "pid", "tid") if k in e
-    )
+    head = json.dumps({k: e[k] for k in ("ph", "cat", "name", "s", "pid", "tid") if k in e})[1:-1]
     times = ", ".join(f'"{k}": {e[k]:.3f}' for k in ("ts", "dur") if k in e)
     return f'  {{\n    {head},\n    {times},\n    "args": {json.dumps(e["args"])}\n  }}'

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 
 from trace_doctor import NOTE_FROM, Claim, Confidence, Context, Table, threshold
 from trace_doctor.evidence.durations import two_figures
@@ -19,9 +18,10 @@ from trace_doctor.evidence.replay.what_if import Removal, Replay, ReplayOutcome
 from trace_doctor.evidence.trace.call_sites import location
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
-from trace_doctor.testing import Invalid, RunBuilder, Valid
+from trace_doctor.testing import Invalid, Valid
 from trace_doctor_rules import techniques
 from trace_doctor_rules._shared import TimeRule, spans_of
+from trace_doctor_rules.host import _slow_launch_thread_cases as cases
 from trace_doctor_rules.host._stalled_operators import NOT_STALLED, STALLED, stalled_claim
 from trace_doctor_rules.host._unattributed_gaps import (
     VERIFY,
@@ -33,268 +33,6 @@ from trace_doctor_rules.host._unattributed_gaps import (
     without_name,
 )
 from trace_doctor_rules.host._work_kinds import kind_of_work
-
-
-def _training(
-    us: float = 5000,
-    *,
-    name: str = "log_metrics",
-    stacks: bool = False,
-    every: int = 1,
-    gpu_us: float = 1000,
-    gpu: bool = True,
-    inside: str = "",
-    often: int = 1,
-    marked: bool = True,
-    stall: float = 0,
-) -> RunBuilder:
-    """Steps of 1 ms on the GPU, and something that keeps the host busy behind them."""
-    b = RunBuilder(stacks=stacks) if gpu else RunBuilder(gpu=None)
-    for n in range(6):
-        with b.step() if marked else nullcontext(), b.python("train.py", 10, "train"):
-            if n == 1 and gpu:
-                b.stall(stall)
-            for _ in range(20):
-                with b.op("aten::mm", us=10):
-                    if gpu:
-                        b.launch(gpu_us / 20)
-                    else:
-                        b.wait(gpu_us / 20)
-            b.wait(100)
-            for _ in range(often if n % every == every - 1 else 0):
-                if not name:
-                    b.wait(us)
-                elif stacks and not inside:
-                    with b.python("train.py", 30, name):
-                        b.wait(us)
-                else:
-                    with b.annotation(name), b.op("aten::mm") if inside == "operators" else nullcontext():
-                        b.wait(us / 2)
-                        if inside == "launch":
-                            b.launch(5)
-                        b.wait(us / 2)
-    return b
-
-
-def _loads_inside() -> RunBuilder:
-    """An annotation of 6 ms, of which the loader takes 5 ms."""
-    b = RunBuilder()
-    for _ in range(6):
-        with b.step():
-            with b.annotation("## copy_batch_to_gpu ##"):
-                b.loader(5000)
-                b.wait(1000)
-            for _ in range(20):
-                with b.op("aten::mm", us=10):
-                    b.launch(50)
-            b.sync()
-    return b
-
-
-def _optimizer_on_the_host(us: float = 5000) -> RunBuilder:
-    """An optimizer that computes on the host for so long before it launches its update."""
-    b = RunBuilder()
-    for _ in range(6):
-        with b.step():
-            for _ in range(20):
-                with b.op("aten::mm", us=10):
-                    b.launch(50)
-            with b.optimizer_step("Shampoo"):
-                b.wait(us)
-                with b.op("aten::add_", us=10):
-                    b.launch(50)
-    return b
-
-
-def _captures_a_graph() -> RunBuilder:
-    """In each step what is launched is written into a graph for 5 ms."""
-    b = RunBuilder()
-    for _ in range(6):
-        with b.step():
-            for name in ("aten::mm", "aten::add"):
-                with b.op(name, us=10):
-                    b.launch(1000)
-                if name == "aten::mm":
-                    b.runtime("cudaStreamBeginCapture", 5)
-                    b.wait(5000)
-                    b.runtime("cudaStreamEndCapture", 5)
-                    b.runtime("cudaGraphInstantiate", 1500)
-    return b
-
-
-def _taken_out() -> RunBuilder:
-    """As `_training`, of which one operator in ten was left."""
-    b = _training(name="")
-    for event in b.events:
-        if event["cat"] == "cpu_op":
-            event["args"]["External id"] *= 10
-    return b
-
-
-def _in_an_operator(*, once: bool = False, name: str = "aten::conv2d") -> RunBuilder:
-    """The host is in an operator all the time: at its first call, or at each."""
-    b = RunBuilder()
-    for n in range(6):
-        with b.step():
-            with b.op(name):
-                b.launch(1000)
-                b.wait(5000 if n == 1 or not once else 10)
-                b.launch(1000)
-            b.sync()
-    return b
-
-
-def _in_many_places() -> RunBuilder:
-    """Ten waits of 1.2 ms in each step, each between other operators."""
-    b = RunBuilder()
-    for _ in range(6):
-        with b.step():
-            with b.op("aten::mm"):
-                b.launch(60_000)
-            b.sync()
-            for n in range(10):
-                with b.op(f"aten::op{n}"):
-                    b.launch(10)
-                b.wait(1200)
-    return b
-
-
-def _in_one_step() -> RunBuilder:
-    b = RunBuilder()
-    for n in range(6):
-        with b.step():
-            for _ in range(20):
-                with b.op("aten::mm", us=10):
-                    b.launch(50)
-            for _ in range(3 if n == 4 else 0):
-                b.wait(3000)
-                with b.op("aten::mul"):
-                    b.launch(5)
-            b.sync()
-    return b
-
-
-def _in_no_function() -> RunBuilder:
-    """On a CPU, with stacks: what waits in each step is no function of the script's."""
-    b = RunBuilder(gpu=None, stacks=True)
-    for _ in range(6):
-        with b.step():
-            with b.op("aten::mm", us=1000):
-                pass
-            b.wait(5000)
-            with b.op("aten::mul", us=100):
-                pass
-    with b.python("train.py", 90, "report"):
-        b.wait(10)
-    return b
-
-
-def _model_that_waits() -> RunBuilder:
-    """Without a GPU; an annotation of which operators take most, and something else the rest."""
-    b = RunBuilder(gpu=None)
-    for _ in range(6):
-        with b.step():
-            with b.annotation("encode"):
-                with b.op("aten::mm", us=4000):
-                    pass
-                b.wait(900)
-            with b.op("aten::mul", us=100):
-                pass
-    return b
-
-
-def _between_gradients() -> RunBuilder:
-    """The main thread is in `backward()`, where no code of the user's runs."""
-    b = RunBuilder()
-    for _ in range(6):
-        with b.step():
-            for name in ("MmBackward0", "TanhBackward0"):
-                with b.op(f"autograd::engine::evaluate_function: {name}"):
-                    b.launch(1000)
-                b.wait(5000 if name == "MmBackward0" else 100)
-            b.sync()
-    return b
-
-
-def _held_up() -> RunBuilder:
-    """Without a GPU; in two of six steps another program has the core for 60 ms, in the midst of the model's call."""
-    b = RunBuilder(gpu=None, stacks=True)
-    for n in range(6):
-        with b.step(), b.python("train.py", 10, "train"), b.python("train.py", 30, "forward"):
-            with b.op("aten::mm", us=4000):
-                pass
-            if n % 3 == 2:
-                b.wait(60_000)
-    return b
-
-
-def _held_up_anywhere() -> RunBuilder:
-    """The same in four of six steps, each time in another callee of a function that takes little time by itself."""
-    b = RunBuilder(gpu=None, stacks=True)
-    for n in range(6):
-        with b.step(), b.python("train.py", 10, "train"):
-            with b.op("aten::mm", us=60_000):
-                pass
-            with b.python("torch/nn/utils/clip_grad.py", 184, "clip_grad_norm_"):
-                b.wait(500)
-                for callee in range(4):
-                    with b.python("torch/nn/utils/clip_grad.py", 10 * callee, f"callee_{callee}"):
-                        b.wait(8_000 if callee == n else 100)
-    return b
-
-
-def _waits_on_a_cpu(*us: float) -> RunBuilder:
-    """Without a GPU or stacks; each step waits so long."""
-    b = RunBuilder(gpu=None)
-    for each in us:
-        with b.step():
-            with b.op("aten::mm", us=60_000):
-                pass
-            b.wait(each)
-            with b.op("aten::mul", us=100):
-                pass
-    return b
-
-
-def _meets_other_ranks() -> RunBuilder:
-    """Without a GPU; buffers are broadcast before each forward, which waits for the other rank."""
-    b = RunBuilder(gpu=None, stacks=True)
-    for _ in range(6):
-        with b.step(), b.python("train.py", 10, "train"):
-            with b.python("torch/nn/parallel/distributed.py", 1744, "_pre_forward"):
-                with b.op("c10d::broadcast_", us=50):
-                    pass
-                b.wait(20_000)
-            with b.op("aten::mm", us=60_000):
-                pass
-    return b
-
-
-def _most_of_the_step() -> RunBuilder:
-    """Without a GPU; the loop, too, runs next to no operators beside its garbage collection."""
-    b = RunBuilder(gpu=None, stacks=True)
-    with b.python("train.py", 1, "<module>"):
-        for _ in range(6):
-            with b.step():
-                with b.op("aten::mm", us=4000):
-                    pass
-                with b.python("train.py", 3, "tidy"):
-                    b.wait(60_000)
-    return b
-
-
-def _decorated() -> RunBuilder:
-    """A function that a decorator of torch calls."""
-    b = RunBuilder(stacks=True)
-    for _ in range(6):
-        with b.step(), b.python("train.py", 10, "train"):
-            for _ in range(20):
-                with b.op("aten::mm", us=10):
-                    b.launch(50)
-            decorator = b.python("torch/utils/_contextlib.py", 117, "decorate_context")
-            with decorator, b.python("train.py", 30, "count_tokens"):
-                b.wait(5000)
-    return b
 
 
 class SlowLaunchThread(TimeRule):
@@ -420,44 +158,44 @@ class SlowLaunchThread(TimeRule):
     )
 
     VALID = [
-        Valid("behind a full queue", lambda: _training(2000, gpu_us=8000)),
-        Valid("nobody named it, once in six steps of a CPU", lambda: _training(9000, name="", every=5, gpu=False), skipped="not recorded"),
-        Valid("a CUDA graph is captured", _captures_a_graph),
-        Valid("operators were taken out, so that nobody knows what ran there", _taken_out, skipped="operators were taken out"),
-        Valid("a part of the model", lambda: _training(name="encode", inside="operators", gpu=False)),
-        Valid("a part of the model, with a short wait behind its operators", _model_that_waits),
-        Valid("on a CPU, in no function of the script's", _in_no_function, skipped="held it up"),
-        Valid("a logarithm", lambda: _training(name="log_likelihood", inside="operators", gpu=False)),
-        Valid("short", lambda: _training(200)),
+        Valid("behind a full queue", lambda: cases.training(2000, gpu_us=8000)),
+        Valid("nobody named it, once in six steps of a CPU", lambda: cases.training(9000, name="", every=5, gpu=False), skipped="not recorded"),
+        Valid("a CUDA graph is captured", cases.captures_a_graph),
+        Valid("operators were taken out, so that nobody knows what ran there", cases.taken_out, skipped="operators were taken out"),
+        Valid("a part of the model", lambda: cases.training(name="encode", inside="operators", gpu=False)),
+        Valid("a part of the model, with a short wait behind its operators", cases.model_that_waits),
+        Valid("on a CPU, in no function of the script's", cases.in_no_function, skipped="held it up"),
+        Valid("a logarithm", lambda: cases.training(name="log_likelihood", inside="operators", gpu=False)),
+        Valid("short", lambda: cases.training(200)),
         Valid(
             "a short evaluation on the CPU",
-            lambda: _training(name="evaluate", inside="operators", gpu=False),
+            lambda: cases.training(name="evaluate", inside="operators", gpu=False),
             thresholds={"min_annotated_us": 6000.0},
         ),
-        Valid("which is not usual", lambda: _training(name="evaluate", inside="operators", gpu=False), thresholds={"min_usual_share": 1.1}),
-        Valid("code of the loop itself, once", lambda: _training(9000, name="", stacks=True, every=6), skipped="held it up"),
-        Valid("nobody named it, once, without marks of steps", lambda: _training(9000, name="", every=6, marked=False)),
-        Valid("as short as work of the host", lambda: _training(800, name="")),
-        Valid("a small part", _training, thresholds={"min_share": 0.9}),
+        Valid("which is not usual", lambda: cases.training(name="evaluate", inside="operators", gpu=False), thresholds={"min_usual_share": 1.1}),
+        Valid("code of the loop itself, once", lambda: cases.training(9000, name="", stacks=True, every=6), skipped="held it up"),
+        Valid("nobody named it, once, without marks of steps", lambda: cases.training(9000, name="", every=6, marked=False)),
+        Valid("as short as work of the host", lambda: cases.training(800, name="")),
+        Valid("a small part", cases.training, thresholds={"min_share": 0.9}),
         Valid(
             "nobody named it, once in six steps, and not that long",
-            lambda: _training(9000, name="", every=5),
+            lambda: cases.training(9000, name="", every=5),
             skipped="not recorded",
             thresholds={"rare_factor": 30.0},
         ),
-        Valid("nobody named it, three times in one of six steps, and not that long", _in_one_step, skipped="not recorded", thresholds={"rare_factor": 60.0}),
-        Valid("nobody named it, every other step on a CPU", lambda: _training(9000, name="", gpu=False, every=2), skipped="not recorded"),
-        Valid("a short wait, once much longer", lambda: _waits_on_a_cpu(1100, 1100, 30_000, 1100, 1100, 1100), skipped="not recorded"),
-        Valid("a library is loaded in an operator, once", lambda: _in_an_operator(once=True)),
+        Valid("nobody named it, three times in one of six steps, and not that long", cases.in_one_step, skipped="not recorded", thresholds={"rare_factor": 60.0}),
+        Valid("nobody named it, every other step on a CPU", lambda: cases.training(9000, name="", gpu=False, every=2), skipped="not recorded"),
+        Valid("a short wait, once much longer", lambda: cases.waits_on_a_cpu(1100, 1100, 30_000, 1100, 1100, 1100), skipped="not recorded"),
+        Valid("a library is loaded in an operator, once", lambda: cases.in_an_operator(once=True)),
         *NOT_STALLED,
-        Valid("other programs hold it up", _held_up, skipped="held it up"),
-        Valid("other programs hold it up, each time elsewhere", _held_up_anywhere, skipped="held it up"),
-        Valid("it waits for the other ranks", _meets_other_ranks),
+        Valid("other programs hold it up", cases.held_up, skipped="held it up"),
+        Valid("other programs hold it up, each time elsewhere", cases.held_up_anywhere, skipped="held it up"),
+        Valid("it waits for the other ranks", cases.meets_other_ranks),
     ]  # fmt: skip
     INVALID = [
         Invalid(
             "an annotation",
-            _training,
+            cases.training,
             message="log_metrics leaves the GPU idle for 4.4 ms per step",
             fixes=("Log every",),
             confidence="high",
@@ -466,83 +204,83 @@ class SlowLaunchThread(TimeRule):
         ),
         Invalid(
             "a function",
-            lambda: _training(name="save_checkpoint", stacks=True),
+            lambda: cases.training(name="save_checkpoint", stacks=True),
             message="save_checkpoint() (train.py)",
             confidence="medium",
             file="train.py",
         ),
         Invalid(
             "an annotation in a function",
-            lambda: _training(stacks=True, inside="a function"),
+            lambda: cases.training(stacks=True, inside="a function"),
             message="log_metrics in train() (train.py) leaves",
         ),
-        Invalid("most of the step", _most_of_the_step, message="tidy() (train.py)"),
-        Invalid("a decorated function", _decorated, message="count_tokens() (train.py)"),
-        Invalid("many short ones", lambda: _training(400, often=10), message="log_metrics", severity="info"),
-        Invalid("once in six steps", lambda: _training(9000, every=6), severity="info"),
-        Invalid("garbage collection", lambda: _training(name="gc (dynamo_timed)"), message="gc"),
+        Invalid("most of the step", cases.most_of_the_step, message="tidy() (train.py)"),
+        Invalid("a decorated function", cases.decorated, message="count_tokens() (train.py)"),
+        Invalid("many short ones", lambda: cases.training(400, often=10), message="log_metrics", severity="info"),
+        Invalid("once in six steps", lambda: cases.training(9000, every=6), severity="info"),
+        Invalid("garbage collection", lambda: cases.training(name="gc (dynamo_timed)"), message="gc"),
         Invalid(
             "an evaluation on the CPU",
-            lambda: _training(name="evaluate", inside="operators", gpu=False),
+            lambda: cases.training(name="evaluate", inside="operators", gpu=False),
             message="evaluate",
             severity="info",
             saving_us=5000,
         ),
         Invalid(
             "on the CPU",
-            lambda: _training(gpu=False),
+            lambda: cases.training(gpu=False),
             confidence="medium",
             saving_us=5000,
             message="log_metrics keeps the main thread busy for 5 ms per step.",
         ),
-        Invalid("without marks of steps", lambda: _training(marked=False), confidence="low", message="per step."),
-        Invalid("once, without marks of steps", lambda: _training(9000, every=6, marked=False), message="in one step only"),
-        Invalid("a queue that stands still", lambda: _training(stall=12_000), confidence="low"),
-        Invalid("for longer than the replay explains", lambda: _training(stall=2500), confidence="medium"),
-        Invalid("for a moment", lambda: _training(stall=700), confidence="medium", thresholds={"max_unattributed": 1e-4}),
+        Invalid("without marks of steps", lambda: cases.training(marked=False), confidence="low", message="per step."),
+        Invalid("once, without marks of steps", lambda: cases.training(9000, every=6, marked=False), message="in one step only"),
+        Invalid("a queue that stands still", lambda: cases.training(stall=12_000), confidence="low"),
+        Invalid("for longer than the replay explains", lambda: cases.training(stall=2500), confidence="medium"),
+        Invalid("for a moment", lambda: cases.training(stall=700), confidence="medium", thresholds={"max_unattributed": 1e-4}),
         Invalid(
             "nobody named it",
-            lambda: _training(name=""),
+            lambda: cases.training(name=""),
             message="after aten::mm",
             confidence="medium",
             fixes=("Record again",),
             saving_us=3600,
             tolerance=0.2,
         ),
-        Invalid("half a millisecond of a short step", lambda: _training(900, name=""), message="after aten::mm", severity="info"),
-        Invalid("between two gradients", _between_gradients, message="Unrecorded Python code", confidence="medium", saving_us=3300, tolerance=0.1),
-        Invalid("inside an operator, in each step", _in_an_operator, message="aten::conv2d leaves", confidence="medium", fixes=("Move the operator",)),
-        Invalid("inside a compiled region", lambda: _in_an_operator(name="Torch-Compiled Region: 0/0"), message="Torch-Compiled Region", fixes=("Run with TORCH_LOGS",)),
-        Invalid("in many places, each of them small", _in_many_places, message="in 10 places", confidence="medium"),
+        Invalid("half a millisecond of a short step", lambda: cases.training(900, name=""), message="after aten::mm", severity="info"),
+        Invalid("between two gradients", cases.between_gradients, message="Unrecorded Python code", confidence="medium", saving_us=3300, tolerance=0.1),
+        Invalid("inside an operator, in each step", cases.in_an_operator, message="aten::conv2d leaves", confidence="medium", fixes=("Move the operator",)),
+        Invalid("inside a compiled region", lambda: cases.in_an_operator(name="Torch-Compiled Region: 0/0"), message="Torch-Compiled Region", fixes=("Run with TORCH_LOGS",)),
+        Invalid("in many places, each of them small", cases.in_many_places, message="in 10 places", confidence="medium"),
         Invalid(
             "an optimizer that works on the host",
-            _optimizer_on_the_host,
+            cases.optimizer_on_the_host,
             message="Optimizer.step#Shampoo.step leaves the GPU idle",
             severity="info",
             fixes=("Move the optimizer's host work",),
         ),
-        Invalid("a batch that is copied to the GPU", lambda: _training(name="## copy_batch_to_gpu ##"), message="copy_batch_to_gpu", fixes=("Copy the next batch",)),
-        Invalid("a batch that is loaded first, inside the annotation", _loads_inside, message="copy_batch_to_gpu", saving_us=1000, tolerance=0.1, shown="## copy_batch_to_gpu ## | None | 6 | 6 | 1000"),
-        Invalid("kernels are launched meanwhile", lambda: _training(inside="launch"), message="log_metrics leaves", claims=2),
+        Invalid("a batch that is copied to the GPU", lambda: cases.training(name="## copy_batch_to_gpu ##"), message="copy_batch_to_gpu", fixes=("Copy the next batch",)),
+        Invalid("a batch that is loaded first, inside the annotation", cases.loads_inside, message="copy_batch_to_gpu", saving_us=1000, tolerance=0.1, shown="## copy_batch_to_gpu ## | None | 6 | 6 | 1000"),
+        Invalid("kernels are launched meanwhile", lambda: cases.training(inside="launch"), message="log_metrics leaves", claims=2),
         Invalid(
             "a phase of the step",
-            lambda: _training(name="## forward ##"),
+            lambda: cases.training(name="## forward ##"),
             message="Unrecorded Python code",
             confidence="medium",
         ),
-        Invalid("a wrapper's mark", lambda: _training(name="DistributedDataParallel.forward"), message="Unrecorded Python code", confidence="medium"),
-        Invalid("nobody named it, once in six steps", lambda: _training(9000, name="", every=5), message="one step only", severity="info"),
+        Invalid("a wrapper's mark", lambda: cases.training(name="DistributedDataParallel.forward"), message="Unrecorded Python code", confidence="medium"),
+        Invalid("nobody named it, once in six steps", lambda: cases.training(9000, name="", every=5), message="one step only", severity="info"),
         Invalid(
             "code of the loop itself",
-            lambda: _training(name="", stacks=True),
+            lambda: cases.training(name="", stacks=True),
             message="Code of train() (train.py) itself",
             fixes=("Run it less often",),
             confidence="medium",
             file="train.py",
         ),
-        Invalid("nobody named it, beside longer work of a CPU", lambda: _waits_on_a_cpu(*[9000] * 6), message="after aten::mm and before aten::mul"),
+        Invalid("nobody named it, beside longer work of a CPU", lambda: cases.waits_on_a_cpu(*[9000] * 6), message="after aten::mm and before aten::mul"),
         *STALLED,
-        Invalid("nobody named it, on the CPU", lambda: _training(name="", gpu=False), message="after aten::mm", severity="info"),
+        Invalid("nobody named it, on the CPU", lambda: cases.training(name="", gpu=False), message="after aten::mm", severity="info"),
     ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:

@@ -7,9 +7,9 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
+from simulated_jobs.programs import Job
+from simulated_jobs.simulation import Timeline
 from trace_doctor.evidence.distributed.blame.columns import KINDS, JobColumns, Rows, StepColumns, rows_of
-from trace_doctor.testing.parallel_jobs import Job
-from trace_doctor.testing.simulated_job import Timeline
 
 PARTS = ("compute", "data loading")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from trace_doctor.testing.simulated_job import Await, Communicate, Mark, Operation, Timeline, Work, simulate
+from simulated_jobs.simulation import Await, Communicate, Mark, Operation, Timeline, Work, simulate
 
 US, MS = 1_000, 1_000_000
 

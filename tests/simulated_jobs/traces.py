@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from trace_doctor.testing.parallel_jobs import Job
+from simulated_jobs.programs import Job
+from simulated_jobs.simulation import Communicate
 from trace_doctor.testing.run_builder import RunBuilder
-from trace_doctor.testing.simulated_job import Communicate
 
 LEAD_US, LAUNCH_US = 8.0, 4.0
 """the host launches so long before, and so long"""
