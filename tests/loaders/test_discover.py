@@ -163,6 +163,22 @@ def test_a_file_without_bytes(tmp_path: Path) -> None:
         discover([empty])
 
 
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (" \n" * 50_000, "the first 64 KiB are blank: white space or zero bytes alone"),
+        ("\0" * 500, "the file is blank: white space or zero bytes alone"),
+    ],
+)
+def test_a_blank_file_is_not_called_empty(tmp_path: Path, content: str, says: str) -> None:
+    """A machine that crashed leaves zero bytes, and behind many blanks there may be a trace."""
+    blank = put(tmp_path, "killed.pt.trace.json", content)
+    with pytest.raises(DamagedCapture, match=f": {says}$"):
+        discover([blank])
+    put(tmp_path, "trace.json")
+    assert [(i.reason, i.unread) for i in discover([tmp_path]).ignored] == [(says, True)]
+
+
 def test_a_file_by_name_needs_no_telling_name(tmp_path: Path) -> None:
     assert shown(discover([put(tmp_path, "dump.bin")])) == [("dump.bin", "trace")]
 

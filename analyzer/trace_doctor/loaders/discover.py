@@ -327,9 +327,9 @@ def _look(path: Path, display: str) -> Kind | _Refused:
     if kind is not None:
         return kind
     claims = identify.claims_capture(path.name, start, lambda: stream is not None and _is_other(stream))
-    if not start.strip(b"\0 \t\r\n"):
+    if why := identify.nothing_in(start):
         problem = stream.problem if stream else ""
-        return _Refused(DamagedCapture(f"{display}: {problem or 'the file is empty'}"), claims)
+        return _Refused(DamagedCapture(f"{display}: {problem or why}"), claims)
     if identify.holds_capture(start):
         return _Refused(NotACapture(f"{display}: an archive that holds a capture; unpack it first"), True)
     if not claims and (held := _held(path)):
