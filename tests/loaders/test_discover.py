@@ -369,6 +369,10 @@ def test_a_folder_that_cannot_be_entered_is_named(tmp_path: Path, monkeypatch: p
     assert [(i.display, i.reason) for i in found.ignored] == [("sub", "cannot be read (Permission denied)")]
     with pytest.raises(DamagedCapture, match=r"sub: cannot be read \(Permission denied\)"):
         discover([tmp_path / "sub"])
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "sub")
+    for pattern in ("**/*.json", "*/*.json", "*/run/*.json"):  # `glob` passes over it
+        found = discover([tmp_path / "a.json", tmp_path / pattern])
+        assert [(i.display, i.unread) for i in found.ignored] == [("sub", True)], pattern
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="links to what the kernel of Linux makes up")
