@@ -7,13 +7,16 @@ import os
 import stat
 import subprocess
 import threading
+import tracemalloc
 from pathlib import Path
 
 import pytest
 from warm_commands import warm
 
+from trace_doctor.cli.outputs import is_output_of_ours
 from trace_doctor.errors import UsageError
 from trace_doctor.files import place_of, replacing
+from trace_doctor.reporters.seals import sealed
 from trace_doctor.testing import RunBuilder
 
 posix = pytest.mark.skipif(os.name != "posix", reason="links, owners and FIFOs are those of POSIX")
@@ -184,3 +187,19 @@ def test_the_default_report_follows_no_link_to_what_is_no_report(tmp_path: Path,
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
     assert victim.exists() == (kind != "dangling")
     assert kind == "dangling" or victim.read_text() == "mine"
+
+
+def test_what_ends_unlike_an_output_is_not_read_to_tell_whether_it_is_one(tmp_path: Path) -> None:
+    with (tmp_path / "capture").open("wb") as file:
+        file.truncate(1 << 29)  # takes no room on the disk
+    tracemalloc.start()
+    try:
+        assert not is_output_of_ours(tmp_path / "capture")
+        assert tracemalloc.get_traced_memory()[1] < 1 << 23
+    finally:
+        tracemalloc.stop()
+    for name, fmt in (("r.json", "json"), ("r.md", "markdown"), ("r.sarif", "sarif")):
+        (tmp_path / name).write_bytes(sealed(fmt, "x" * 500 + "\n}"))
+        assert is_output_of_ours(tmp_path / name), fmt
+        (tmp_path / name).write_bytes(b"y" + (tmp_path / name).read_bytes()[1:])
+        assert not is_output_of_ours(tmp_path / name), fmt

@@ -1,4 +1,4 @@
-"""`trace-doctor fix` as a user runs it: what is printed, written, asked and refused."""
+"""`trace-doctor fix` as a user runs it: what is printed and refused."""
 
 from __future__ import annotations
 
@@ -9,70 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from fix_commands import OF_CAPTURE, SCRIPT, finding, run, script
 from repositories import committed
 from warm_commands import warm
 
-from trace_doctor.fixes.journal import Edit, open_journal
-from trace_doctor.model import Finding, Fix, Input, Result, Target, TorchVersion
-
-SCRIPT = """\
-import torch
-from torch.utils.data import DataLoader
-
-loader = DataLoader([1, 2], batch_size=1)
-for x in loader:
-    loss = f(x)
-    loss.backward()
-    optimizer.step()
-"""
-
-
-def run(*args: str, cwd: Path, answers: str = "", **more: str) -> subprocess.CompletedProcess[str]:
-    env = {k: v for k, v in os.environ.items() if not k.startswith("TRACE_DOCTOR")} | more
-    return subprocess.run(
-        [*warm(), *args],
-        cwd=cwd,
-        env=env,
-        input=answers,
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        check=False,
-    )
-
-
-OF_CAPTURE = Input(path="s.pickle", kind="snapshot", torch_version=TorchVersion(min="2.1", max="2.1"))
-
-
-def finding(code: str, fix: Fix) -> Finding:
-    return Finding(
-        id=f"{code}-1", code=code, name=f"rule-{code}", title="t", severity="info", confidence="high",
-        message="m", fingerprint="f", fixes=[fix],
-    )  # fmt: skip
-
-
-@pytest.fixture
-def job(tmp_path: Path) -> Path:
-    """A folder with a script and a saved result: three fixes, of which it calls one safe, and one piece of advice."""
-    (tmp_path / "job").mkdir()
-    (tmp_path / "job" / "train.py").write_text(SCRIPT)
-    fixes = {
-        "TD101": Fix(title="Load in workers", kind="patch", codemod="dataloader-args", params={"num_workers": 4}),
-        "TD401": Fix(
-            title="Expandable segments", kind="patch", safety="unsafe", codemod="allocator-setting",
-            params={"key": "expandable_segments", "value": "True"}, verify="look again", risk="Linux only",
-        ),
-        "TD404": Fix(title="Free gradients", kind="patch", codemod="zero-grad", params={"mode": "add"}),
-        "TD405": Fix(title="Keep no graph", kind="advice", safety="display", text="total += loss.item()"),
-        "TD501": Fix(title="For Lightning", kind="advice", framework="lightning", text="L.Trainer(benchmark=True)"),
-    }  # fmt: skip
-    result = Result(findings=[finding(code, fix) for code, fix in fixes.items()], inputs=[OF_CAPTURE])
-    (tmp_path / "result.json").write_bytes(result.to_json())
-    return tmp_path
-
-
-def script(job: Path) -> str:
-    return (job / "job" / "train.py").read_text()
+from trace_doctor.model import Fix, Result, Target
 
 
 def test_prints_a_patch_and_changes_nothing(job: Path) -> None:
@@ -203,130 +144,11 @@ def test_a_patch_with_a_command_in_its_lines_goes_into_a_file_alone(job: Path, c
     assert (job / "printed").read_bytes() == (job / "p").read_bytes()
 
 
-def test_apply_makes_no_unsafe_fixes_and_counts_them(job: Path) -> None:
-    done = run("fix", "result.json", "--source", "job", "--apply", "--allow-dirty", cwd=job)
-    assert done.returncode == 0, done.stderr
-    assert script(job) == SCRIPT
-    assert done.stderr.splitlines()[-1].startswith("3 more fixes with --unsafe-fixes")
-
-
-def test_apply_with_unsafe_fixes_and_again(job: Path) -> None:
-    for _ in range(2):
-        done = run(
-            "fix", "result.json", "--source", "job", "--apply", "--unsafe-fixes", "--allow-dirty", cwd=job
-        )
-        assert done.returncode == 0, done.stderr
-        once = script(job)
-        assert once.count("num_workers=4") == once.count("zero_grad") == once.count("setdefault") == 1
-    assert done.stderr.splitlines()[-1] == "nothing to change"
-    assert "fixes already in the script" in done.stderr, "what was applied is no fix without a place"
-    assert "Next: record again" not in done.stderr
-
-
 def test_select(job: Path) -> None:
     done = run("fix", "result.json", "--source", "job", "--select", "TD1,rule-TD404", cwd=job)
     assert "num_workers" in done.stdout
     assert "zero_grad" in done.stdout
     assert "expandable" not in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("answers", "made"), [("y\nn\ny\n", (True, False, True)), ("n\ny\nq\n", (False, True, False))]
-)
-def test_interactive_applies_what_was_accepted(job: Path, answers: str, made: tuple[bool, ...]) -> None:
-    done = run("fix", "result.json", "--source", "job", "-i", "--allow-dirty", cwd=job, answers=answers)
-    assert done.returncode == 0, done.stderr
-    assert tuple(w in script(job) for w in ("num_workers", "expandable", "zero_grad")) == made
-
-
-def test_dirty_tree_is_refused_in_one_line(job: Path) -> None:
-    committed(job)
-    (job / "result.json").write_bytes((job / "result.json").read_bytes() + b"\n")
-    done = run("fix", "result.json", "--source", "job", "--apply", "--unsafe-fixes", "-q", cwd=job)
-    assert done.returncode == 2
-    assert len(done.stderr.splitlines()) == 1
-    assert "--allow-dirty" in done.stderr
-    assert script(job) == SCRIPT
-    done = run("fix", "result.json", "--source", "job", "--apply", "--unsafe-fixes", "--allow-dirty", cwd=job)
-    assert done.returncode == 0
-    assert "not in a git work tree" not in done.stderr
-
-
-def test_outside_of_git_there_is_no_way_back(job: Path) -> None:
-    for how in ("--apply", "-i"):
-        done = run(
-            "fix", "result.json", "--source", "job", how, "--unsafe-fixes", "-q", cwd=job, answers="y\ny\n"
-        )
-        assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
-        assert "no undo: pass --allow-dirty" in done.stderr
-    assert script(job) == SCRIPT
-    done = run("fix", "result.json", "--source", "job", "--apply", "--unsafe-fixes", "--allow-dirty", cwd=job)
-    assert done.returncode == 0, done.stderr
-    assert "expandable" in script(job)
-
-
-def test_an_interrupted_edit_is_named_and_only_apply_completes_it(job: Path) -> None:
-    root, state = (job / "job").resolve(), {"XDG_STATE_HOME": str(job / "state")}
-    (root / "model.py").write_text("x = 1\n")
-    edited = SCRIPT.replace("import torch", "import torch  # edited")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_STATE_HOME", state["XDG_STATE_HOME"])
-        contents = [("train.py", SCRIPT.encode(), edited.encode()), ("model.py", b"x = 1\n", b"x = 2\n")]
-        with open_journal(Edit.of(root, contents)):
-            (root / "model.py").write_text("x = 2\n")
-    for arguments in (["result.json", "--source", "job"], ["result.json", "--source", "job", "--patch", "p"]):
-        done = run("fix", *arguments, cwd=job, **state)
-        assert done.returncode == 0
-        assert "was interrupted (model.py edited; train.py not yet)" in done.stderr
-    done = run("fix", "result.json", "--source", "job", "-i", "--allow-dirty", cwd=job, answers="", **state)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "was interrupted" in done.stderr
-    assert script(job) == SCRIPT
-    done = run(
-        "fix",
-        "result.json",
-        "--source",
-        "job",
-        "--apply",
-        "--unsafe-fixes",
-        "--allow-dirty",
-        cwd=job,
-        **state,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "an interrupted edit was completed: train.py, model.py" in done.stderr
-    assert "# edited" in script(job) and "expandable" in script(job)
-    assert list((job / "state" / "trace-doctor").iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("answers", "made"), [("", False), ("y\n", True), ("what?\ny\n", True), ("Y\n", True)]
-)
-def test_the_end_of_the_answers_is_q(job: Path, answers: str, made: bool) -> None:
-    done = run("fix", "result.json", "--source", "job", "-i", "--allow-dirty", cwd=job, answers=answers)
-    assert done.returncode == 0, done.stderr
-    assert "Aborted" not in done.stderr
-    assert ("num_workers=4" in script(job)) == made
-    assert "expandable" not in script(job)
-
-
-def test_interactive_into_a_patch_file_holds_what_was_accepted(job: Path) -> None:
-    done = run(
-        "fix", "result.json", "--source", "job", "-i", "--patch", "p.patch", cwd=job, answers="n\ny\nn\n"
-    )
-    assert done.returncode == 0, done.stderr
-    assert script(job) == SCRIPT
-    patch = (job / "p.patch").read_text()
-    assert ("expandable" in patch, "num_workers" in patch, "zero_grad" in patch) == (True, False, False)
-
-
-def test_a_read_only_script_is_refused_in_one_line(job: Path) -> None:
-    (job / "job" / "train.py").chmod(0o444)
-    done = run(
-        "fix", "result.json", "--source", "job", "--apply", "--unsafe-fixes", "--allow-dirty", "-q", cwd=job
-    )
-    assert (done.returncode, done.stderr) == (2, "trace-doctor: train.py is read-only: nothing was written\n")
-    assert script(job) == SCRIPT
 
 
 def test_every_fix_says_in_full_how_to_verify_it_and_what_could_go_wrong(job: Path) -> None:

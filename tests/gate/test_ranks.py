@@ -137,7 +137,7 @@ def test_a_capture_that_the_manifest_names_and_that_is_gone(repository: Path, ru
     files = {
         "light": "rank1.light.json.gz",
         "detailed": "rank1.detailed.json.gz",
-        "peak": "../rank1.peak.pickle",
+        "later": "../rank1.later.pickle",
     }
     (logs / "rank1.recording.json").write_text(json.dumps({"files": files}))
     assert run("check", "logs").code == 0, "unpacked since"
@@ -233,6 +233,20 @@ def test_a_manifest_whose_ranks_are_none_cannot_be_read(repository: Path, run: R
     assert run("check", "logs", "--allow-partial").code == 0
 
 
+@pytest.mark.parametrize(
+    "files", [{"light": "../../../../etc/passwd"}, {"peak": "/etc/shadow"}, {"light": None}, []]
+)
+def test_a_manifest_whose_captures_are_no_files_of_a_recording(
+    repository: Path, run: Run, files: Any
+) -> None:
+    recording(repository / "logs", [0, 1], [0, 1])
+    (repository / "logs" / "rank1.recording.json").write_text(json.dumps({"pid": 1, "files": files}))
+    done = run("check", "logs")
+    said = done.out + done.err
+    assert (done.code, "rank1.recording.json was not read" in said) == (3, True)
+    assert "passwd" not in said and "shadow" not in said
+
+
 def test_a_manifest_without_ranks_expects_none(repository: Path, run: Run) -> None:
     recording(repository / "logs", [0], json.dumps({"exit_code": 0}))
     assert run("check", "logs").code == 0
@@ -309,6 +323,8 @@ def test_a_detailed_trace_of_another_process_is_not_passed_over(repository: Path
         (lambda trace: trace.update(baseTimeNanoseconds=trace["baseTimeNanoseconds"] + 600 * 10**9), "10 min apart"),
         (lambda trace: trace.update(baseTimeNanoseconds=trace["baseTimeNanoseconds"] + 60 * 10**9), ""),
         (lambda trace: trace.update(baseTimeNanoseconds=0), ""),
+        (lambda trace: trace["distributedInfo"].update(world_size=1), "is of rank 1, and says that its job has 1 rank"),
+        (lambda trace: trace["distributedInfo"].update(world_size=8), "rank0.json says that its job has 2 ranks, rank1.json that it has 8"),
         (lambda trace: _renumber(trace, 100), "has none of the steps of"),
         (lambda trace: _renumber(trace, 1), ""),
     ],

@@ -181,14 +181,14 @@ def test_time_that_no_longer_has_an_owner_may_be_that_of_the_finding() -> None:
 
     costs = fault(saving=m.Saving(time_us_per_step=4e3))
     for unowned_ms, code in ((2, 0), (3, 3)):
-        made = verify(result(costs, **ledger(1)), result(**ledger(unowned_ms)))
+        made = verify(result(costs, **ledger(1)), result(steps=steps(9, 9), **ledger(unowned_ms)))
         assert made.code == code, unowned_ms
     assert "2.0 ms per step more" in (made.findings[0].reason or "")
     assert verify(result(costs), result(**ledger(8))).code == 0, "an older result does not say"
     for ms, code in ((9.0, 3), (7.0, 0)):
         shorter = m.Summary(step_us=ms * 1e3)
         before = result(costs, summary=m.Summary(step_us=1e4), **ledger(1))
-        assert verify(before, result(summary=shorter, **ledger(3))).code == code, ms
+        assert verify(before, result(summary=shorter, steps=steps(9, 9), **ledger(3))).code == code, ms
 
 
 def test_steps_that_nothing_is_compared_with_are_no_longer_faster() -> None:
@@ -571,6 +571,15 @@ def test_what_makes_a_difference_that_no_fix_made_is_named(doubt: str) -> None:
     made = verify(*DOUBTS[doubt])
     assert [doubt in w for w in made.warnings] == [True], made.warnings
     assert made.code == (3 if "ranks" in doubt else 0)
+
+
+def test_nothing_is_fixed_in_the_same_recording() -> None:
+    """As where AFTER was diagnosed by other thresholds, or findings were taken out of it."""
+    before, after = result(fault(), steps=steps(1, 2, 3)), result(steps=steps(1, 2, 3))
+    made = verify(before, after)
+    assert (fates(made), made.code) == (["gone"], 3)
+    assert "the same recording, in which no fix can show" in made.verdict
+    assert verify(before, result(steps=steps(1, 2, 4))).code == 0
 
 
 @pytest.mark.parametrize(

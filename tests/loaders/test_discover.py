@@ -163,6 +163,22 @@ def test_a_file_without_bytes(tmp_path: Path) -> None:
         discover([empty])
 
 
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (" \n" * 50_000, "the first 64 KiB are blank: white space or zero bytes alone"),
+        ("\0" * 500, "the file is blank: white space or zero bytes alone"),
+    ],
+)
+def test_a_blank_file_is_not_called_empty(tmp_path: Path, content: str, says: str) -> None:
+    """A machine that crashed leaves zero bytes, and behind many blanks there may be a trace."""
+    blank = put(tmp_path, "killed.pt.trace.json", content)
+    with pytest.raises(DamagedCapture, match=f": {says}$"):
+        discover([blank])
+    put(tmp_path, "trace.json")
+    assert [(i.reason, i.unread) for i in discover([tmp_path]).ignored] == [(says, True)]
+
+
 def test_a_file_by_name_needs_no_telling_name(tmp_path: Path) -> None:
     assert shown(discover([put(tmp_path, "dump.bin")])) == [("dump.bin", "trace")]
 
@@ -353,6 +369,10 @@ def test_a_folder_that_cannot_be_entered_is_named(tmp_path: Path, monkeypatch: p
     assert [(i.display, i.reason) for i in found.ignored] == [("sub", "cannot be read (Permission denied)")]
     with pytest.raises(DamagedCapture, match=r"sub: cannot be read \(Permission denied\)"):
         discover([tmp_path / "sub"])
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "sub")
+    for pattern in ("**/*.json", "*/*.json", "*/run/*.json"):  # `glob` passes over it
+        found = discover([tmp_path / "a.json", tmp_path / pattern])
+        assert [(i.display, i.unread) for i in found.ignored] == [("sub", True)], pattern
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="links to what the kernel of Linux makes up")

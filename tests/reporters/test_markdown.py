@@ -49,7 +49,9 @@ def test_foreign_text_is_text(text: str) -> None:
     assert "$" not in md(text)
 
 
-@pytest.mark.parametrize("link", [":tada:", ":+1:", "a5c3785ed8d6a35868bc169f07e40e889087fd2e", "DA39A3E"])
+@pytest.mark.parametrize(
+    "link", [":tada:", ":+1:", "a5c3785ed8d6a35868bc169f07e40e889087fd2e", "DA39A3E", "GH-12", "gh-1"]
+)
 def test_what_github_links_after_the_markup_is_broken(link: str) -> None:
     shown = unescape(html(md(f"on {link}, at::native::add, 1234567 of face")))
     assert link not in shown and link in shown.replace("\u200b", "")

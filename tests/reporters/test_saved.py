@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from trace_doctor.api import diff, verify
-from trace_doctor.errors import NotACapture, TraceDoctorError, UnusableResult
+from trace_doctor.errors import NotACapture, TraceDoctorError, UnusableResult, UsageError
 from trace_doctor.fixes import plan, with_diffs
 from trace_doctor.gate.baseline import Baseline, read_baseline
 from trace_doctor.model import Finding, Fix, Input, Result
@@ -194,6 +194,29 @@ def test_what_is_no_number_is_refused(rich_result: Result, tmp_path: Path, numbe
     (tmp_path / "r.json").write_text(json.dumps(made).replace('"HERE"', number))
     with pytest.raises(NotACapture, match=r"r\.json is no trace-doctor result"):
         read_saved(tmp_path / "r.json")
+
+
+@pytest.mark.parametrize("place", ["", "gate", "page", "escaped"])
+def test_a_key_that_stands_twice_is_refused(rich_result: Result, tmp_path: Path, place: str) -> None:
+    """One reader takes the first of the two, another the last."""
+    text = rich_result.to_json().decode()
+    second = {"gate": '{"summary": {"x": 0, "x": 0}, ', "escaped": '{"find\\u0069ngs": [], '}.get(
+        place, '{"findings": [], '
+    )
+    text = second + text.lstrip()[1:]
+    file = tmp_path / ("r.html" if place == "page" else "r.json")
+    file.write_text("<!doctype html>" + embedded(text.encode(), 0) if place == "page" else text)
+    with pytest.raises(UnusableResult, match=r"'(findings|summary|x)' stands twice in one object of it"):
+        read_saved(file)
+
+
+def test_a_baseline_that_was_merged_by_hand(tmp_path: Path, rich_result: Result) -> None:
+    text = Baseline.of(rich_result).to_json()
+    (tmp_path / "b.json").write_text('{"figures": {}, ' + text.lstrip()[1:])
+    with pytest.raises(
+        UsageError, match=r"b\.json is no baseline: 'figures' stands twice in one object of it"
+    ):
+        read_baseline(tmp_path / "b.json")
 
 
 # ---------------------------------------------------------------------- what is not believed

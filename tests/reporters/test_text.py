@@ -13,18 +13,16 @@ from trace_doctor.model import (
     Column,
     Finding,
     Fix,
-    Input,
     MemoryHeldRow,
     Outcome,
     Result,
     Saving,
     SavingUpTo,
-    Severity,
     Suppressed,
     Table,
 )
 from trace_doctor.reporters import render
-from trace_doctor.reporters.diagnosis import headline, verdict
+from trace_doctor.reporters.diagnosis import verdict
 from trace_doctor.reporters.units import columns
 
 SGR = re.compile(r"\x1b\[[0-9;]*m")
@@ -257,33 +255,3 @@ def test_a_place_in_a_table_keeps_its_file_and_line(rich_result: Result) -> None
     text = render(replace(rich_result, findings=[replace(finding, evidence=[table])]), "text", width=80)
     assert "_of_ours.py:1047)" in text
     assert "void at::native" in text
-
-
-@pytest.mark.parametrize("enough", [False, True])
-def test_what_cannot_be_judged_is_no_clean_bill(enough: bool) -> None:
-    cut = Input(path="a.json", kind="trace", events=9, too_little="its times are in another unit")
-    inputs = [cut, *[Input(path="b.json", kind="trace", events=9)] * enough]
-    result = Result(inputs=inputs, outcomes=[Outcome(code="TD101", name="x", outcome="passed")])
-    assert headline(result).startswith(
-        "No problems" if enough else "Not judged: its times are in another unit"
-    )
-    assert ("No problems" in render(result, "html")) == enough
-    assert ("✔" in render(result, "text")) == enough
-
-
-@pytest.mark.parametrize("severity", ["critical", "info"])
-@pytest.mark.parametrize("enough", [False, True])
-def test_what_cannot_be_judged_shows_no_saving_in_front(
-    rich_result: Result, severity: Severity, enough: bool
-) -> None:
-    why = "" if enough else "its times are in another unit"
-    result = replace(
-        rich_result,
-        inputs=[replace(i, too_little=why) for i in rich_result.inputs],
-        findings=[replace(f, severity=severity) for f in rich_result.findings],
-    )
-    page = render(result, "html")
-    tiles = page[page.index('class="tiles"') : page.index("</dl>", page.index('class="tiles"'))]
-    assert ("gain" in tiles, ">not judged<" in tiles) == (enough, not enough)
-    assert ("combined: " in render(result, "text")) == ("combined: " in render(result, "markdown")) == enough
-    assert ("%" in headline(result)) == enough

@@ -89,6 +89,13 @@ def test_visible_text_reaches_no_terminal_state(text: str) -> None:
     assert columns(shown) <= 2 * len(shown)
 
 
+def test_what_does_not_show_is_written_out() -> None:
+    """A tag can hold a sentence that only a program reads; a filler is a blank."""
+    for hidden in "\xad\u034f\u115f\u180e\u200b\u202e\u2061\u3164\ufe00\uffa0\U0001d173\U000e0041\U000e0101":
+        assert visible(f"a{hidden}b") == f"a{ascii(hidden)[1:-1]}b"
+    assert visible("é 漢 \u26a0\ufe0f") == "é 漢 \u26a0\ufe0f"
+
+
 def test_what_is_missing_is_the_difference_of_what_is_shown() -> None:
     requested, free, device = 4_202_692_608, 4_028_760_064, 41_100_000_000
     scale = Scale.of("bytes", [requested, free, requested - free, device])

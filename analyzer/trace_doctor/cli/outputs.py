@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from trace_doctor.cli.options import SUFFIXES, in_parts
 from trace_doctor.errors import UsageError
-from trace_doctor.files import check_link, read_regular
-from trace_doctor.reporters.seals import seal_holds, sealed
+from trace_doctor.files import check_link, open_regular, read_regular
+from trace_doctor.reporters.seals import SEAL_BYTES, seal_holds, sealed
 
 if TYPE_CHECKING:
     from trace_doctor.cli.console import Console
@@ -100,19 +100,23 @@ def is_replaceable(path: Path, kind: type[Result] | type[Treatment]) -> bool:
 
 def is_output_of_ours(path: Path) -> bool:
     """Whether a file is an output or a baseline as we wrote it, or holds nothing. A digest of all above it says so, never
-    the name; tracks have a mark instead, annotations for GitHub nothing."""
+    the name; tracks have a mark instead, annotations for GitHub nothing. All of a file is read only where it ends as ours do,
+    and is no larger than any of ours."""
     from trace_doctor.exporters.perfetto import LABEL
+    from trace_doctor.reporters.embedded_json import LARGEST
 
     try:
-        data = read_regular(path)
-        if data.startswith(_GZIP):
-            return LABEL.encode() in zlib.decompressobj(31).decompress(data, _HEAD)
+        with open_regular(path) as file:
+            head = file.read(_HEAD)
+            if head.startswith(_GZIP):
+                return LABEL.encode() in zlib.decompressobj(31).decompress(head, _HEAD)
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(size - SEAL_BYTES, 0))
+            if seal_holds(file.read()) is None:
+                return not size or (head.startswith(b"{") and LABEL.encode() in head)
+        return seal_holds(read_regular(path, LARGEST)) is True
     except (OSError, zlib.error):
         return False
-    holds = seal_holds(data)
-    if holds is None and data.startswith(b"{"):
-        return LABEL.encode() in data[:_HEAD]
-    return not data or holds is True
 
 
 def on_terminal(sinks: Sequence[Sink]) -> bool:

@@ -34,6 +34,7 @@ from trace_doctor.evidence.memory.series import thinned
 from trace_doctor.evidence.rank_summary import RankOfJob, RankSummary, ranks_of_jobs
 from trace_doctor.model import (
     MEMORY_CATEGORIES,
+    Finding,
     MemoryLedgerRow,
     OwnershipRow,
     Result,
@@ -142,7 +143,9 @@ def conclude(
     visible = merged.without({s.finding.id for s in suppressed})
     limits = _left_out(visible.left_out) + [doubt for e in examinations for doubt in e.display.doubts]
     limits += _coarse([e.summary for e in examinations])
-    findings = limit(visible.findings, MAX_FINDINGS, "findings", limits)
+    unjudged = {number for number, e in with_numbers(examinations) if e.display.shortage}
+    findings = [_without_saving(f) if f.input in unjudged else f for f in visible.findings]
+    findings = limit(findings, MAX_FINDINGS, "findings", limits)
     findings = with_details(findings, limits)
     displays = [(number, e.rank, e.display) for number, e in with_numbers(examinations)]
 
@@ -162,7 +165,8 @@ def conclude(
             for row in own
         ]
 
-    what_if, owners = of_inputs(what_ifs), of_inputs(owned)
+    what_if = [row for row in of_inputs(what_ifs) if row.input not in unjudged]
+    owners = of_inputs(owned)
     memory = limit(rows(lambda d: d.memory_timeline), MAX_LANES, "memory charts", limits)
     return Result(
         tool=Tool(version=VERSION),
@@ -200,6 +204,11 @@ def conclude(
         limits=limits,
         detail=rows(lambda d: d.detail) or UNSET,
     )
+
+
+def _without_saving(finding: Finding) -> Finding:
+    """What a fix saves is no more known than the capture that it is simulated on."""
+    return msgspec.structs.replace(finding, saving=None)
 
 
 def _coarse(summaries: Sequence[RankSummary]) -> list[str]:

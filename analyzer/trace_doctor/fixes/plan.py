@@ -120,8 +120,9 @@ def plan(
     used = {(row.input, row.device) for row in result.time_ledger if row.device >= 0}
     one_device = bool(used) and len({number for number, _ in used}) == len(used)
     executed = Executed(result.lines_run or (), without_effect)
+    jobs = [capture.job for capture in result.inputs]
     source_ = _Source(
-        tree, prefix, torch, _named_files(result, tree), excerpts, one_device, executed, ran
+        tree, prefix, torch, _named_files(result, jobs, tree), jobs, excerpts, one_device, executed, ran
     )  # fmt: skip
     labels = {s.upper() for s in select}
     selected = (f for f in result.findings if is_selected(f, [s.partition(".")[0] for s in select]))
@@ -164,8 +165,10 @@ class _Source:
     tree: SourceTree
     prefix: str
     torch: TorchBounds
-    script_names: list[str]
-    """scripts that any finding of the result points into"""
+    script_names: Mapping[int, list[str]]
+    """job -> scripts that any of its findings points into"""
+    jobs: Sequence[int]
+    """of each capture: another job need not be of the same script"""
     excerpts: Mapping[str, Mapping[int, str]]
     """file -> line -> its text when the result was made, as far as the result holds it"""
     one_device: bool
@@ -182,7 +185,9 @@ def _resolve_all(findings: Iterable[Finding], source: _Source) -> Iterator[Plann
     for finding in findings:
         place = finding.location
         for index, fix in enumerate(finding.fixes):
-            key = msgspec.json.encode((fix, place.file, place.line, place.function))
+            key = msgspec.json.encode(
+                (fix, place.file, place.line, place.function, _job(finding, source.jobs))
+            )
             if key not in once:
                 once[key] = _resolve(finding, index, fix, source)
             yield replace(once[key], finding=finding, index=index)
@@ -270,7 +275,8 @@ def _run(mod: Codemod, finding: Finding, fix: Fix, params: Parameters, source: _
     tree = source.tree
     if tree.single is None:
         _refuse_no_script(tree, fix.target, params.target, finding.location)
-    own = _script_names(finding, fix, tree) or source.script_names or list(source.ran)
+    of_job = source.script_names.get(_job(finding, source.jobs), [])
+    own = _script_names(finding, fix, tree) or of_job or list(source.ran)
     names = tree.imports.program(own) if own else training_files(tree)
     names = [name for name in names if name in source.ran] or names
     project = Project.of_tree(tree, names, source.executed)
@@ -439,10 +445,18 @@ def _target(mod: Codemod, finding: Finding, fix: Fix, params: Parameters) -> Tar
     return Target(file=location.file, line=location.line, function=location.function)
 
 
-def _named_files(result: Result, tree: SourceTree) -> list[str]:
-    """Scripts that any finding of the result points into."""
-    places = [(f, fix) for f in result.findings for fix in (None, *f.fixes)]
-    return sorted({name for finding, fix in places for name in _script_names(finding, fix, tree)})
+def _named_files(result: Result, jobs: Sequence[int], tree: SourceTree) -> dict[int, list[str]]:
+    """Job -> scripts that any of its findings points into."""
+    names: dict[int, set[str]] = {}
+    for finding in result.findings:
+        own = names.setdefault(_job(finding, jobs), set())
+        for fix in (None, *finding.fixes):
+            own.update(_script_names(finding, fix, tree))
+    return {job: sorted(own) for job, own in names.items()}
+
+
+def _job(finding: Finding, jobs: Sequence[int]) -> int:
+    return jobs[finding.input] if finding.input < len(jobs) else 0
 
 
 def _script_names(finding: Finding, fix: Fix | None, tree: SourceTree) -> list[str]:

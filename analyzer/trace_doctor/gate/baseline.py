@@ -19,6 +19,7 @@ from trace_doctor.errors import UsageError, one_line
 from trace_doctor.files import open_regular
 from trace_doctor.gate.runs import MEASURES, cost, spread
 from trace_doctor.model import LOOKED, Finding, Result, Severity, Tool, Unit
+from trace_doctor.sound_json import repeated_key
 from trace_doctor.user_frames import shared_parts
 
 VERSION = 1
@@ -170,6 +171,10 @@ def read_baseline(path: Path) -> Baseline:
     try:
         version = msgspec.json.decode(data, type=_Head).baseline_version
         baseline = msgspec.json.decode(data, type=Baseline) if version == VERSION else None
+        if key := repeated_key(data):  # as a merge by hand leaves it
+            raise UsageError(
+                one_line(f"--baseline {path} is no baseline: {key[:60]!r} stands twice in one object of it")
+            )
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(one_line(f"--baseline {path} is no baseline: {error}")) from None
     if baseline is None:

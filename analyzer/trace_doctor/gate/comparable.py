@@ -98,10 +98,15 @@ def same_work(before: Result, after: Result, kind: Literal["kernel", "host"]) ->
     return min(ratios, key=lambda r: abs(r - 1)) if (min(ratios) - 1) * (max(ratios) - 1) > 0 else 1.0
 
 
-def _identical(before: Result, after: Result) -> Iterator[str]:
+def is_same_recording(before: Result, after: Result) -> bool:
+    """Whether both sides have the same steps, times and memory, to the last digit: no two runs do."""
     recorded = bool(before.steps or before.time_ledger or before.memory_timeline)
     same = before.steps == after.steps and before.time_ledger == after.time_ledger
-    if recorded and same and before.memory_timeline == after.memory_timeline:
+    return recorded and same and before.memory_timeline == after.memory_timeline
+
+
+def _identical(before: Result, after: Result) -> Iterator[str]:
+    if is_same_recording(before, after):
         yield "BEFORE and AFTER are the same recording"
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from trace_doctor.gate.comparable import another_clock, comparable, side
+from trace_doctor.gate.comparable import another_clock, comparable, is_same_recording, side
 from trace_doctor.gate.decision import LEVELS
 from trace_doctor.gate.evidence import (
     hidden,
@@ -72,6 +72,8 @@ def verify(
         *too_few_steps(before, after),
         *hidden(before, after),
     ]
+    if any(f.fate == "gone" for f in deciding) and is_same_recording(before, after):
+        undecided.append("BEFORE and AFTER are the same recording, in which no fix can show")
     undecided += not_looked_for(before, after) if fail_on != "never" else []
     unseen = hidden_findings(before, whole_before) if chosen is None else []
     unseen = [f for f in unseen if _counts(f.severity, fail_on)]
@@ -96,7 +98,10 @@ def verify(
         step_time=change,
         memory=memory,
         promise=promise,
-        warnings=[*comparable(before, after), *(veiled if followed else [])],
+        warnings=[
+            *(w for w in comparable(before, after) if not any(u.startswith(w) for u in undecided)),
+            *(veiled if followed else []),
+        ],
         undecided=undecided,
         partial=missing if allow_partial else [],
     )

@@ -327,9 +327,9 @@ def _look(path: Path, display: str) -> Kind | _Refused:
     if kind is not None:
         return kind
     claims = identify.claims_capture(path.name, start, lambda: stream is not None and _is_other(stream))
-    if not start.strip(b"\0 \t\r\n"):
+    if why := identify.nothing_in(start):
         problem = stream.problem if stream else ""
-        return _Refused(DamagedCapture(f"{display}: {problem or 'the file is empty'}"), claims)
+        return _Refused(DamagedCapture(f"{display}: {problem or why}"), claims)
     if identify.holds_capture(start):
         return _Refused(NotACapture(f"{display}: an archive that holds a capture; unpack it first"), True)
     if not claims and (held := _held(path)):
@@ -465,7 +465,7 @@ def _is_there(path: Path) -> bool:
 def _globbed(pattern: Path, is_recording: Callable[[Path], bool]) -> Iterator[_Place]:
     fixed = pattern.parts[: _first_magic(pattern)]
     root = Path(*fixed) if fixed else Path()
-    matches = meant(pattern)
+    matches = [*meant(pattern), *_closed(pattern)]
     if not matches:
         raise NothingRecorded(f"{pattern}: nothing matches this pattern")
     for path in matches:
@@ -473,6 +473,15 @@ def _globbed(pattern: Path, is_recording: Callable[[Path], bool]) -> Iterator[_P
             yield _folder(path, root, named=False)
         elif not _is_companion(path, in_recording=is_recording(path.parent)):
             yield _Place(path, [_Candidate(path, root, named=False)], [], [], named=False)
+
+
+def _closed(pattern: Path) -> Iterator[Path]:
+    """Folders on the way of a pattern that may not be read or entered: `glob` passes over them."""
+    parts = pattern.parts
+    for n in range(_first_magic(pattern), len(parts)):
+        for folder in glob.iglob(str(Path(*parts[:n])), recursive=True) if n else ["."]:
+            if os.path.isdir(folder) and not os.access(folder, os.R_OK | os.X_OK):
+                yield Path(folder)
 
 
 def _is_companion(path: Path, *, in_recording: bool) -> bool:

@@ -104,6 +104,16 @@ _NAMED_BY_WORD = re.compile(
 )
 
 
+def nothing_in(head: bytes) -> str:
+    """That the first bytes hold nothing, and what is there instead; empty where they hold something."""
+    if head.strip(b"\0 \t\r\n"):
+        return ""
+    if not head:
+        return "the file is empty"
+    where = f"the first {HEAD >> 10} KiB are" if len(head) >= HEAD else "the file is"
+    return f"{where} blank: white space or zero bytes alone"
+
+
 def torch_marks(head: bytes) -> bool:
     """The first bytes hold something that only PyTorch's profiler writes."""
     return _TORCH.search(head) is not None

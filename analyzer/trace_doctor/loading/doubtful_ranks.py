@@ -90,6 +90,7 @@ def doubtful_ranks(files: Sequence[FileIdentity], only: int | None = None) -> li
         if f.role_rank is not None and f.says_rank and f.rank != f.role_rank
     ]
     doubts += _of_other_processes([f for f in traces if f.role_rank is not None])
+    doubts += _of_other_sizes([f for f in traces if f.says_rank and f.world])
     doubts += _of_other_jobs([f for f in traces if f.role_rank is not None or f.says_rank])
     doubts += _one_by_content([f for f in traces if f.role_rank is None])
     doubts += _copies(files)
@@ -108,6 +109,36 @@ def _of_other_processes(traces: Iterable[FileIdentity]) -> list[tuple[set[int], 
                     ({trace.named_rank}, f"{trace.display} and {other.display} are of different processes")
                 )
     return doubts
+
+
+def _of_other_sizes(traces: Sequence[FileIdentity]) -> list[tuple[set[int], str]]:
+    """Ranks that their own job cannot have, and those of a folder that are of a smaller job alone: they do not complete the
+    largest one, as which they would count."""
+    doubts = [
+        ({f.rank}, f"{f.display} is of rank {f.rank}, and says that its job has {_ranks(f.world)}")
+        for f in traces
+        if f.rank >= f.world
+    ]
+    folders: dict[str, dict[int, list[FileIdentity]]] = {}
+    for trace in traces:
+        if trace.rank < trace.world:
+            folders.setdefault(trace.folder, {}).setdefault(trace.rank, []).append(trace)
+    for ranks in folders.values():
+        largest = [max(own, key=lambda f: f.world) for own in ranks.values()]
+        job = max(largest, key=lambda f: f.world)
+        doubts += [
+            (
+                set(),  # of one rank alone it says nothing
+                f"{f.display} says that its job has {_ranks(f.world)}, {job.display} that it has {_ranks(job.world)}",
+            )
+            for f in largest
+            if f.world != job.world
+        ]
+    return doubts
+
+
+def _ranks(count: int) -> str:
+    return f"{count:,} rank{'s' if count > 1 else ''}"
 
 
 def _of_other_jobs(traces: Iterable[FileIdentity]) -> list[tuple[set[int], str]]:

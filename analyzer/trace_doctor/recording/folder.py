@@ -219,11 +219,15 @@ def read(folder: Path) -> Recording | None:
 
 
 def listed(folder: Path) -> tuple[list[int], list[str]]:
-    """Ranks that the manifests of a recording name, sorted, and the names of manifests that hold no object, ranks that are
-    none, or no rank beside files of one: what those would name is not known."""
+    """Ranks that the manifests of a recording name, sorted, and the names of manifests that hold no object, ranks or
+    captures that are none, or no rank beside files of one: what those would name is not known."""
     manifests = dict(_rank_manifests(folder))
     names = [RECORDING_FILE, *(path.name for path in manifests.values())]
-    unreadable = [n for n in names if os.path.lexists(folder / n) and not _object(folder / n)]
+    unreadable = [
+        n
+        for n in names
+        if os.path.lexists(folder / n) and not ((manifest := _object(folder / n)) and _names_files(manifest))
+    ]
     joined = _object(folder / RECORDING_FILE)
     ranks = _ranks(joined.get("ranks", []))
     none_named = "ranks" in joined and not ranks
@@ -250,6 +254,15 @@ def missing_captures(folder: Path) -> list[tuple[int, str]]:
             if not any(os.path.lexists(plain + suffix) for suffix in ("", *_PACKED)):
                 missing.append((rank, name))
     return missing
+
+
+def _names_files(manifest: Mapping[str, Any]) -> bool:
+    """Whether all captures that the manifest of a rank says it has are files of a recording, by their names."""
+    files = manifest.get("files", {})
+    roles = get_args(Role)
+    return isinstance(files, dict) and all(
+        isinstance(name, str) and role_of(name) is not None for role, name in files.items() if role in roles
+    )
 
 
 def _rank_manifests(folder: Path) -> list[tuple[int, Path]]:

@@ -22,8 +22,6 @@ from trace_doctor.reporters.labels import (
     bytes_words,
     figure_words,
     how_known,
-    is_unjudged,
-    of_judged,
     peak_words,
     short_kernel,
 )
@@ -50,9 +48,10 @@ def verdict(result: Result) -> list[str]:
     jobs = {i.job for i in result.inputs}
     if len(jobs) > 1:
         return _verdicts(result)
-    first = next((f for f in result.findings if f.severity != "info"), None)
-    if first is None and (why := not_judged(result)):
+    if why := not_judged(result):
         return [why]
+    warnings = [f for f in result.findings if f.severity != "info"]
+    first = next((f for f in warnings if not _is_unjudged(f, result)), next(iter(warnings), None))
     if first is None and not _looked(result):
         return [_without_fault(result)]
     start, rest = _start_up(result), _without_owner(result, bare=first is not None)
@@ -92,8 +91,11 @@ def _of_job(result: Result, job: int) -> Result:
     def own(number: int) -> bool:
         return number < len(result.inputs) and result.inputs[number].job == job
 
+    too_little = [i.too_little for i in result.inputs if i.job == job]
+    as_others = too_little[0] if all(too_little) else ""
     inputs = [
-        i if i.job == job else msgspec.structs.replace(i, job=job, start_up_share=None) for i in result.inputs
+        i if i.job == job else msgspec.structs.replace(i, job=job, start_up_share=None, too_little=as_others)
+        for i in result.inputs
     ]
     return msgspec.structs.replace(
         result,
@@ -117,7 +119,7 @@ def _lower(sentence: str) -> str:
 
 def _fault(first: Finding, result: Result) -> str:
     title = first.title or first.name
-    saving = None if is_unjudged(first, result) else first.saving
+    saving = first.saving
     if saving and saving.share_of_step and saving.share_of_step >= (saving.share_of_peak or 0.0):
         several = len({i.rank for i in result.inputs if i.kind == "trace"}) > 1
         ranks = first.location.about_ranks
@@ -133,7 +135,7 @@ def _uncertain(result: Result) -> str:
     silenced = result.config.get("severity", {}).get("value") or {}
     notes = [
         (f.saving.share_of_step, f, f.saving)
-        for f in of_judged(result)
+        for f in result.findings
         if f.saving and f.saving.share_of_step and f.code not in silenced and f.name not in silenced
     ]
     size, note, saving = max(notes, key=lambda n: n[0], default=(0.0, None, None))
@@ -252,6 +254,11 @@ def not_judged(result: Result) -> str:
     """That no capture holds enough, or nothing that can be so, and why the first does not; empty where one does."""
     reasons = [i.too_little for i in result.inputs]
     return f"Not judged: {reasons[0]}" if reasons and all(reasons) else ""
+
+
+def _is_unjudged(finding: Finding, result: Result) -> bool:
+    """Whether the capture that a finding is of holds too little, or what cannot be so."""
+    return finding.input < len(result.inputs) and bool(result.inputs[finding.input].too_little)
 
 
 def shortages(result: Result) -> list[str]:

@@ -365,19 +365,9 @@ def cost_words(saving: Saving | None) -> str:
     return " and ".join(parts)
 
 
-def of_judged(result: Result) -> list[Finding]:
-    """The findings of captures that can be judged: what those of others would save is not known."""
-    return [f for f in result.findings if not is_unjudged(f, result)]
-
-
-def is_unjudged(finding: Finding, result: Result) -> bool:
-    """Whether the capture that a finding is of holds too little, or what cannot be so."""
-    return finding.input < len(result.inputs) and bool(result.inputs[finding.input].too_little)
-
-
 def by_hand(result: Result) -> Saving | None:
     """The saving with the largest share of a step that a finding claims, where no patch has it; else None."""
-    savings = [f.saving for f in of_judged(result) if f.saving and f.saving.share_of_step]
+    savings = [f.saving for f in result.findings if f.saving and f.saving.share_of_step]
     most = max(savings, key=lambda s: s.share_of_step or 0.0, default=None)
     if most is None or (most.share_of_step or 0.0) <= 1.05 * (
         result.summary.saving_up_to.share_of_step or 0.0
@@ -388,7 +378,7 @@ def by_hand(result: Result) -> Saving | None:
 
 def together(result: Result, between: str) -> str:
     """What all fixes may give together, after `between`; nothing where fewer than two findings claim something."""
-    if sum(cost_words(f.saving) != "" for f in of_judged(result)) < 2:
+    if sum(cost_words(f.saving) != "" for f in result.findings) < 2:
         return ""  # what its own line says
     upto = result.summary.saving_up_to
     most = by_hand(result)

@@ -40,6 +40,7 @@ _MARKUP = re.compile(
     r"|(?<![0-9A-Za-z])_|_(?![0-9A-Za-z])"  # inside a word it is no emphasis
     r"|#(?=\d)|:(?=//)|(?<=\bwww)\."
     r"|(?<!:):(?=[\w+-]+:(?!:))"  # an emoji
+    r"|\bgh-(?=\d)"  # an issue
     r"|\b(?=\d*[a-f])(?=[a-f]*\d)[0-9a-f]{7,40}\b"  # a commit
     r"|^[-+=#]|^\d(?=\d*[.)](?:\s|$))",
     re.IGNORECASE,

@@ -16,6 +16,8 @@ from trace_doctor.model.detail import Detail
 from trace_doctor.model.treatment import Treatment
 from trace_doctor.reporters.embedded_json import LARGEST, extract, extract_detail, inflated
 from trace_doctor.reporters.seals import seal_holds
+from trace_doctor.reporters.units import visible
+from trace_doctor.sound_json import repeated_key
 
 _PATCH = b"# unsafe: "
 _GZIP = b"\x1f\x8b"
@@ -67,6 +69,10 @@ def read_saved(path: Path) -> Result:
             f"{name}: written by a newer trace-doctor (schema {schema}, this one reads {SCHEMA_VERSION})"
         )
     try:
+        if key := repeated_key(data) or (detail and repeated_key(detail)):
+            raise UnusableResult(
+                f"{visible(key)[:60]!r} stands twice in one object of it, which no program writes"
+            )
         result = Result.from_json(data)
         return result if detail is None else with_detail(result, detail)
     except UnusableResult as error:
@@ -130,7 +136,10 @@ def read_treatment(path: Path) -> Treatment:
     """The treatment in a file that `treat` wrote as a page or as JSON. Raises UsageError where there is none."""
     try:
         data = read_regular(path, LARGEST)
-        return Treatment.from_json(extract(data.decode()) if data.lstrip()[:1] == b"<" else data)
+        data = extract(data.decode()).lstrip() if data.lstrip()[:1] == b"<" else data
+        if repeated_key(data):
+            raise UnusableResult("a key that stands twice")
+        return Treatment.from_json(data)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror or 'cannot be read'}") from None
     except (NotACapture, UnusableResult, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

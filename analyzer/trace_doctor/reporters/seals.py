@@ -19,6 +19,10 @@ _SEALED = re.compile(rb"\n(?:<!-- |\()trace-doctor wrote all above: ([0-9a-f]{16
 _JSON_SEALED = re.compile(rb',\n  (?:"properties": \{)?"digest": "([0-9a-f]{16})"(?:\n|\}\n)\}\n\Z')
 
 
+SEAL_BYTES = 100
+"""at the end of a file in which its seal stands"""
+
+
 def sealed(fmt: str, rendering: str | bytes) -> bytes:
     """A rendering as a file, with an end by which it is told from one that holds more, or less."""
     data = rendering.encode("utf-8", "surrogateescape") if isinstance(rendering, str) else rendering

@@ -154,9 +154,13 @@ def exact(value: Cell, kind: Unit) -> str:
     return f"{round(value, 6)!r}{base}"
 
 
-_INVISIBLE = {*range(0x20), *range(0x7F, 0xA0), 0x061C, *range(0x200B, 0x2010), *range(0x2028, 0x202F)}
-_INVISIBLE |= {*range(0x2060, 0x2070), 0xFEFF, *range(0xFFF9, 0xFFFC), *range(0xD800, 0xE000)}
-_ESCAPES = {code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" for code in _INVISIBLE}
+_INVISIBLE = {*range(0x20), *range(0x7F, 0xA0), 0xAD, 0x034F, 0x061C, 0x115F, 0x1160, 0x17B4, 0x17B5}
+_INVISIBLE |= {*range(0x180B, 0x1810), *range(0x200B, 0x2010), *range(0x2028, 0x202F), *range(0x2060, 0x2070)}
+_INVISIBLE |= {0x3164, *range(0xD800, 0xE000), *range(0xFE00, 0xFE0E), 0xFEFF, 0xFFA0, *range(0xFFF0, 0xFFFC)}
+_INVISIBLE |= {*range(0x1BCA0, 0x1BCA4), *range(0x1D173, 0x1D17B), *range(0xE0000, 0xE1000)}
+"""Characters that do not show, or reorder what does: controls, and those that Unicode has renderers ignore, tags and fillers
+that can hold whole sentences among them. Not the two that choose how an emoji is drawn."""
+_ESCAPES = {code: ascii(chr(code))[1:-1] if code > 0xFF else f"\\x{code:02x}" for code in _INVISIBLE}
 _ESCAPES_IN_BLOCK = {code: text for code, text in _ESCAPES.items() if code not in (0x09, 0x0A)}
 
 

@@ -61,6 +61,14 @@ def _without_sizes() -> RunBuilder:
     return b
 
 
+def _named_pinned_in_part() -> RunBuilder:
+    """Each second copy is called one from pinned memory, and holds the host as the others do."""
+    b = _training()
+    for event in [e for e in b.events if e["name"].startswith("Memcpy")][::2]:
+        event["name"] = f"Memcpy {_PINNED}"
+    return b
+
+
 def _made_on_the_host(us: float = 50) -> RunBuilder:
     """4 MB are copied after something of the host's was filled for so long."""
     b = RunBuilder()
@@ -185,6 +193,7 @@ class PageableCopies(TimeRule):
         ),
         Invalid("after an operator that cannot have filled as much", lambda: _made_on_the_host(2), confidence="high"),
         Invalid("the host runs ahead", lambda: _training(waits=False), message="1 pageable", shown="aten::to | 1.0 | 400.0"),
+        Invalid("names that the calls contradict", _named_pinned_in_part, confidence="high", shown="aten::to | 1.0 | 400.0 | 400.0 | 316.114"),
         Invalid("one step", lambda: _training(steps=1), confidence="medium", message="1 pageable host-to-device copy"),
         Invalid("two steps", lambda: _training(steps=2), confidence="high"),
         Invalid("without marks of steps", lambda: _training(marked=False), severity="info", confidence="low"),

@@ -71,7 +71,7 @@ class DeviceCopies(Copies, frozen=True, kw_only=True):
         if not len(copies) and (lost := lost_copies(run, launches, launching)):
             raise NotCaptured(lost, "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]")
         alone = {device: intersect(parts[2], steady) for device, parts in exposed(facts).items()}
-        link = _link_gbs(run, copies[pinned])
+        link = _link_gbs(run, launches, copies[pinned])
         rows = copies[pageable | pinned]
         call = np.array([launches.launch_of(r) for r in rows.tolist()], dtype=np.int64)
         is_held = np.array([len(waits(run, nesting, c)) > 1 for c in call.tolist()], dtype=bool)
@@ -132,8 +132,13 @@ def _bytes(run: Run, rows: I64) -> I64:
     return np.array([count(args, "bytes") or 0 for args in arguments], dtype=np.int64)
 
 
-def _link_gbs(run: Run, pinned: I64) -> float:
+def _link_gbs(run: Run, launches: Launches, pinned: I64) -> float:
+    """From the longest. One whose own asynchronous call lasted until its end was staged by the host, whatever its name says:
+    it shows nothing of the link."""
     longest = pinned[np.argsort(-run.dur[pinned], kind="stable")][:20]
+    call = np.array([launches.launch_of(r) for r in longest.tolist()], dtype=np.int64)
+    returned = (call < 0) | (run.end[call] < run.end[longest]) | ~run.is_named(lambda n: "Async" in n)[call]
+    longest = longest[returned]
     if len(longest):
         speed = _bytes(run, longest) / np.maximum(run.dur[longest], 1)
         if (best := float(speed.max())) > 1:

@@ -40,6 +40,25 @@ _EIGHT_BIT = {
     "torch.optim.Adam": "bitsandbytes.optim.Adam8bit",
 }
 _ONE_BY_ONE = ("torch.optim.LBFGS", "torch.optim.Muon", "torch.optim.SparseAdam")
+_OF_TORCH = frozenset(
+    [
+        "Adadelta",
+        "Adafactor",
+        "Adagrad",
+        "Adam",
+        "AdamW",
+        "Adamax",
+        "ASGD",
+        "LBFGS",
+        "Muon",
+        "NAdam",
+        "RAdam",
+        "RMSprop",
+        "Rprop",
+        "SGD",
+        "SparseAdam",
+    ]
+)
 _ON_CPU = "torch.optim.AdamW(fused) on the CPU"
 _NEEDS = {
     "adamw-8bit": "the package bitsandbytes has to be installed",
@@ -131,8 +150,14 @@ def _optimizer(place: Place, class_name: str, instead: Mapping[str, str]) -> tup
         for call in script.all(cst.Call)
         if script.callee(call).startswith("torch.optim.") and dataflow_of(script).is_optimizer(call)
     ]
-    if class_name:
-        optimizers = [(s, c) for s, c in optimizers if s.callee(c).split(".")[-1] == class_name] or optimizers
+    if class_name and optimizers:
+        captured = [(s, c) for s, c in optimizers if s.callee(c).split(".")[-1] == class_name]
+        if not captured and class_name in _OF_TORCH:  # else what wraps one of torch's
+            raise NoEdit(
+                "unresolved",
+                f"the capture steps {class_name}, and no {class_name} of torch.optim is made here",
+            )
+        optimizers = captured or optimizers
     optimizers = [(s, c) for s, c in optimizers if _is_stepped(s, c)] or optimizers
     if not optimizers and any("bitsandbytes" in s.text or "Adafactor" in s.text for s in place.scripts):
         raise NoEdit("already", "the optimizer is none of torch's")

@@ -110,8 +110,8 @@ class _Keep:
 
 
 def _refuse_others(display: str, document: Document, columns: Columns, head: bytes, problem: str) -> None:
-    if not head.strip(b"\0 \t\r\n"):
-        raise DamagedCapture(f"{display}: {problem or 'the file is empty'}")
+    if why := identify.nothing_in(head):
+        raise DamagedCapture(f"{display}: {problem or why}")
     ours = bool(columns.cats.keys() & CATEGORIES.keys()) or any(pid in LEGACY for pid, _ in columns.tracks)
     described = document.arrays > 0 and any(k in document.meta for k in ("schemaVersion", "deviceProperties"))
     if ours or described:

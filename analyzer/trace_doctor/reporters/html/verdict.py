@@ -16,9 +16,7 @@ from trace_doctor.reporters.labels import (
     how_known,
     how_made,
     is_patch,
-    is_unjudged,
     main_rows,
-    of_judged,
     peak_words,
     where,
     where_briefly,
@@ -177,7 +175,7 @@ def _saving(result: Result) -> Html:
         return tile(name, gain, time + more, class_=look)
     if upto.bytes:
         first = max(
-            (f.saving for f in of_judged(result) if f.saving), key=lambda s: s.bytes or 0, default=Saving()
+            (f.saving for f in result.findings if f.saving), key=lambda s: s.bytes or 0, default=Saving()
         )
         return tile(name, bytes_words(upto)(upto.bytes), f"of {peak_words(first)}", class_=look)
     if most is not None:
@@ -193,7 +191,7 @@ def _saving(result: Result) -> Html:
 def _certain(result: Result) -> bool:
     """Whether the finding that saves most is more than a note: an info finding is not certain, and the title says so."""
     savings = [
-        (f.saving.share_of_step or f.saving.share_of_peak or 0.0, f) for f in of_judged(result) if f.saving
+        (f.saving.share_of_step or f.saving.share_of_peak or 0.0, f) for f in result.findings if f.saving
     ]
     return bool(savings) and max(savings, key=lambda s: s[0])[1].severity != "info"
 
@@ -249,12 +247,11 @@ def _seen_on(finding: Finding, names: Names) -> str:
 
 def _first(finding: Finding, result: Result) -> Html:
     names = Names(result)
-    saves = "" if is_unjudged(finding, result) else gain(finding.saving)
     return el(
         "li",
         badge(finding.severity),
         el("a", finding.title or finding.name, href=f"#{finding.id}"),
-        el("span", saves, class_=gain_look(finding)),
+        el("span", gain(finding.saving), class_=gain_look(finding)),
         el("code", where_briefly(finding.location), class_="where") if where(finding.location) else None,
         el("bdi", _seen_on(finding, names), class_="where"),
         _change(finding.fixes),
