@@ -47,6 +47,8 @@ class Trial:
     """(framework, rule, outcome) -> findings"""
     complaints: list[tuple[str, str]] = field(default_factory=list)
     together: Counter[str] = field(default_factory=Counter)
+    unpatched: Counter[str] = field(default_factory=Counter)
+    """fixes without a patch: all, and those with a reason, with a place, with the edit as a sketch on lines of the script"""
     messages: Counter[str] = field(default_factory=Counter)
     files: int = 0
     patches: list[dict[str, Any]] = field(default_factory=list)
@@ -57,6 +59,7 @@ class Trial:
                 getattr(self, name).setdefault(kind, set()).update(found)
         self.outcomes += other.outcomes
         self.together += other.together
+        self.unpatched += other.unpatched
         self.messages += other.messages
         self.files += other.files
         self.complaints += other.complaints
@@ -137,6 +140,10 @@ def _run(source: Path, repository: str, trial: Trial) -> None:
         trial.scripts.setdefault(kind, set()).add((str(source), script))
         trial.repositories.setdefault(kind, set()).add(repository)
         trial.outcomes[kind, finding.code, outcome(list(made.items))] += 1
+        for item in made.items:
+            if item.fix.codemod is not None and not item.diff:
+                told = {"reason": item.why, "place": item.candidates, "sketch": item.sketch}
+                trial.unpatched.update(["all", *(name for name, said in told.items() if said)])
         wrong = checker.complaints(made, [finding], torch_version=TORCH)
         trial.complaints += [(f"{source} {finding.id}", w) for w in wrong]
         trial.patches += [
@@ -221,6 +228,7 @@ def main() -> int:
     print(f"{len(set().union(*trial.repositories.values()))} repositories\n")
     print("\n".join([*table(trial, 0), "", *table(trial, 1), ""]))
     print(f"new messages of ruff in {trial.files} patched files:", dict(sorted(trial.messages.items())))
+    print("without a patch:", dict(trial.unpatched))
     print("all of a script together:", dict(sorted(trial.together.items())))
     return bool(trial.complaints)
 
