@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -204,6 +205,9 @@ class _Loader:
         if self.exact and origin.flag:
             self.options[origin.flag] = Option(origin.flag, source_text(goal), origin.flags)
         elif current != goal:
+            line = origin.script.line_text(origin.script.line(origin.value))
+            if re.search(rf"\b{current}\b", line.partition("#")[2]):
+                raise refusal(origin.script, origin.value, f"a comment there says why {name} is {current}")
             self.edits.keep(origin.script, set_origin(origin, source_text(goal), "default"))
             where = f"{origin.script.name}:{origin.script.line(origin.value)}"
             flag = f"; a command line that passes {origin.flag} decides itself" if origin.flag else ""

@@ -183,7 +183,7 @@ def refuse_own_batches(project: Project, script: Script, call: cst.Call) -> None
         if ("non_blocking" not in names and move.params.star_kwarg is None) or not method_of(
             within, "pin_memory"
         ):
-            why = f"the batch is a {within.name.value}, whose to() would need non_blocking, and a method pin_memory() beside it"
+            why = f"the batch is a {within.name.value}, whose to() would need non_blocking, and it a method pin_memory()"
             raise refusal(where, move, why)
 
 
