@@ -71,7 +71,8 @@ def analyze(
 ) -> Result:
     """The diagnosis of all traces and snapshots below the paths; the library's twin of `trace-doctor analyze`.
 
-    `source` is the folder or file of the training script: findings then name its lines and fixes carry their diff.
+    `source` is the folder or file of the training script: findings then name its lines and fixes carry their diff; not without
+    `with_source_lines`, as a diff holds such lines: `trace_doctor.fixes.plan(result, source)` makes it where the script is.
     `perfetto` names a file for the trace again with causes and findings as tracks (gzip where it ends in .gz; of several
     traces a file each). `critical_path` adds HTA's, from one step of each trace; it needs the extra `hta` and pandas 2. `detail` collects what a page shows closer. `steps` is [first, last). `max_memory` ("4GB", "50%") bounds what loading takes. `summaries` names a folder of what is kept of each rank: what it holds is not read again. Without `config` only defaults apply: no file and no environment is read.
     What was met and not read, or is missing, is in `Result.ignored`, `ranks` and `incomplete`. Raises NoCaptures where nothing

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import ast
-import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from typing import TypeGuard
 
 import msgspec
 from plausible import Program, is_plausible
 
-import trace_doctor_rules.techniques as techniques
 from trace_doctor.model import Finding, Fix, Location, Target
 from trace_doctor.program.source_tree import SourceTree
 from trace_doctor.registry import all_rules
@@ -47,8 +47,6 @@ FAULTS: dict[str, str] = {
     "TD601": r"DistributedDataParallel",
     "TD604": r"DistributedDataParallel|Accelerator\(|Trainer\(|deepspeed",
     "TD605": r"FullyShardedDataParallel|fully_shard",
-    "none mark-dynamic": r"torch\.compile\(|torch_compile",
-    "none set-config": _CONVOLUTION,
 }
 """what the text of a program that has a rule's fault holds; of the rules left out any program can have the fault, or its
 site is the fault (a read, a copy, an attention)"""
@@ -88,13 +86,14 @@ SITES: dict[str, tuple[str, ...]] = {
 def sites(tree: SourceTree) -> list[Site]:
     """At most a few per kind and file, in source order; files that train first."""
     found: list[Site] = []
-    for file in tree.files:
-        try:
-            module = ast.parse(tree.data(file))
-        except (SyntaxError, ValueError):
-            continue
+    modules = dict(_parsed(tree))
+    called = {_last(c.func) for m in modules.values() for c in ast.walk(m) if isinstance(c, ast.Call)}
+    reading = {f.name for m in modules.values() for f in ast.walk(m) if _reads(f)}
+    for file, module in modules.items():
+        if not tree.imports.importers[file] and not any(map(_runs, module.body)):
+            continue  # nothing starts it
         seen: dict[tuple[str, str], int] = {}
-        for site in _sites(file, module):
+        for site in _sites(file, module, called, reading):
             key = (site.kind, site.name if site.kind == "call" else "")
             seen[key] = seen.get(key, 0) + 1
             if seen[key] <= _PER_FILE:
@@ -106,7 +105,29 @@ def sites(tree: SourceTree) -> list[Site]:
     return kept
 
 
-def _sites(file: str, module: ast.Module) -> Iterator[Site]:
+def _parsed(tree: SourceTree) -> Iterator[tuple[str, ast.Module]]:
+    for file in tree.files:
+        with suppress(SyntaxError, ValueError):
+            yield file, ast.parse(tree.data(file))
+
+
+def _runs(statement: ast.stmt) -> bool:
+    """Whether a statement of a module does more than define, import and bind."""
+    kinds = ast.FunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom | ast.Assign | ast.AnnAssign
+    is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+    return not isinstance(statement, kinds) and not is_text
+
+
+def _reads(node: ast.AST) -> TypeGuard[ast.FunctionDef]:
+    """Whether a function reads a value from the device, whatever its arguments are."""
+    calls = (
+        (c for c in ast.walk(node) if isinstance(c, ast.Call)) if isinstance(node, ast.FunctionDef) else ()
+    )
+    return any(_last(c.func) in _READS and not c.args for c in calls)
+
+
+def _sites(file: str, module: ast.Module, called: set[str], reading: set[str]) -> Iterator[Site]:
+    """`called`: names of all that the program calls; `reading`: of its functions that read from the device."""
     up = {child: node for node in ast.walk(module) for child in ast.iter_child_nodes(node)}
 
     def above(node: ast.AST) -> Iterator[ast.AST]:
@@ -120,6 +141,16 @@ def _sites(file: str, module: ast.Module) -> Iterator[Site]:
     def looped(node: ast.AST) -> bool:
         return any(isinstance(a, ast.For | ast.While) for a in above(node))
 
+    def steps_again(node: ast.AST) -> bool:
+        """Whether something runs in more than one step: in a loop, or in a function that something calls."""
+        return looped(node) or function(node) in {*called, *_HOOKS} - {MODULE}
+
+    def waits_anyway(node: ast.AST) -> bool:
+        """Whether another function of the program reads in each iteration of the loop, so that the wait would go there."""
+        loop = next((a for a in above(node) if isinstance(a, ast.For | ast.While)), None)
+        within = (c for line in loop.body for c in ast.walk(line)) if loop is not None else ()
+        return any(isinstance(c, ast.Call) and _last(c.func) in reading - set(_READS) for c in within)
+
     calls = sorted((n for n in ast.walk(module) if isinstance(n, ast.Call)), key=lambda n: n.lineno)
     steps = [c for c in calls if _last(c.func) in _STEPS]
     training = {function(c) for c in steps} | set(_HOOKS)
@@ -127,12 +158,12 @@ def _sites(file: str, module: ast.Module) -> Iterator[Site]:
     for call in calls:
         name, home = _last(call.func), function(call)
         starts = name in ("train", "fit") and isinstance(call.func, ast.Attribute)
-        starts = starts and "rainer" in ast.unparse(call.func) and home not in done
-        if (name in _STEPS or starts) and home not in done:
+        starts = starts and _is_trainer(call.func) and home not in done
+        if (name in _STEPS or starts) and home not in done and (starts or steps_again(call)):
             done.add(home)
             yield Site(file, call.lineno, home, "loop")
         within = home in training and (looped(call) or home in _HOOKS)
-        if within and ((name in _READS and not call.args) or name == "float"):
+        if within and ((name in _READS and not call.args) or name == "float") and not waits_anyway(call):
             yield Site(file, call.lineno, home, "read")
         if within and name in ("to", "cuda") and (call.args or name == "cuda"):
             yield Site(file, call.lineno, home, "copy")
@@ -156,6 +187,12 @@ def _sites(file: str, module: ast.Module) -> Iterator[Site]:
             yield Site(file, node.lineno, node.name, "compiled", node.args.args[1].arg)
 
 
+def _is_trainer(func: ast.expr) -> bool:
+    """Whether `x.train` or `x.fit` is of a Trainer; not `SentencePieceTrainer.train`, which is of the class."""
+    of = func.value if isinstance(func, ast.Attribute) else func
+    return "rainer" in ast.unparse(of) and (isinstance(of, ast.Call) or not _last(of)[:1].isupper())
+
+
 def _keeps_loss(node: ast.expr) -> bool:
     """Whether what is added to a sum or list is a loss that nothing takes out of its graph."""
     text = ast.unparse(node)
@@ -164,16 +201,6 @@ def _keeps_loss(node: ast.expr) -> bool:
 
 def _last(func: ast.expr) -> str:
     return func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else ""
-
-
-def possible(tree: SourceTree, file: str, finding: Finding) -> bool:
-    """Whether the program of a script can have a finding's fault, by FAULTS, and the rule has an edit that may be made."""
-    fix = next(f for f in finding.fixes if f.codemod)
-    mode = fix.params.get("mode", fix.codemod)
-    pattern = FAULTS.get(f"{finding.code} {mode}", FAULTS.get(finding.code))
-    text = "\n".join(tree.data(f).decode("utf-8", "replace") for f in tree.imports.reach(file))
-    applicable = any(f.codemod and f.safety != "display" for f in finding.fixes)
-    return applicable and (pattern is None or re.search(pattern, text) is not None)
 
 
 # ---------------------------------------------------------------------- findings
@@ -194,7 +221,7 @@ class Advice:
 
 @cache
 def advices() -> list[Advice]:
-    """What the rules' own failing cases recommend, and the techniques that no rule recommends yet; each set once."""
+    """What the rules' own failing cases recommend, each set once."""
     found: dict[str, Advice] = {}
     for rule in all_rules():
         for case in rule.INVALID:
@@ -202,18 +229,7 @@ def advices() -> list[Advice]:
                 kinds = [(f.codemod, *map(f.params.get, _SHAPING)) for f in claim.fixes]
                 key = f"{rule.code} {kinds}"
                 found.setdefault(key, Advice(rule.code, rule.name, tuple(claim.fixes)))
-    taken = {f.codemod for a in found.values() for f in a.fixes}
-    fixes = [f for f in map(_technique, vars(techniques).values()) if f is not None]
-    more = [Advice("none", f.codemod or "", (f,)) for f in fixes if f.codemod and f.codemod not in taken]
-    return [a for a in found.values() if a.codemod] + more
-
-
-def _technique(make: Callable[..., Fix]) -> Fix | None:
-    if not inspect.isfunction(make) or make.__name__.startswith("_"):
-        return None
-    given = {"verify": "", "risk": "", "target": None, "size": 256, "factor": 2, "name": "x", "dim": 0}
-    needed = [n for n, p in inspect.signature(make).parameters.items() if p.default is p.empty]
-    return make(**{n: given[n] for n in needed}) if set(needed) <= set(given) else None
+    return [a for a in found.values() if a.codemod]
 
 
 def findings(tree: SourceTree) -> list[tuple[Site | None, bool, Finding]]:
@@ -231,7 +247,21 @@ def findings(tree: SourceTree) -> list[tuple[Site | None, bool, Finding]]:
             found.append((None, False, _finding(advice, None, False)))
     program = Program.of(tree)
     kept = ((site, exact, _plausible(program, finding)) for site, exact, finding in found)
-    return [(site, exact, finding) for site, exact, finding in kept if finding.fixes]
+    return [
+        (site, exact, finding)
+        for site, exact, finding in kept
+        if finding.fixes and _has_fault(tree, program, site, finding)
+    ]
+
+
+def _has_fault(tree: SourceTree, program: Program, site: Site | None, finding: Finding) -> bool:
+    """Whether the text of the program holds what the finding's fault needs, by FAULTS."""
+    fix = next((f for f in finding.fixes if f.codemod), finding.fixes[0])
+    mode = fix.params.get("mode", fix.codemod)
+    pattern = FAULTS.get(f"{finding.code} {mode}", FAULTS.get(finding.code))
+    names = tree.imports.reach([site.file]) if site is not None else program.names
+    text = "\n".join(tree.data(name).decode("utf-8", "replace") for name in names)
+    return pattern is None or re.search(pattern, text) is not None
 
 
 def _plausible(program: Program, finding: Finding) -> Finding:

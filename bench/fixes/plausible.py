@@ -19,7 +19,7 @@ import libcst as cst
 from trace_doctor.fixes.codemods import codemods
 from trace_doctor.fixes.codemods.compiling import takes_graphs
 from trace_doctor.model import Fix
-from trace_doctor.model.parameters import Autocast, Compile, Parameters, SetConfig
+from trace_doctor.model.parameters import Autocast, Compile, CompileCall, Parameters
 from trace_doctor.program.import_graph import imported_names
 from trace_doctor.program.project import Project
 from trace_doctor.program.queries.entry import training_files
@@ -118,8 +118,11 @@ _ON_GPU = [
     "zero-grad",
 ]
 """edits that gain something on a GPU only: its memory, its launches, waiting for it, types that its Tensor Cores take"""
-_CUDNN = "torch.backends.cudnn.benchmark"
-_TF32 = "torch.backends.cuda.matmul.allow_tf32"
+_OF_COMPILED = ("compile-loss", "graph-break-line", "mark-dynamic")
+"""edits that answer events of a compiled function"""
+_COMPILES = re.compile(r"torch\.compile\b|torch_compile|\b(?:model|net|module|self)\w*\.compile\(|_dynamo")
+_PADS = re.compile(r"pad_sequence|collate_fn|padding=True|BucketIterator")
+_HALF = re.compile(r"mixed_precision[\s=:\"']+(?:fp16|bf16)")
 
 
 @dataclass(frozen=True)
@@ -145,25 +148,49 @@ def is_plausible(program: Program, fix: Fix) -> bool:
     if fix.codemod is None:
         return True
     params = codemods()[fix.codemod].parameters(fix.params)
-    name = params.name if isinstance(params, SetConfig) else ""
-    if _gains_on_gpu(fix.codemod, params, name) and not may_use_gpu(program):
+    if _gains_on_gpu(fix.codemod, params) and not may_use_gpu(program):
         return False
-    if name == _CUDNN:
-        return may_convolve(program)
-    if fix.codemod == "matmul-precision" or name == _TF32:
+    compiled = fix.codemod in _OF_COMPILED or isinstance(params, CompileCall)
+    if compiled and not any(map(_COMPILES.search, _texts(program))):
+        return False
+    if isinstance(params, CompileCall) and params.args.dynamic:
+        return may_change_shape(program)
+    if fix.codemod == "autocast" and is_launched_in_half_precision(program):
+        return False
+    if fix.codemod == "matmul-precision":
         return may_multiply(program) and not trains_under_autocast(program)
+    if fix.codemod == "channels-last":
+        return may_convolve(program)
     return True
 
 
-def _gains_on_gpu(codemod: str, params: Parameters, name: str) -> bool:
+def _gains_on_gpu(codemod: str, params: Parameters) -> bool:
     match params:
         case Autocast():
             return params.device != "cpu"
         case Compile() if codemod == "compile-model":
             return takes_graphs(params)
-        case SetConfig():
-            return name in (_CUDNN, _TF32)
     return codemod in _ON_GPU
+
+
+@lru_cache(maxsize=16)
+def may_change_shape(program: Program) -> bool:
+    """Whether a program may train on batches of several shapes: padded ones, those of a collate function, a last one that is smaller."""
+    if not any(".backward(" in text for text in _texts(program)) or any(map(_PADS.search, _texts(program))):
+        return True
+    loaders = [call for _, call in program.project.dataloaders]
+    endless = any("IterableDataset" in text for text in _texts(program))
+    return not endless and any(argument(c, "drop_last") is None for c in loaders)
+
+
+@lru_cache(maxsize=16)
+def is_launched_in_half_precision(program: Program) -> bool:
+    """Whether a program leaves its precision to `accelerate launch`, and the commands that its repository shows name one of 16 bits."""
+    if not any("Accelerator(" in text for text in _texts(program)):
+        return False
+    root = program.tree.root if program.tree.root.is_dir() else program.tree.root.parent
+    shown = [*root.glob("*.md"), *root.glob("*.sh"), *root.glob("scripts/*.sh"), *root.glob("*.y*ml")]
+    return any(_HALF.search(file.read_text(encoding="utf-8", errors="replace")) for file in shown)
 
 
 @lru_cache(maxsize=16)

@@ -20,7 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 from checks import Checker
-from evidence import Site, findings, possible
+from evidence import Site, findings
 
 from trace_doctor.fixes import Plan, plan
 from trace_doctor.fixes.resolved import PlannedFix
@@ -43,10 +43,12 @@ _FRAMEWORKS = (
 class Trial:
     scripts: dict[str, set[tuple[str, str]]] = field(default_factory=dict)
     repositories: dict[str, set[str]] = field(default_factory=dict)
-    outcomes: Counter[tuple[str, str, str, bool]] = field(default_factory=Counter)
-    """(framework, rule, outcome, whether the script can have the fault) -> findings"""
+    outcomes: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    """(framework, rule, outcome) -> findings"""
     complaints: list[tuple[str, str]] = field(default_factory=list)
     together: Counter[str] = field(default_factory=Counter)
+    unpatched: Counter[str] = field(default_factory=Counter)
+    """fixes without a patch: all, and those with a reason, with a place, with the edit as a sketch on lines of the script"""
     messages: Counter[str] = field(default_factory=Counter)
     files: int = 0
     patches: list[dict[str, Any]] = field(default_factory=list)
@@ -57,6 +59,7 @@ class Trial:
                 getattr(self, name).setdefault(kind, set()).update(found)
         self.outcomes += other.outcomes
         self.together += other.together
+        self.unpatched += other.unpatched
         self.messages += other.messages
         self.files += other.files
         self.complaints += other.complaints
@@ -133,16 +136,18 @@ def _run(source: Path, repository: str, trial: Trial) -> None:
     for site, exact, finding in all_:
         made = plan(Result(findings=[finding]), source, tree=tree, torch_version=TORCH)
         script = site.file if site else main
-        kind, can = framework(tree, script), possible(tree, script, finding)
+        kind = framework(tree, script)
         trial.scripts.setdefault(kind, set()).add((str(source), script))
         trial.repositories.setdefault(kind, set()).add(repository)
-        trial.outcomes[kind, finding.code, outcome(list(made.items)), can] += 1
+        trial.outcomes[kind, finding.code, outcome(list(made.items))] += 1
+        for item in made.items:
+            if item.fix.codemod is not None and not item.diff:
+                told = {"reason": item.why, "place": item.candidates, "sketch": item.sketch}
+                trial.unpatched.update(["all", *(name for name, said in told.items() if said)])
         wrong = checker.complaints(made, [finding], torch_version=TORCH)
         trial.complaints += [(f"{source} {finding.id}", w) for w in wrong]
         trial.patches += [
-            _record(repository, source, kind, site, exact, can, item)
-            for item in made.items
-            if item.fix.codemod
+            _record(repository, source, kind, site, exact, item) for item in made.items if item.fix.codemod
         ]
     trial.messages, trial.files = checker.messages, checker.files
 
@@ -155,7 +160,7 @@ def _together(checker: Checker, made: Plan, mine: list[Finding]) -> list[str]:
 
 
 def _record(
-    repository: str, source: Path, kind: str, site: Site | None, exact: bool, can: bool, item: PlannedFix
+    repository: str, source: Path, kind: str, site: Site | None, exact: bool, item: PlannedFix
 ) -> dict[str, Any]:
     return {
         "repository": repository,
@@ -163,7 +168,6 @@ def _record(
         "framework": kind,
         "at": f"{site.file}:{site.line if exact else '-'}:{site.function}" if site else "",
         "code": item.finding.code,
-        "possible": can,
         "codemod": item.fix.codemod,
         "params": item.fix.params,
         "status": item.status,
@@ -178,20 +182,16 @@ def _record(
 
 
 def table(trial: Trial, by: int) -> Iterator[str]:
-    """Findings by framework (0) or by rule (1). Without those whose first fix the script holds already; the last two
-    columns count only findings whose fault the script can have."""
-    yield f"{'':28}" + "".join(
-        f"{o:>9}" for o in ("findings", *OUTCOMES[:-1], "patch %", "can have", "patch %")
-    )
+    """Findings by framework (0) or by rule (1), without those whose first fix the script holds already."""
+    yield f"{'':28}" + "".join(f"{o:>9}" for o in ("findings", *OUTCOMES[:-1], "patch %"))
     for key in [*sorted({k[by] for k in trial.outcomes}), "all"]:
-        rows = Counter[str](), Counter[str]()
+        row = Counter[str]()
         for parts, count in trial.outcomes.items():
             if key in (parts[by], "all") and parts[2] != "no fault":
-                for row in rows[: 1 + parts[3]]:
-                    row[parts[2]] += count
-        every, can = rows
-        cells = [f"{every.total():9}", *(f"{every[o]:9}" for o in OUTCOMES[:-1]), f"{_share(every):9.0f}"]
-        yield f"{key:28}" + "".join([*cells, f"{can.total():9}", f"{_share(can):9.0f}"])
+                row[parts[2]] += count
+        yield (
+            f"{key:28}{row.total():9}" + "".join(f"{row[o]:9}" for o in OUTCOMES[:-1]) + f"{_share(row):9.0f}"
+        )
 
 
 def _share(row: Counter[str]) -> float:
@@ -228,6 +228,7 @@ def main() -> int:
     print(f"{len(set().union(*trial.repositories.values()))} repositories\n")
     print("\n".join([*table(trial, 0), "", *table(trial, 1), ""]))
     print(f"new messages of ruff in {trial.files} patched files:", dict(sorted(trial.messages.items())))
+    print("without a patch:", dict(trial.unpatched))
     print("all of a script together:", dict(sorted(trial.together.items())))
     return bool(trial.complaints)
 

@@ -78,8 +78,17 @@ def test_what_to_do_next_can_be_copied(logs: Path) -> None:
     assert "record --" not in run("analyze", "logs/first", "--rank", "7", cwd=logs).stderr
 
 
-@pytest.mark.parametrize("source", [["--source", "."], []])
-def test_the_next_command_runs_as_it_stands_and_fixes_as_many(source: list[str], logs: Path) -> None:
+@pytest.mark.parametrize(
+    ("source", "ends"),
+    [
+        (["--source", "."], "1 patch ready"),
+        ([], "2 findings have an edit if the code is found"),
+        (["--source", ".", "--no-source"], "2 findings have a patch, left out with the source lines"),
+    ],
+)
+def test_the_next_command_runs_as_it_stands_and_fixes_as_many(
+    source: list[str], ends: str, logs: Path
+) -> None:
     """Two of the three edits are alternatives. Without a source the traced script is looked for where the command runs."""
     sample = Path(__file__).parents[2] / "sample_traces" / "activation_bound"
     shutil.copytree(sample / "simulated" / "fault", logs / "a b")
@@ -87,9 +96,7 @@ def test_the_next_command_runs_as_it_stands_and_fixes_as_many(source: list[str],
     for output in ([], ["-o", "text"]):
         said = run("analyze", "a b", *source, *output, cwd=logs).stdout
         before, command = said.replace(" \\\n", " ").rstrip("\n").split("\nNext: trace-doctor ")
-        assert before.endswith(
-            "\n1 patch ready" if source else "\n2 findings have an edit if the code is found"
-        )
+        assert before.endswith(f"\n{ends}")
         done = run(*shlex.split(command), cwd=logs)
         assert done.returncode == 0 and "\n1 fix: not applied" in done.stderr
 

@@ -44,7 +44,7 @@ def batch_size_of(place: Place, script: Script, call: cst.Call) -> tuple[WhereSe
     size = literal(arg.value)
     if isinstance(size, int):
         return WhereSet(arg.value, "constant", arg.script), size
-    origin = where_set(arg.script, arg.value, place.program)
+    origin = where_set(arg.script, arg.value, place.program, changed=True)
     size = literal(origin.value) if origin is not None else ...
     if origin is None or not isinstance(size, int):
         raise refusal(script, call, f"batch_size={arg.script.code(arg.value)} is set somewhere else")
@@ -102,6 +102,8 @@ def resize(origin: WhereSet, size: int) -> Change:
 
 
 def refuse_divided(origin: WhereSet, program: Project) -> None:
-    """Raises NoEdit where other values are computed from one."""
+    """Raises NoEdit where other values are computed from one, or another is put in its place."""
+    if origin.changed is not None:
+        raise refusal(*origin.changed, f"the batch size becomes {origin.changed[0].code(origin.changed[1])}")
     if (user := division_of(origin, program)) is not None:
         raise refusal(*user, f"other values are computed from {user[0].code(user[1])}")

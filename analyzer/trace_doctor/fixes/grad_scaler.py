@@ -93,12 +93,13 @@ def _make(step: Step, call: cst.Call, torch: TorchBounds, device: str, edits: Ga
         for n in s.all(cst.Name)
         if n.value == function.name.value
         and not isinstance(s.parent(n), cst.FunctionDef | cst.ImportAlias | cst.ImportFrom)
+        and not _is_keyword(s, n)
         and not _of_others(step, s, n, function)
     ]
     calls = [(s, c) for s, n in uses for c in s.all(cst.Call) if c.func is n or _names(c.func, n)]
     definitions = [step.program.definition(s, c.func) for s, c in calls]
     if len(uses) != 1 or len(calls) != 1 or definitions[0] is None or definitions[0][1] is not function:
-        why = "the optimizer is handed to this function, whose one caller could make a GradScaler, by no single call"
+        why = "the optimizer is handed to this function by several calls: a GradScaler is made where one call hands it over"
         raise refusal(script, function, why)
     (caller, handing), name = calls[0], script.code(optimizer)
     param = next((p for p in function.params.params if p.name.value == name), None)
@@ -133,6 +134,12 @@ def _of_others(step: Step, script: Script, name: cst.Name, function: cst.Functio
     match = step.program.definition(script, attribute)
     here = dataflow_of(step.script).owner(function) is None
     return here and (match is None or match[1] is not function)
+
+
+def _is_keyword(script: Script, name: cst.Name) -> bool:
+    """Whether it is `train` of `MNIST(root, train=True)`."""
+    arg = script.parent(name)
+    return isinstance(arg, cst.Arg) and arg.keyword is name
 
 
 def _names(func: cst.BaseExpression, name: cst.Name) -> bool:

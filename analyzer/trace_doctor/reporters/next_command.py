@@ -19,9 +19,13 @@ def say_next(terminal: Terminal, result: Result, options: Options) -> None:
     looked = result.source_root is not None and any(how_made(fix) == fix.safety for fix in fixes)
     if patches:
         terminal.put(f"{plural(patches, 'patch', 'patches')} ready")
+    elif with_edit and result.source_root is not None:
+        terminal.put(
+            f"{plural(with_edit, 'finding has', 'findings have')} a patch, left out with the source lines"
+        )
     elif with_edit:
         has = plural(with_edit, "finding has", "findings have")
-        missing = "" if options.source or looked else ": name the script's folder with --source"
+        missing = "" if options.source else ": name the script's folder with --source"
         terminal.put(f"{has} an edit if the code is found{missing}")
     elif looked:
         terminal.put("No patch: the next command says why")

@@ -21,10 +21,9 @@ from trace_doctor.fixes.codemods.zero_grad import refuse_changed_gradients
 from trace_doctor.fixes.configured import Key, configured
 from trace_doctor.fixes.literals import source_text
 from trace_doctor.model.parameters import BatchSize, GradientAccumulation
-from trace_doctor.program.dataflow import dataflow_of
 from trace_doctor.program.edits import Change, Edit, Option, insert_after, remove, sketched, wrap
 from trace_doctor.program.place import Place, already, only, refusal
-from trace_doctor.program.queries.dataloaders import loaders_on_line, training_loaders
+from trace_doctor.program.queries.dataloaders import loader_of, loaders_on_line, training_loaders
 from trace_doctor.program.queries.loops import method_calls, optimizer_steps, zero_grads
 from trace_doctor.program.queries.training import Step, find_step, refuse_done, whole_line
 from trace_doctor.program.queries.values import where_set
@@ -97,10 +96,10 @@ def gradient_accumulation(place: Place, params: GradientAccumulation) -> Change:
     steps = optimizer_steps(script, loop)
     if any(isinstance(up, cst.If) for call, _ in steps for up in script.between(call, loop)):
         raise already(script, loop, "steps under a condition already")
-    loaders = [o for o in dataflow_of(script).of(loop.iter) if dataflow_of(script).is_dataloader(o)]
-    if len(loaders) != 1 or not isinstance(loaders[0], cst.Call):
+    loader = loader_of(place.program, script, loop.iter)
+    if loader is None:
         raise refusal(script, loop, "the loader of the loop, whose batches get smaller, was not found")
-    origin, size = part_of_batch(place, script, loaders[0], count)
+    origin, size = part_of_batch(place, *loader, count)
     smaller = resize(origin, size)
     counter, counter_edits = _counter(script, loop)
     run, clearing = _step_lines(step, loop)

@@ -15,12 +15,12 @@ from trace_doctor.program.edits import (
     add_arguments,
     insert_after,
     insert_before,
-    set_argument,
     sketched,
 )
 from trace_doctor.program.place import Place, already, on_line, only, refusal
 from trace_doctor.program.project import Project
-from trace_doctor.program.queries.dataloaders import loader_of, refuse_batches_on_gpu
+from trace_doctor.program.queries.arguments import Arguments, set_value
+from trace_doctor.program.queries.dataloaders import loader_of, refuse_batches_on_gpu, refuse_own_batches
 from trace_doctor.program.queries.imports import name_for
 from trace_doctor.program.queries.loops import changes_in_place, method_calls, names_in, trains
 from trace_doctor.program.queries.training import Model, find_model, find_step, ready, refuse_done, whole_line
@@ -59,22 +59,34 @@ def pinned_copies(place: Place, params: Parameters) -> Change:
     made = loader_of(program, script, loop.iter)
     assert made is not None
     home, loader = made
-    if any(a.star for a in loader.args):
-        raise refusal(home, loader, "the loader takes *args or **kwargs that may pin")
-    pin_memory = argument(loader, "pin_memory", 7)
-    if pin_memory is None:
-        edits.keep(home, add_arguments(home, loader, {"pin_memory": "True"}))
-    elif literal(pin_memory.value) is False:
-        edits.keep(home, [set_argument(home, loader, pin_memory, "True")])
+    _pin(program, home, loader, edits)
     if not edits.files:
         raise already(script, copies[0], "copies from pinned memory already")
     for copy in copies:
         if _written_later(script, loop, copy):
             raise refusal(script, copy, "what is copied is changed in place afterwards")
+    refuse_own_batches(program, home, loader)
     change = edits.change(script, script.line(copies[0]), None)
     with sketched(change):
         refuse_batches_on_gpu(program, home, loader)
     return change
+
+
+def _pin(program: Project, home: Script, loader: cst.Call, edits: Gathered) -> None:
+    """Adds pin_memory=True. What a condition chooses between pins where one of its choices does: the others are for runs
+    without a GPU."""
+    views = Arguments(program, home, loader, {"pin_memory": 7}).alternatives()
+    for view in views:
+        if view.hidden:
+            raise refusal(home, loader, f"the loader takes {view.hidden}, which may pin")
+    pins = [view.find("pin_memory") for view in views]
+    if any(pin is not None and literal(pin.value) not in (False, None) for pin in pins):
+        return
+    for pin in pins:
+        if pin is not None:
+            edits.keep(pin.script, [set_value(pin, "True")])
+    if not any(pins):
+        edits.keep(home, add_arguments(home, loader, {"pin_memory": "True"}))
 
 
 def _non_blocking(copy: cst.Call) -> cst.Arg | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +23,7 @@ from trace_doctor.program.queries.dataloaders import (
     refuse_batches_on_gpu,
     training_loaders,
 )
-from trace_doctor.program.queries.values import set_origin, where_set
+from trace_doctor.program.queries.values import WhereSet, set_origin, where_set
 from trace_doctor.program.script import Script, argument, literal, method_name
 from trace_doctor.program.versions import accepts
 
@@ -84,6 +85,8 @@ class _Loader:
         self.edits = Gathered()
         self.options: dict[str, Option] = {}
         """of the command line, by their names"""
+        self.pins_by_choice = False
+        """whether one of the dictionaries that a condition chooses from says something of pinning"""
         self.guard: str | None = None
         """an expression for the number of workers that a user may set to 0"""
 
@@ -91,7 +94,9 @@ class _Loader:
         """`settings`: name -> value, workers first. Raises NoEdit where they are there, or what holds them cannot be seen."""
         script = self.script
         counts = []
-        for arguments in self.arguments.alternatives():
+        alternatives = self.arguments.alternatives()
+        self.pins_by_choice = any(a.find("pin_memory") is not None for a in alternatives)
+        for arguments in alternatives:
             self._refuse_hidden(arguments, settings)
             counts.append(self._set(arguments, settings))
         if not self.edits.files and not self.options:
@@ -142,6 +147,8 @@ class _Loader:
                 continue
             if name not in settings or (name != "pin_memory" and not count):
                 continue
+            if name == "pin_memory" and there is None and self.pins_by_choice:
+                continue  # that choice is for runs without a GPU
             if name == "prefetch_factor" and self.guard and not accepts(self.place.torch, _NO_PREFETCHING):
                 continue
             value = self._argument_text(name, settings[name])
@@ -188,7 +195,7 @@ class _Loader:
             if value != goal:
                 self.edits.keep(script, [set_value(argument, text)])
             return goal
-        origin = where_set(script, argument.value, self.project)
+        origin = where_set(script, argument.value, self.project, changed=not self.exact)
         if origin is None:
             return self._set_configured(argument, target)
         current = literal(origin.value)
@@ -198,10 +205,13 @@ class _Loader:
         if self.exact and origin.flag:
             self.options[origin.flag] = Option(origin.flag, source_text(goal), origin.flags)
         elif current != goal:
+            line = origin.script.line_text(origin.script.line(origin.value))
+            if re.search(rf"\b{current}\b", line.partition("#")[2]):
+                raise refusal(origin.script, origin.value, f"a comment there says why {name} is {current}")
             self.edits.keep(origin.script, set_origin(origin, source_text(goal), "default"))
             where = f"{origin.script.name}:{origin.script.line(origin.value)}"
             flag = f"; a command line that passes {origin.flag} decides itself" if origin.flag else ""
-            self.edits.notes.append(f"{name} is set in {where}{flag}")
+            self.edits.notes.append(f"{name} is set in {where}{flag}{_computed(origin)}")
         return goal
 
     def _set_configured(self, argument: Argument, target: int) -> int:
@@ -210,8 +220,16 @@ class _Loader:
         if key is None:
             if not target:
                 return 0
-            code = argument.script.code(argument.value)
-            raise refusal(argument.script, argument.value, f"{argument.name}={code} is set somewhere else")
+            script, value = argument.script, argument.value
+            origins = self.project.of(script, value)
+            computed = [
+                script.code(v) for script, v in origins if isinstance(v, cst.Call | cst.BinaryOperation)
+            ]
+            if computed:
+                raise refusal(
+                    script, value, f"{argument.name} is computed when the script runs: {computed[0]}"
+                )
+            raise refusal(script, value, f"{argument.name}={script.code(value)} is set somewhere else")
         goal = target if self.exact else max(key.value, target)
         if edits := key.edits(goal):
             self.edits.keep(key.document.file, edits)
@@ -224,6 +242,14 @@ class _Loader:
             return source_text(value)
         some = f"{self.guard} > 0"
         return some if name == "persistent_workers" else f"{source_text(value)} if {some} else None"
+
+
+def _computed(origin: WhereSet) -> str:
+    """What the program makes of the value before a loader gets it."""
+    if origin.changed is None:
+        return ""
+    script, value = origin.changed
+    return f"; {script.name}:{script.line(value)} makes {script.code(value)} of it"
 
 
 def _inner(project: Project, script: Script, call: cst.Call) -> tuple[Script, cst.Call]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import libcst as cst
 
@@ -21,11 +22,12 @@ from trace_doctor.program.edits import (
     sketched,
 )
 from trace_doctor.program.place import Place, already, only, refusal
+from trace_doctor.program.project import Project
 from trace_doctor.program.queries.arguments import refuse_configured, refuse_explained
 from trace_doctor.program.queries.imports import name_for
-from trace_doctor.program.queries.loops import method_calls
+from trace_doctor.program.queries.loops import Loop, enclosing_loop, method_calls
 from trace_doctor.program.queries.training import refuse_done
-from trace_doctor.program.script import Script, argument, dotted, literal
+from trace_doctor.program.script import Script, argument, dotted, literal, positional
 from trace_doctor.program.versions import accepts, has_fused, needs
 
 _INSTEAD = {
@@ -76,13 +78,30 @@ _OF_TORCH_ONLY = ("fused", "foreach", "capturable", "differentiable", "maximize"
     elsewhere=True,
 )
 def optimizer_args(place: Place, params: OptimizerArgs) -> Change:
-    """Sets fused=True (or foreach=...) of the optimizer that training steps, where its class and torch's version have it.
+    """Sets fused=True (or foreach=...) of the optimizer that training steps, where its class and torch's version have it; of
+    several where one loop steps them all and they are of one class, which is all that a capture names.
 
     params: `fused` or `foreach`; `class` (AdamW, ...) where the capture names it.
     """
+    changes: list[Change] = []
+    there: NoEdit | None = None
+    for script, call in _optimizers(place, params.optimizer, _INSTEAD["fused"]):
+        try:
+            changes.append(_set_form(place, params, script, call))
+        except NoEdit as refused:
+            if refused.kind != "already":
+                raise
+            there = refused
+    if not changes:
+        assert there is not None
+        raise there
+    return replace(changes[0], edits=tuple(e for change in changes for e in change.edits))
+
+
+def _set_form(place: Place, params: OptimizerArgs, script: Script, call: cst.Call) -> Change:
+    """The edit of one optimizer. Raises NoEdit where its class, or its arguments, allow none."""
     option = "foreach" if params.foreach is not None else "fused"
     value = params.foreach if params.foreach is not None else params.fused is not False
-    script, call = _optimizer(place, params.optimizer, _INSTEAD["fused"])
     if option == "foreach" and script.callee(call) in _ONE_BY_ONE:
         raise refusal(script, call, f"{script.callee(call)} takes no foreach")
     if any(a.star for a in call.args):
@@ -143,6 +162,23 @@ _DDP = "DistributedDataParallel"
 
 def _optimizer(place: Place, class_name: str, instead: Mapping[str, str]) -> tuple[Script, cst.Call]:
     """The construction of the one optimizer that training steps."""
+    found = _made(place, class_name, instead)
+    return only(found, "make an optimizer", "no optimizer of torch.optim is made in this script")
+
+
+def _optimizers(place: Place, class_name: str, instead: Mapping[str, str]) -> list[tuple[Script, cst.Call]]:
+    """As `_optimizer`, and those of one class that one loop steps together."""
+    found = _made(place, class_name, instead)
+    classes = {script.callee(call) for script, call in found}
+    loops = [_stepping_loops(place.program, call) for _, call in found]
+    homes = {script.function_of(call) for script, call in found}
+    if len(found) > 1 and len(classes) == 1 and len(homes) == 1 and set.intersection(*loops):
+        return found
+    return [only(found, "make an optimizer", "no optimizer of torch.optim is made in this script")]
+
+
+def _made(place: Place, class_name: str, instead: Mapping[str, str]) -> list[tuple[Script, cst.Call]]:
+    """The constructions of optimizers that are stepped, of the class that was captured; all where none is seen to be."""
     refuse_done(place.scripts, {**instead, **_INSTEAD["deepspeed"]})
     optimizers = [
         (script, call)
@@ -158,17 +194,24 @@ def _optimizer(place: Place, class_name: str, instead: Mapping[str, str]) -> tup
                 f"the capture steps {class_name}, and no {class_name} of torch.optim is made here",
             )
         optimizers = captured or optimizers
-    optimizers = [(s, c) for s, c in optimizers if _is_stepped(s, c)] or optimizers
+    optimizers = [(s, c) for s, c in optimizers if any(_steps(place.program, c))] or optimizers
     if not optimizers and any("bitsandbytes" in s.text or "Adafactor" in s.text for s in place.scripts):
         raise NoEdit("already", "the optimizer is none of torch's")
-    return only(optimizers, "make an optimizer", "no optimizer of torch.optim is made in this script")
+    return optimizers
 
 
-def _is_stepped(script: Script, call: cst.Call) -> bool:
-    dataflow = dataflow_of(script)
-    receivers = [r for _, r in method_calls(script, "step")]
-    receivers += [c.args[0].value for c, _ in method_calls(script, "step") if c.args]
-    return any(origin is call for r in receivers for origin in dataflow.of(r))
+def _steps(program: Project, made: cst.Call) -> Iterator[tuple[Script, cst.Call]]:
+    """The calls that step what a call makes, `opt.step()` or `scaler.step(opt)`."""
+    for script in program.scripts_with(".step("):
+        for step, value in method_calls(script, "step"):
+            if any(o is made for v in (value, *positional(step)[:1]) for _, o in program.of(script, v)):
+                yield script, step
+
+
+def _stepping_loops(program: Project, made: cst.Call) -> set[Loop]:
+    """The innermost loops around the steps of an optimizer."""
+    loops = (enclosing_loop(script, step) for script, step in _steps(program, made))
+    return {loop for loop in loops if loop is not None}
 
 
 # ---------------------------------------------------------------------- another optimizer

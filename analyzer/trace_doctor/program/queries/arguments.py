@@ -252,7 +252,8 @@ def add_entries(script: Script, node: cst.Dict, values: Mapping[str, str]) -> li
     """Appends entries to a dictionary in the style it is written in."""
     start, close = script.span(node)[0], script.span(node)[1] - 1
     keys = [e.key for e in node.elements if isinstance(e, cst.DictElement)]
-    quote = keys[0].quote if keys and isinstance(keys[0], cst.SimpleString) else '"'
+    usual = "'" if script.text.count("'") > script.text.count('"') else '"'
+    quote = keys[0].quote if keys and isinstance(keys[0], cst.SimpleString) else usual
     pairs = [(f"entry:{start}:{n}", f"{quote}{n}{quote}: {v}", v) for n, v in values.items()]
     if not node.elements:
         return [Edit(close, close, ", " * (i > 0) + t, k, v) for i, (k, t, v) in enumerate(pairs)]

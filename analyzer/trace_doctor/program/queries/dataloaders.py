@@ -37,6 +37,8 @@ _GPU, _CPU = (
 """what is likely a GPU, and what is one although the CPU is spoken of as well"""
 _ONLY_CPU = "only those of the CPU can be pinned, or come from a worker"
 _ON_CPU = re.compile(r"cpu|torch\.(?:Float|Double|Half|BFloat16)Tensor")
+_MOVES = ("to", "cuda")
+_OF_TENSORS = ("shape", "dtype", "ndim", "size")
 _MAKE_SAMPLES = ("__init__", "__getitem__", "__getitems__", "__iter__", "__next__", "__call__")
 _HOOKS = ("train_dataloader", "get_train_dataloader")
 
@@ -157,22 +159,47 @@ def _for_validation(script: Script, call: cst.Call) -> bool:
 def refuse_batches_on_gpu(project: Project, script: Script, call: cst.Call) -> None:
     """Raises NoEdit where the dataset or the collate function of a loader puts tensors on the GPU: those cannot be pinned,
     and a process that was forked cannot make any."""
-    makers = [
-        ("collate function", argument(call, "collate_fn", 6)),
-        ("dataset", argument(call, "dataset", 0)),
-    ]
     for other in project.scripts_with("set_default_device", "set_default_tensor_type"):
         for made in other.calls("torch.set_default_device", "torch.set_default_tensor_type"):
             texts = [other.code(a.value) for a in made.args]
             if not any(_ON_CPU.search(text) for text in texts):
                 raise refusal(other, made, f"tensors are made on the GPU by default: {_ONLY_CPU}")
+    for what, where, within in _makes_batches(project, script, call):
+        for copy in where.all(cst.Call, within):
+            if where.function_name(copy) in _MOVES:
+                continue  # what calls it says where to, and is seen itself
+            if _on_gpu(project, where, copy):
+                raise refusal(where, copy, f"the {what} puts tensors on the GPU: {_ONLY_CPU}")
+
+
+def refuse_own_batches(project: Project, script: Script, call: cst.Call) -> None:
+    """Raises NoEdit where a loader delivers objects of a class of the program that moves itself: its `to()` takes no
+    `non_blocking`, or nothing pins it."""
+    for _, where, within in _makes_batches(project, script, call):
+        move = method_of(within, "to") if isinstance(within, cst.ClassDef) else None
+        if move is None or not isinstance(within, cst.ClassDef):
+            continue
+        names = {p.name.value for p in (*move.params.params, *move.params.kwonly_params)}
+        if ("non_blocking" not in names and move.params.star_kwarg is None) or not method_of(
+            within, "pin_memory"
+        ):
+            why = f"the batch is a {within.name.value}, whose to() would need non_blocking, and it a method pin_memory()"
+            raise refusal(where, move, why)
+
+
+def _makes_batches(
+    project: Project, script: Script, call: cst.Call
+) -> Iterator[tuple[str, Script, cst.CSTNode]]:
+    """What runs where a loader's batches are made, and whether it is of its collate function or dataset."""
+    makers = [
+        ("collate function", argument(call, "collate_fn", 6)),
+        ("dataset", argument(call, "dataset", 0)),
+    ]
     for what, arg in makers:
         for home, start in _code_of(project, script, arg.value) if arg is not None else ():
             runs = reached(project, home, [start]) if isinstance(start, cst.FunctionDef) else [(home, start)]
             for where, within in runs:
-                for copy in where.all(cst.Call, within):
-                    if _on_gpu(project, where, copy):
-                        raise refusal(where, copy, f"the {what} puts tensors on the GPU: {_ONLY_CPU}")
+                yield what, where, within
 
 
 def not_picklable(project: Project, script: Script, call: cst.Call) -> tuple[Script, cst.CSTNode] | None:
@@ -237,6 +264,20 @@ def _on_gpu(project: Project, script: Script, call: cst.Call) -> bool:
     device = argument(call, "device", 0 if method == "to" else None)
     if device is None:
         return False
-    texts = [w.code(o) for w, o in [(script, device.value), *project.of(script, device.value)]]
+    origins = project.of(script, device.value)
+    if origins and all(_device_of_tensor(where, origin) for where, origin in origins):
+        return False  # it stays where that tensor is
+    texts = [w.code(o) for w, o in [(script, device.value), *origins]]
     on_cpu = any("cpu" in text for text in texts) and not any(_CPU.search(text) for text in texts)
     return not on_cpu and any(_GPU.search(text) and "dtype" not in text for text in texts)
+
+
+def _device_of_tensor(script: Script, node: cst.BaseExpression) -> bool:
+    """Whether an expression is `x.device` of a tensor: an item, or what has a shape or a type as well."""
+    if not isinstance(node, cst.Attribute) or node.attr.value != "device":
+        return False
+    if isinstance(node.value, cst.Subscript):
+        return True
+    attributes = script.all(cst.Attribute, within=script.function_of(node))
+    tensors = {dotted(a.value) for a in attributes if a.attr.value in _OF_TENSORS} - {None}
+    return dotted(node.value) in tensors

@@ -35,18 +35,27 @@ class WhereSet:
     """what a user types on the command line to set it; empty where there is no such option"""
     flags: tuple[str, ...] = ()
     """all spellings of it, of a parser whose options are seen"""
+    changed: tuple[Script, cst.CSTNode] | None = None
+    """where the program computes another value from it and puts that in its place, as workers per node into workers per GPU"""
 
 
-def where_set(script: Script, node: cst.BaseExpression, project: Project) -> WhereSet | None:
-    """The one place that sets the value of an expression, or None when there is none or more than one."""
+def where_set(
+    script: Script, node: cst.BaseExpression, project: Project, *, changed: bool = False
+) -> WhereSet | None:
+    """The one place that sets the value of an expression, or None when there is none or more than one. `changed`: also
+    where the program puts what it computes from the value in its place."""
     origins = project.of(script, _as_number(script, node))
-    if len(origins) != 1:
-        return None
+    if len({(home.name, dotted(value) or id(value)) for home, value in origins}) != 1:
+        return None  # several calls may pass the same option
     home, value = origins[0]
     origin = _as_number(home, value)
     if origin is not value and isinstance(origin, cst.Name | cst.Attribute):  # `x = int(x)` asks for itself
         further = project.of(home, origin)
         home, origin = further[0] if len(further) == 1 else (home, value)
+    before = _before_change(home, origin) if changed else None
+    if before is not None:
+        found = _option_default(project, before.attr.value)
+        return replace(found, changed=(home, value)) if found is not None else None
     if isinstance(origin, cst.Subscript):
         return _entry(project, home, origin)
     if origin is not node and literal(origin) is not ...:
@@ -55,6 +64,13 @@ def where_set(script: Script, node: cst.BaseExpression, project: Project) -> Whe
         return None
     field = _field_default(project, home, origin) or _parsed_field(project, home, origin)
     return field or _option_default(project, origin.attr.value)
+
+
+def _before_change(script: Script, value: cst.BaseExpression) -> cst.Attribute | None:
+    """`args.workers` of `args.workers = int((args.workers + n - 1) / n)`."""
+    names = assigned_names(script.statement_of(value))
+    nodes = [node for node in script.all(cst.Attribute, within=value) if dotted(node) in names]
+    return nodes[0] if len(names) == 1 and nodes and nodes[0] is not value else None
 
 
 def _as_number(script: Script, node: cst.BaseExpression) -> cst.BaseExpression:
