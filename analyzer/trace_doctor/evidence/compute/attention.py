@@ -80,7 +80,8 @@ class AttentionChains(Evidence, frozen=True):
         aside = np.zeros(len(order), dtype=bool)
         for begin, end in zip(first[of_values].tolist(), last[of_values].tolist(), strict=True):
             aside[order[begin : end + 1]] = True
-        first, last, batched, unknown = (part[~of_values] for part in (first, last, batched, unknown))
+        first, last = first[~of_values], last[~of_values]
+        batched, unknown = batched[~of_values], unknown[~of_values]
         behind = np.searchsorted(first, softmax)
         batched |= _batched_by_grid(kernels, order[first], unknown, behind)
         apart = _Gaps(first, last, batched, kernels.lane[order])
