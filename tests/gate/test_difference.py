@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import trace_doctor
 from trace_doctor import model as m
 from trace_doctor.gate.diff import MOST, difference
+from trace_doctor.gate.verify import verify
 from trace_doctor.model.difference import Change, Difference
 from trace_doctor.reporters.difference import FORMATS, render
 from trace_doctor.reporters.units import columns
@@ -92,7 +93,7 @@ def test_steps_that_vary_hide_a_change() -> None:
 
 @pytest.mark.parametrize(
     ("cost_us", "fate", "words"),
-    [(2_000.0, "within_noise", "no finding came"), (60_000.0, "gone", "1 finding fixed")],
+    [(2_000.0, "within_noise", "1 finding gone, within noise"), (60_000.0, "gone", "1 finding fixed")],
 )
 def test_a_finding_that_costs_less_than_the_steps_vary_is_neither_fixed_nor_new(
     cost_us: float, fate: str, words: str
@@ -110,6 +111,9 @@ def test_a_finding_that_costs_less_than_the_steps_vary_is_neither_fixed_nor_new(
     assert [f.fate for f in made.findings] == [fate]
     assert words in made.verdict
     assert [f.within_noise for f in difference(without, with_it).new] == [fate == "within_noise"]
+    verified = verify(with_it, without)
+    assert verified.code == 0
+    assert ("a step varies by more" in verified.verdict) == (fate == "within_noise")
 
 
 def test_several_recordings_decide_by_their_median_and_are_surer() -> None:

@@ -12,9 +12,9 @@ from trace_doctor.gate.evidence import not_judged, not_whole
 from trace_doctor.gate.matching import faults, follow
 from trace_doctor.gate.runs import cost, runs_of
 from trace_doctor.gate.samples import Figures, Sample, kernels, operators, peak_parts, time_parts
-from trace_doctor.gate.step_times import LEAST_CHANGE, LEAST_STEPS, step_times
-from trace_doctor.gate.verify import memory_change
-from trace_doctor.model import Confidence, Finding, Outcome, Result, Saving, Unit
+from trace_doctor.gate.step_times import LEAST_CHANGE, LEAST_STEPS, in_noise, step_times
+from trace_doctor.gate.verify import VARIES, memory_change
+from trace_doctor.model import Confidence, Finding, Outcome, Result, Unit
 from trace_doctor.model.comparison import StepChange
 from trace_doctor.model.difference import Change, Difference, RuleChange
 
@@ -38,12 +38,12 @@ def difference(before: Result, after: Result, *, ranks: str = "", allow_partial:
     followed, new = follow(before, after, before.findings)
     step = step_times(before, after)
     followed = [
-        replace(f, fate="within_noise", reason="a step varies by more than that")
-        if f.fate == "gone" and _in_noise(f.promised, step)
+        replace(f, fate="within_noise", reason=VARIES)
+        if f.fate == "gone" and in_noise(f.promised, step)
         else f
         for f in followed
     ]
-    new = [replace(f, within_noise=_in_noise(f.saving, step)) for f in new]
+    new = [replace(f, within_noise=in_noise(f.saving, step)) for f in new]
     warnings = comparable(before, after)
     judge = _Judge(before, after, step, bool(warnings))
     limits: list[str] = []
@@ -71,14 +71,6 @@ def difference(before: Result, after: Result, *, ranks: str = "", allow_partial:
         limits=limits,
     )
     return replace(comparison, verdict=_verdict(comparison))
-
-
-def _in_noise(saving: Saving | None, step: StepChange) -> bool:
-    """Whether a finding that came or went costs less than steps vary: then its rule's threshold was crossed, and nothing
-    else is known."""
-    if saving is None or saving.bytes or not saving.time_us_per_step or step.noise_us is None:
-        return False
-    return step.verdict not in ("faster", "slower") and saving.time_us_per_step <= step.noise_us
 
 
 class _Judge:
@@ -209,7 +201,17 @@ def _verdict(difference: Difference) -> str:
     if peak:
         sentence = peak if step.verdict == "not_captured" else f"{sentence}, {peak}"
     new = sum(f.checked_before and not f.within_noise for f in difference.new)
-    moved = [f"{n} finding{'s' if n > 1 else ''} {word}" for n, word in ((gone, "fixed"), (new, "new")) if n]
+    noisy = difference.count("within_noise"), sum(f.checked_before and f.within_noise for f in difference.new)
+    moved = [
+        f"{n} finding{'s' if n > 1 else ''} {word}"
+        for n, word in (
+            (gone, "fixed"),
+            (new, "new"),
+            (noisy[0], "gone, within noise"),
+            (noisy[1], "new, within noise"),
+        )
+        if n
+    ]
     sentence = ", ".join([sentence, *(moved or ["no finding came or went"])])
     sentence = f"{sentence}; not all of both sides was compared" if difference.undecided else sentence
     return sentence[0].upper() + sentence[1:]

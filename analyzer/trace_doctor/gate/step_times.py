@@ -11,7 +11,7 @@ from statistics import fmean, median
 from msgspec.structs import replace
 
 from trace_doctor.gate.comparable import same_work
-from trace_doctor.model import Pace, Result
+from trace_doctor.model import Pace, Result, Saving
 from trace_doctor.model.comparison import StepChange, StepTime
 
 LEAST_STEPS = 3
@@ -34,6 +34,14 @@ def step_times(before: Result, after: Result) -> StepChange:
             _profiled(before), _profiled(after), "medians of steady steps with the profiler running"
         )
     return _beside_the_machine(change, before, after)
+
+
+def in_noise(saving: Saving | None, step: StepChange) -> bool:
+    """Whether a finding that came or went costs less than steps vary: then its rule's threshold was crossed, and nothing
+    else is known."""
+    if saving is None or saving.bytes or not saving.time_us_per_step or step.noise_us is None:
+        return False
+    return step.verdict not in ("faster", "slower") and saving.time_us_per_step <= step.noise_us
 
 
 def _beside_the_machine(change: StepChange, before: Result, after: Result) -> StepChange:

@@ -20,10 +20,12 @@ from trace_doctor.gate.evidence import (
     too_few_steps,
 )
 from trace_doctor.gate.matching import ON_THE_CAPTURE, Fault, faults, follow
-from trace_doctor.gate.step_times import step_times
+from trace_doctor.gate.step_times import in_noise, step_times
 from trace_doctor.model import Finding, Result, Saving, Severity, WhatIf, known_together
 from trace_doctor.model.comparison import Appeared, Followed, MemoryChange, StepChange
 from trace_doctor.model.verification import Promise, Verification
+
+VARIES = "no longer found; a step varies by more than that"
 
 
 def verify(
@@ -61,6 +63,10 @@ def verify(
         followed = [replace(f, fate="not_captured", reason=why, capture=None) for f in followed]
         new = [replace(f, checked_before=False) for f in new]
         change = StepChange(before=change.before, after=change.after, how=why)
+    followed = [
+        replace(f, reason=VARIES) if f.fate == "gone" and in_noise(f.promised, change) else f
+        for f in followed
+    ]
     memory = memory_change(before, after)
     promise = _promise(before, requested, followed, change, memory)
     deciding = followed if chosen is not None else _deciding(followed, fail_on)
@@ -166,6 +172,9 @@ def _decide(
             0,
             f"verify passed: {', '.join(noted)} {'is' if len(noted) == 1 else 'are'} downgraded to info",
         )
+    if noisy := [f.id for f in followed if f.reason == VARIES]:
+        cost = f"{', '.join(noisy)} cost{'s' * (len(noisy) == 1)}"
+        return 0, f"verify passed: {gone} gone; a step varies by more than {cost}"
     return 0, f"verify passed: {gone} fixed"
 
 

@@ -21,7 +21,7 @@ class Followed(Mention, frozen=True, kw_only=True):
     """A finding of BEFORE and what became of it.
 
     `gone`: its rule looked at the same rank and found nothing. `within_noise`: the same, and a step varies by more than it
-    cost (`diff` alone says so). `smaller`: found again, costing at most four fifths or of a lower severity.
+    cost (`diff` alone says so; `verify` by its reason). `smaller`: found again, costing at most four fifths or of a lower severity.
     `still_there`: found again. `not_captured`: AFTER cannot tell, with the reason and how to record it.
     """
 

@@ -216,6 +216,11 @@ class CompileCall(Parameters, frozen=True, kw_only=True, tag_field="callee", tag
         return self.callee.rpartition(".")[2]
 
 
+class Sdpa(Parameters, frozen=True, kw_only=True):
+    heads: bool = True
+    """False: the script's tensors are (batch, tokens, size), and get a dimension of heads, without which no kernel fuses"""
+
+
 class SetConfig(Parameters, frozen=True, kw_only=True):
     name: Literal[
         "torch.backends.cudnn.benchmark",
@@ -255,7 +260,7 @@ PARAMETERS: Mapping[str, Any] = {
     "set-config": SetConfig,
     "sum-on-device": Parameters,
     "tensor-device": Parameters,
-    "use-sdpa": Parameters,
+    "use-sdpa": Sdpa,
     "zero-grad": ZeroGrad,
 }
 """codemod -> the type of its parameters"""

@@ -21,7 +21,7 @@ def training(
     stall: float = 0,
 ) -> RunBuilder:
     """Steps of 1 ms on the GPU, and something that keeps the host busy behind them."""
-    b = RunBuilder(stacks=stacks) if gpu else RunBuilder(gpu=None)
+    b = RunBuilder(stacks=stacks) if gpu else RunBuilder(gpu=None, stacks=stacks)
     for n in range(6):
         with b.step() if marked else nullcontext(), b.python("train.py", 10, "train"):
             if n == 1 and gpu:

@@ -55,6 +55,7 @@ class SlowLaunchThread(TimeRule):
     An optimizer that works on the host before it launches is a note, where TD304 finds nothing in it.
     Without stacks, Python code that no annotation names is a note, which says what ran before and behind it: from 3 % on
     where it comes back in most steps, else (never on a CPU, where another program may have had the core) from 6 % on.
+    With stacks, the user's function that it lies in is named; on a CPU what is shorter than 1 ms counts in such functions alone.
     On a CPU alone, operators that take ten times as long as nine in ten of their name and shapes (without shapes: of their
     place in the step), and so a tenth of the step, are info: CPU contention is likely.
 
@@ -100,7 +101,7 @@ class SlowLaunchThread(TimeRule):
     )
     min_short_gap_us: float = threshold(
         250.0,
-        "a shorter stretch that counts on a GPU where it takes `min_share` of the step by itself",
+        "a shorter stretch that counts on a GPU, or in a function that stacks name, where it takes `min_share` of the step by itself",
         unit="us",
         source="work for the next launch takes the host 5 to 200 us",
     )
@@ -163,7 +164,7 @@ class SlowLaunchThread(TimeRule):
         Valid("a CUDA graph is captured", cases.captures_a_graph),
         Valid("operators were taken out, so that nobody knows what ran there", cases.taken_out, skipped="operators were taken out"),
         Valid("a part of the model", lambda: cases.training(name="encode", inside="operators", gpu=False)),
-        Valid("a part of the model, with a short wait behind its operators", cases.model_that_waits),
+        Valid("a part of the model, with a short wait behind its operators", cases.model_that_waits, skipped="not recorded"),
         Valid("on a CPU, in no function of the script's", cases.in_no_function, skipped="held it up"),
         Valid("a logarithm", lambda: cases.training(name="log_likelihood", inside="operators", gpu=False)),
         Valid("short", lambda: cases.training(200)),
@@ -172,6 +173,7 @@ class SlowLaunchThread(TimeRule):
             lambda: cases.training(name="evaluate", inside="operators", gpu=False),
             thresholds={"min_annotated_us": 6000.0},
         ),
+        Valid("half a millisecond that nobody named, on a CPU", lambda: cases.training(500, name="", gpu=False), skipped="not recorded"),
         Valid("which is not usual", lambda: cases.training(name="evaluate", inside="operators", gpu=False), thresholds={"min_usual_share": 1.1}),
         Valid("code of the loop itself, once", lambda: cases.training(9000, name="", stacks=True, every=6), skipped="held it up"),
         Valid("nobody named it, once, without marks of steps", lambda: cases.training(9000, name="", every=6, marked=False)),
@@ -278,6 +280,7 @@ class SlowLaunchThread(TimeRule):
             confidence="medium",
             file="train.py",
         ),
+        Invalid("half a millisecond of the loop itself, on a CPU", lambda: cases.training(500, name="", stacks=True, gpu=False), message="Code of train() (train.py) itself", severity="info"),
         Invalid("nobody named it, beside longer work of a CPU", lambda: cases.waits_on_a_cpu(*[9000] * 6), message="after aten::mm and before aten::mul"),
         *STALLED,
         Invalid("nobody named it, on the CPU", lambda: cases.training(name="", gpu=False), message="after aten::mm", severity="info"),

@@ -18,6 +18,8 @@ MATH = "aten::_scaled_dot_product_attention_math"
 _MODULE = "aten::_native_multi_head_attention"
 _LARGEST_HEAD = 256
 """numbers of one head that the fused kernels of a GPU take"""
+_MATMUL = "aten::matmul"
+"""around a product of four dimensions, which it computes as three"""
 _FEW = 64
 """Chains that are looked at: all layers of a model ask in the same way."""
 
@@ -29,6 +31,8 @@ class AttentionForm(Evidence, frozen=True):
     """most are scaled_dot_product_attention with its math backend"""
     refused: tuple[str, ...]
     """what of its types and shapes keeps fused kernels away, as clauses; empty where nothing does"""
+    has_heads: bool
+    """False where all products that were recorded with shapes are of (batch, tokens, size), which no kernel fuses"""
     in_module: bool
     """nn.MultiheadAttention computes it, in its fast path that returns the weights as well"""
 
@@ -43,8 +47,20 @@ class AttentionForm(Evidence, frozen=True):
         return cls(
             fell_back=fell_back,
             refused=_refused(facts, _calls(nesting, forward[inside])) if fell_back else (),
+            has_heads=_has_heads(facts, nesting, chains),
             in_module=bool(nesting.inside(first, nesting.run.is_named(_MODULE.__eq__)).any()),
         )
+
+
+def _has_heads(facts: Facts, nesting: Nesting, chains: AttentionChains) -> bool:
+    inputs = facts.get(OperatorInputs)
+    if inputs is None:
+        return True
+    products = chains.kernels.operator[chains.products]
+    operators = inputs.typical(np.unique(products[products >= 0]))[:_FEW]
+    above = {row for inner in operators.tolist() for row in nesting.ancestors(inner)}
+    calls = inputs.of(sorted(row for row in above if nesting.run.text(row) == _MATMUL))
+    return not calls or any(len(operands.shape(0)) != 3 for operands in calls)
 
 
 def _calls(nesting: Nesting, operators: I64) -> list[int]:

@@ -44,7 +44,9 @@ def _attention(
     mask: bool,
     scores: tuple[int, ...] = _SCORES,
     dropout: bool = False,
+    inner: tuple[tuple[int, ...], ...] = (),
 ) -> None:
+    """`inner`: operands of a product between the softmax and the second batched one."""
     keys = [64, 64, 512]
     with b.op("aten::bmm", us=2, dims=[list(_SHAPE), keys], types=["c10::BFloat16"] * 2):
         b.compute(us, _GEMM)
@@ -56,6 +58,7 @@ def _attention(
     if dropout:
         with b.op("aten::dropout"), b.op("aten::bernoulli_", us=2):
             b.compute(us)
+    _inner(b, us, inner)
     with b.op("aten::bmm", us=2, dims=[list(_SCORES), list(_SHAPE)], types=["c10::BFloat16"] * 2):
         b.compute(us, _GEMM)
     if not training:
@@ -63,12 +66,24 @@ def _attention(
     for _ in range(2):
         with b.op("aten::bmm", us=2, dims=[list(_SCORES), list(_SHAPE)], types=["c10::BFloat16"] * 2):
             b.compute(us, _GEMM)
+    if inner:  # the gradients of its weight and of its input
+        made = (inner[0][0], inner[1][-1])
+        _inner(b, us, (inner[0][::-1], made))
+        _inner(b, us, (made, inner[1][::-1]))
     with b.op(
         "aten::_softmax_backward_data", us=2, dims=[list(scores), list(scores)], types=["c10::BFloat16"] * 2
     ):
         b.compute(us, _SOFTMAX_BACKWARD)
     for _ in range(2):
         with b.op("aten::bmm", us=2, dims=[list(_SCORES), list(_SHAPE)], types=["c10::BFloat16"] * 2):
+            b.compute(us, _GEMM)
+
+
+def _inner(b: RunBuilder, us: float, operands: tuple[tuple[int, ...], ...]) -> None:
+    if operands:
+        convolution = len(operands[0]) == 4
+        name = "aten::cudnn_convolution" if convolution else "aten::mm"
+        with b.op(name, us=2, dims=[list(o) for o in operands], types=["c10::BFloat16"] * 2):
             b.compute(us, _GEMM)
 
 
@@ -85,6 +100,7 @@ def _training(
     query: tuple[int, ...] = (4, 16, 512, 64),
     dropout: bool = False,
     gpu: bool = True,
+    inner: tuple[tuple[int, ...], ...] = (),
 ) -> RunBuilder:
     """Four layers a step: attention, and a linear layer of `other` us."""
     b = RunBuilder(gpu="NVIDIA H100 80GB HBM3" if gpu else None, shapes=shapes, stacks=stacks)
@@ -92,7 +108,7 @@ def _training(
         with b.step(), b.python("model.py", 40, "forward"):
             for _ in range(4):
                 if kind == "written out":
-                    _attention(b, us, training, mask, dropout=dropout)
+                    _attention(b, us, training, mask, dropout=dropout, inner=inner)
                 elif kind in ("softmax by hand", "exponentials"):
                     _by_hand(b, us, divided=kind == "softmax by hand")
                 elif kind in ("graph", "router in a graph", "graph without grids"):
@@ -107,6 +123,9 @@ def _training(
                     _attention(b, us, training, mask, scores=(64, 512))
                 elif kind == "module":
                     with b.op("aten::_native_multi_head_attention"):
+                        _attention(b, us, training, mask)
+                elif kind == "without heads":
+                    with b.op("aten::matmul", dims=[list(_SHAPE), [64, 64, 512]], types=[dtype] * 2):
                         _attention(b, us, training, mask)
                 elif kind == "math":
                     dims = [list(query)] * 3 + [[512, 512]] * mask
@@ -198,6 +217,12 @@ def _without_operators() -> RunBuilder:
     return b
 
 
+_VALUES = ((2048, 512), (512, 1024))
+"""operands of the product that makes the values"""
+_POINTWISE = ((4, 1024, 16, 32), (1024, 1024, 1, 1))
+"""of one that makes them as a convolution, of pictures"""
+_OF_HEADS = ((64 * 512 * 512 // 16, 16), (16, 16))
+"""of one that mixes the scores of heads"""
 _SCRIPT = """import math
 
 import torch
@@ -218,6 +243,16 @@ class Attention(nn.Module):
     def forward(self, q, k, v):
         return nn.functional.scaled_dot_product_attention(q, k, v)
 """
+_PATCHED_WITHOUT_HEADS = """import torch
+from torch import nn
+
+
+class Attention(nn.Module):
+    def forward(self, q, k, v):
+        return nn.functional.scaled_dot_product_attention(
+            q.unsqueeze(-3), k.unsqueeze(-3), v.unsqueeze(-3)
+        ).squeeze(-3)
+"""
 
 
 class UnfusedAttention(Rule):
@@ -233,7 +268,8 @@ class UnfusedAttention(Rule):
 
     Evidence
     Kernels of each stream in order: a softmax with a GEMM of `aten::bmm` or `baddbmm` on both sides, at most twelve
-    kernels away, with no other GEMM between. Exponentials, their sum and a division count as a softmax; log-softmax does
+    kernels away. Between them no other GEMM runs, but one that computes the values (in a backward its gradients), as shapes
+    tell: as many elements as the scores are multiplied with. Exponentials, their sum and a division count as a softmax; log-softmax does
     not. In a CUDA graph, which has no operators, GEMMs on both sides whose grids have the same depth are taken for
     batched. Where shapes were recorded, the second matmul must multiply what the softmax is over. With stacks, modules
     called a feed-forward block, experts or a router do not count. Backward chains, with two GEMMs on each side, count as
@@ -298,6 +334,15 @@ class UnfusedAttention(Rule):
         Valid("a router in a CUDA graph", lambda: _training("router in a graph")),
         Valid("a router over experts", lambda: _in_module("TopKRouter")),
         Valid("a feed-forward block", lambda: _in_module("SparseMoeBlock")),
+        Valid("scores that a product changes", lambda: _training(inner=_OF_HEADS)),
+        Valid(
+            "scores that a product changes, with its backward",
+            lambda: _training(training=True, inner=_OF_HEADS),
+        ),
+        Valid(
+            "a product between of which no shape was recorded", lambda: _training(inner=_VALUES, shapes=False)
+        ),
+        Valid("a product between of another size", lambda: _training(inner=((2048, 512), (512, 512)))),
         Valid("little time", lambda: _training(us=2, other=2000)),
         Valid("GPU rows only", _without_operators, skipped="operator"),
         Valid("products on a CPU", lambda: without_gpu("aten::bmm")),
@@ -309,6 +354,11 @@ class UnfusedAttention(Rule):
             "written out", _training, message="matmul, softmax, matmul 4 times per step. It takes 1 ms per step, 38% of kernel time.", saving_us=500, tolerance=0.1, confidence="low",
             codemod="use-sdpa", before=_SCRIPT, after=_PATCHED,
         ),
+        Invalid("of tensors without heads", lambda: _training("without heads"), codemod="use-sdpa", before=_SCRIPT, after=_PATCHED_WITHOUT_HEADS),
+        Invalid("values computed after the softmax", lambda: _training(inner=_VALUES), message="4 times per step", saving_us=500, tolerance=0.1),
+        Invalid("values computed by a convolution", lambda: _training(inner=_POINTWISE), message="4 times per step", saving_us=500, tolerance=0.1),
+        Invalid("values computed after the softmax, with its backward", lambda: _training(training=True, inner=_VALUES), message="Forward and backward take", saving_us=800, tolerance=0.2),
+        Invalid("values computed after the softmax, on a CPU", lambda: _training(gpu=False, inner=_VALUES), message="4 times per step"),
         Invalid("with its backward", lambda: _training(training=True), saving_bytes=4 * 64 * 512 * 512 * 2, message="Forward and backward take"),
         Invalid("SDPA in its math backend", lambda: _training("math"), message="uses the math backend", codemod="sdpa-backend"),
         Invalid("SDPA of heads that are too large", lambda: _training("math", query=(4, 16, 512, 320)), message="(head size 320 exceeds 256)"),
@@ -504,4 +554,4 @@ def _fixes(form: AttentionForm, site: Site | None, *, on_gpu: bool) -> list[Fix]
     if form.fell_back:
         others = [techniques.attention_libraries(_VERIFY)] if on_gpu else []
         return [techniques.sdpa_backend(_VERIFY, place), *others]
-    return [techniques.use_sdpa(_VERIFY, place)]
+    return [techniques.use_sdpa(_VERIFY, place, heads=form.has_heads)]

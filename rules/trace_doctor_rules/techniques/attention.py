@@ -6,17 +6,19 @@ from trace_doctor import Fix, Target
 from trace_doctor_rules._shared import LOWER_PEAK, advice, patch
 
 
-def use_sdpa(verify: str = LOWER_PEAK, target: Target | None = None) -> Fix:
-    """An edit of attention that is written out as matmul, softmax, matmul."""
+def use_sdpa(verify: str = LOWER_PEAK, target: Target | None = None, *, heads: bool = True) -> Fix:
+    """An edit of attention that is written out as matmul, softmax, matmul; without `heads` of tensors that have none."""
     return patch(
         "Use scaled_dot_product_attention",
         "use-sdpa",
         "out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)\n"
+        "# fused kernels take (batch, heads, tokens, size): give tensors without heads a dimension by unsqueeze(1)\n"
         "# mask: the one of your code, True where a key is kept, or what is added to the scores; without it every position\n"
         "# sees all others. Causal: is_causal=True instead. Dropout: dropout_p, in training only\n"
         '# HF: from_pretrained(..., attn_implementation="sdpa"); the score matrix is then never stored',
         "not bitwise identical, dropout draws other numbers; a mask needs two dimensions or more and the query's type",
         verify,
+        params={} if heads else {"heads": False},
         target=target,
     )
 

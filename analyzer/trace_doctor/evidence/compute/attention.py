@@ -76,6 +76,12 @@ class AttentionChains(Evidence, frozen=True):
         softmax = np.union1d(
             np.flatnonzero(_is_softmax(kernels)[order]), _by_hand(kernels, order, first, last)
         )
+        of_values = _of_values(facts, kernels, order, first, batched & ~unknown, softmax)
+        aside = np.zeros(len(order), dtype=bool)
+        for begin, end in zip(first[of_values].tolist(), last[of_values].tolist(), strict=True):
+            aside[order[begin : end + 1]] = True
+        first, last = first[~of_values], last[~of_values]
+        batched, unknown = batched[~of_values], unknown[~of_values]
         behind = np.searchsorted(first, softmax)
         batched |= _batched_by_grid(kernels, order[first], unknown, behind)
         apart = _Gaps(first, last, batched, kernels.lane[order])
@@ -94,7 +100,7 @@ class AttentionChains(Evidence, frozen=True):
             order[softmax],
             backward,
             products,
-            between,
+            between & ~aside,
             _score_bytes(facts, kernels, order[softmax[~backward]]),
             kernels,
         )
@@ -167,6 +173,60 @@ def _by_hand(kernels: Work, order: I64, first: I64, last: I64) -> I64:
         return np.asarray(count[first[behind]] > count[last[behind - 1]])
 
     return np.asarray(places[between(total) & between(quotient)])
+
+
+def _of_values(facts: Facts, kernels: Work, order: I64, first: I64, batched: Bool, softmax: I64) -> Bool:
+    """Which products compute the values (`v = self.value(x)`), or their gradients, between a softmax and a batched product
+    of its scores. Many scripts do so there. Only shapes tell such a product from one that uses the scores.
+    """
+    found = np.zeros(len(first), dtype=bool)
+    inputs, places = facts.get(OperatorInputs), np.flatnonzero(batched)
+    if inputs is None or not len(places):
+        return found
+    behind = np.searchsorted(places, np.searchsorted(first, softmax))
+    inside = (behind > 0) & (behind < len(places))
+    softmax, low, high = softmax[inside], places[behind[inside] - 1], places[behind[inside] % len(places)]
+    backward = _backward(kernels, order[softmax])
+    few = (high - low > 1) & (high - low - 1 <= 1 + backward)
+    for at, start, end, back in list(
+        zip(*(part[few].tolist() for part in (softmax, low, high, backward)), strict=True)
+    )[:MOST_LOOKED_AT]:
+        rows = kernels.operator[order[[at, *first[start : end + 1]]]].tolist()
+        if min(rows) >= 0 and _touch_values(*inputs.of(rows), backward=back, equal=not kernels.on_gpu):
+            found[start + 1 : end] = True
+    return found
+
+
+def _touch_values(softmax: Inputs, *products: Inputs, backward: bool, equal: bool) -> bool:
+    """Whether the products between the first and the last, which are batched, compute values, or gradients of them: as large
+    as what the last multiplies with the scores (in a backward the first). `equal`: values have to be as large as queries or
+    keys, as the fused operator of a CPU takes no others."""
+    scores = _elements(softmax)
+    (made, *low), *inner, (_, *high) = map(_sizes, products)
+    if scores not in high or not (backward or made == scores):
+        return False
+    high.remove(scores)
+    values = {made, *low} - {scores} if backward else set(high)
+    if equal and not values & set(high if backward else low):
+        return False
+    if backward:
+        return all(values & set(each) for each in inner)
+    return all(each[0] in values and (each[0] != scores or scores not in each[1:]) for each in inner)
+
+
+def _sizes(product: Inputs) -> list[int]:
+    """Numbers of elements of a product: of its result, and of both operands. The result of a convolution is known where
+    its kernel is a single point, else 0."""
+    shapes = [shape for shape, _ in product.tensors()]
+    if len(shapes) < 2:
+        return [0]
+    if len(shapes[0]) == 4:  # a convolution: input, weight, bias
+        one, other = shapes[:2]
+        made = prod(one) // one[1] * other[0] if one[1] and prod(other[2:]) == 1 else 0
+    else:  # a bias comes first
+        one, other = shapes[-2:]
+        made = prod(one[:-1]) * other[-1]
+    return [made, prod(one), prod(other)]
 
 
 def _batched_by_grid(kernels: Work, rows: I64, unknown: Bool, behind: I64) -> Bool:

@@ -141,11 +141,10 @@ class HostGaps(Evidence, frozen=True):
         named = np.concatenate([rows, meeting[meeting >= 0]])
         cover = union(pairs(run.ts[named], run.end[named]))
         blank = subtract(intersect(self._idle("python", "annotation"), on_device), cover)
+        long_ns = limits.gap_ns if self.device < 0 and self.stacks else limits.nameless_ns
         return NamedGaps(
             gaps=tuple(sorted(gaps, key=lambda gap: (-gap.idle_ns, gap.name))),
-            blank=blank[
-                blank[:, 1] - blank[:, 0] >= (limits.gap_ns if self.device < 0 else limits.nameless_ns)
-            ],
+            blank=blank[blank[:, 1] - blank[:, 0] >= long_ns],
             rest=subtract(idle, cover),
         )
 

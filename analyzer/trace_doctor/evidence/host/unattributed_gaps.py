@@ -126,8 +126,11 @@ def _of_cpu(facts: Facts, named: NamedGaps, limits: GapLimits) -> Iterator[tuple
     """Stretches of the main thread in which it runs no operator. With Python stacks those in the user's functions themselves:
     what these call has a name."""
     run, host, steps = facts.run, facts[HostGaps], facts[Steps]
-    stretches = _stretches(facts, host, limits.gap_ns)
-    stretches = stretches[covered(stretches, named.blank) >= limits.gap_ns]
+    least = (
+        limits.nameless_ns if host.stacks else limits.gap_ns
+    )  # short ones are ordinary work, unless stacks tell
+    stretches = _stretches(facts, host, least)
+    stretches = stretches[covered(stretches, named.rest) >= least]
     working = covered(stretches, _operators(run, host.thread))
     stretches = stretches[working <= limits.operator_share * (stretches[:, 1] - stretches[:, 0])]
     stretches = stretches[steps.is_steady(stretches[:, 0])]
@@ -137,7 +140,7 @@ def _of_cpu(facts: Facts, named: NamedGaps, limits: GapLimits) -> Iterator[tuple
         if place and (function is not None or not host.stacks):
             groups.setdefault((place, function, True), []).append((start, end))
     for key, spans in groups.items():
-        idle = intersect(named.blank, np.array(spans, dtype=np.int64))
+        idle = intersect(named.rest, np.array(spans, dtype=np.int64))
         yield key, spans, [(int(a), int(b)) for a, b in idle]
 
 

@@ -10,7 +10,7 @@ import libcst as cst
 from trace_doctor.fixes.attention.matmuls import Attention
 from trace_doctor.fixes.attention.pattern import find_attention
 from trace_doctor.fixes.codemods import codemod
-from trace_doctor.model.parameters import Parameters
+from trace_doctor.model.parameters import Sdpa
 from trace_doctor.program.edits import Change, Edit, NoEdit, insert_before, replace_lines
 from trace_doctor.program.place import Place, only, refusal
 from trace_doctor.program.queries.imports import name_for
@@ -23,13 +23,13 @@ _SCALE = "torch.nn.functional.scaled_dot_product_attention(scale)"
 
 @codemod(
     "use-sdpa",
-    Parameters,
+    Sdpa,
     adds="torch nn functional scaled_dot_product_attention attn_mask dropout_p is_causal scale True p training size "
-    "bool_mask None no_key masked_fill all keepdim transpose",
+    "bool_mask None no_key masked_fill all keepdim transpose unsqueeze squeeze",
     words=("softmax",),
     elsewhere=True,
 )
-def use_sdpa(place: Place, params: Parameters) -> Change:
+def use_sdpa(place: Place, params: Sdpa) -> Change:
     """Replaces softmax(q @ k.T * scale + mask) @ v by scaled_dot_product_attention, where it is provably just that."""
     matches: dict[cst.BaseExpression, tuple[Script, Attention]] = {}
     refusals: list[NoEdit] = []
@@ -47,7 +47,7 @@ def use_sdpa(place: Place, params: Parameters) -> Change:
         raise refusals[0]
     places = [(script, matmul) for matmul, (script, _) in matches.items()]
     _, matmul = only(places, "compute attention", _missing(place))
-    return _change(*matches[matmul], place.torch)
+    return _change(*matches[matmul], place.torch, heads=params.heads)
 
 
 def _is_fused(place: Place, script: Script, function: cst.FunctionDef) -> bool:
@@ -74,7 +74,7 @@ def _missing(place: Place) -> str:
     return f"{missing}; {where} already"
 
 
-def _change(script: Script, a: Attention, torch: TorchBounds) -> Change:
+def _change(script: Script, a: Attention, torch: TorchBounds, *, heads: bool) -> Change:
     name, imports = name_for(script, "torch.nn.functional.scaled_dot_product_attention", a.matmul)
     query, mask, lines = a.query, a.mask, []
     if a.no_key is not None and mask is not None:
@@ -98,6 +98,10 @@ def _change(script: Script, a: Attention, torch: TorchBounds) -> Change:
         query, mask = a.query, variable
     elif lines:
         edits.append(insert_before(script, last, lines[0]))
+    key, value = a.key, a.value
+    if not heads:
+        query, key, value = (_with_heads(each) for each in (query, key, value))
+        mask = None if mask is None else _with_heads(mask)
     arguments = [f"attn_mask={mask}"] if mask is not None else []
     if a.dropout is not None:
         arguments.append(f"dropout_p={a.dropout}")
@@ -108,14 +112,18 @@ def _change(script: Script, a: Attention, torch: TorchBounds) -> Change:
     elif a.scale is not None:  # 2.0 has no `scale`: it always divides by the square root of the last size
         query = f"{query} * ({a.scale} * {query}.size(-1) ** 0.5)".replace("(1.0 * ", "(")
     start, end = _range(script, a.matmul)
-    text = f"{name}({', '.join([query, a.key, a.value, *arguments])})"
-    edits.append(Edit(start, end, text + ".transpose(1, 2)" * a.swapped))
+    text = f"{name}({', '.join([query, key, value, *arguments])})"
+    edits.append(Edit(start, end, text + ".transpose(1, 2)" * a.swapped + ".squeeze(-3)" * (not heads)))
     edits += _removals(script, drop, titled=a.condition is None)
     return Change(script, (*imports, *edits), script.line(a.matmul))
 
 
 def _grouped(text: str) -> str:
     return text if re.fullmatch(r"~?[\w.]+", text) else f"({text})"
+
+
+def _with_heads(text: str) -> str:
+    return f"{_grouped(text)}.unsqueeze(-3)"
 
 
 def _removals(script: Script, statements: list[cst.BaseSmallStatement], *, titled: bool) -> Iterator[Edit]:
