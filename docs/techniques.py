@@ -290,11 +290,12 @@ def _names(path: Path, only: str | None) -> set[str]:
     """What a file, or one function of it, calls of `techniques`, and the codemods that it names for a fix."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     helpers = {
-        alias.asname or alias.name: (RULES.parent / (node.module.replace(".", "/") + ".py"), alias.name)
+        alias.asname or alias.name: (file, alias.name)
         for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("trace_doctor_rules.")
+        for file in [RULES.parent / (str(node.module).replace(".", "/") + ".py")]
+        if file.is_file()  # else a package: its module holds captures of cases
         for alias in node.names
-        if node.module
     }
     own = {n.name: n for n in tree.body if isinstance(n, ast.FunctionDef)}
     todo: list[ast.AST] = [own[only]] if only in own else [tree] if only is None else []
