@@ -293,11 +293,9 @@ def _names(path: Path, only: str | None) -> set[str]:
         alias.asname or alias.name: (file, alias.name)
         for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("trace_doctor_rules.")
+        for file in [RULES.parent / (str(node.module).replace(".", "/") + ".py")]
+        if file.is_file()  # else a package: its module holds captures of cases
         for alias in node.names
-        if node.module
-        and (
-            file := RULES.parent / (node.module.replace(".", "/") + ".py")
-        ).is_file()  # else a module's cases
     }
     own = {n.name: n for n in tree.body if isinstance(n, ast.FunctionDef)}
     todo: list[ast.AST] = [own[only]] if only in own else [tree] if only is None else []

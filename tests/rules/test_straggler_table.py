@@ -8,7 +8,8 @@ import trace_doctor
 from trace_doctor.reporters import render
 from trace_doctor.reporters.diagnosis import headline
 from trace_doctor.testing import run_case
-from trace_doctor_rules.comms.straggler import Straggler, _late_in
+from trace_doctor_rules.comms._straggler_cases import late_in
+from trace_doctor_rules.comms.straggler import Straggler
 
 
 def test_the_table_begins_with_the_ranks_that_are_late() -> None:
@@ -21,7 +22,7 @@ def test_the_table_begins_with_the_ranks_that_are_late() -> None:
     ("late", "named"), [(1, "rank 0"), (2, "ranks 0 and 1"), (4, "ranks 0, 1, 2 and 1 more")]
 )
 def test_the_headline_names_all_that_are_late(late: int, named: str, tmp_path: Path) -> None:
-    for r, b in enumerate(_late_in(*[(400.0,)] * late)):
+    for r, b in enumerate(late_in(*[(400.0,)] * late)):
         b.write(tmp_path / f"rank{r}.json")
     result = trace_doctor.analyze(tmp_path, select=["TD602"])
     assert headline(result) == f"Straggler delays all ranks: up to 25% of step time ({named})"
@@ -29,7 +30,7 @@ def test_the_headline_names_all_that_are_late(late: int, named: str, tmp_path: P
 
 
 def test_what_a_straggler_does_while_the_others_wait_has_one_owner(tmp_path: Path) -> None:
-    for r, b in enumerate(_late_in((400.0,))):
+    for r, b in enumerate(late_in((400.0,))):
         b.write(tmp_path / f"rank{r}.json")
     result = trace_doctor.analyze(tmp_path, select=["TD602"])
     [pause] = [row for row in result.ownership if row.rank == 0 and row.part == "annotation"]
