@@ -14,6 +14,7 @@ from trace_doctor.model import (
     Finding,
     Fix,
     Input,
+    Location,
     MemoryHeldRow,
     Outcome,
     Result,
@@ -287,3 +288,11 @@ def test_what_cannot_be_judged_shows_no_saving_in_front(
     assert ("gain" in tiles, ">not judged<" in tiles) == (enough, not enough)
     assert ("combined: " in render(result, "text")) == ("combined: " in render(result, "markdown")) == enough
     assert ("%" in headline(result)) == enough
+
+
+def test_the_first_line_names_who_delays_a_job_by_how_much_and_why(job_result: Result) -> None:
+    first = "A step takes 178 ms; 7.10 ms (4.0%) for rank 37 (compute), in 5 of 5 steps"
+    assert verdict(job_result)[0] == first
+    assert first in render(job_result, "text")
+    other = msgspec.structs.replace(job_result.findings[0], location=Location(ranks=[36]))
+    assert verdict(msgspec.structs.replace(job_result, findings=[other]))[0].startswith("Straggler")

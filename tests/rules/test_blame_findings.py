@@ -32,6 +32,17 @@ def test_the_rank_that_delays_the_job_is_named_with_what_it_costs(tmp_path: Path
     assert found.saving.time_us_per_step == pytest.approx((job.step_ns - healthy.step_ns) / 1e3, rel=0.1)
 
 
+def test_the_result_holds_the_excess_of_each_rank_and_its_verdict_names_the_root(tmp_path: Path) -> None:
+    for rank, b in enumerate(traces(hybrid(**SMALL, faults=Faults(slow={3: 1.2})))):
+        b.write(tmp_path / f"rank{rank}.json")
+    result = trace_doctor.analyze(tmp_path, select=["TD602"])
+    [job] = result.jobs or []
+    assert (job.blamed, [root.cause for root in job.roots]) == ([3], ["compute"])
+    assert max(job.rows, key=lambda row: sum(us or 0 for us in row.excess_us)).ranks == [3]
+    assert result.summary.verdict.startswith(result.findings[0].message.rstrip("."))
+    assert not trace_doctor.analyze(tmp_path, select=["TD101"]).jobs
+
+
 def test_slow_in_some_steps(tmp_path: Path) -> None:
     job = hybrid(**SMALL, steps=6, faults=Faults(loading={3: (20 * MS, (2, 4))}))
     [found] = _findings(job, tmp_path)

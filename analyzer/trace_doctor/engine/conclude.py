@@ -30,6 +30,7 @@ from trace_doctor.engine.sizes import (
 from trace_doctor.engine.summary import outcomes, summary
 from trace_doctor.errors import UsageError
 from trace_doctor.evidence.base import Options
+from trace_doctor.evidence.distributed.blame.evidence import JobBlame
 from trace_doctor.evidence.memory.series import thinned
 from trace_doctor.evidence.rank_summary import RankOfJob, RankSummary, ranks_of_jobs
 from trace_doctor.model import (
@@ -59,6 +60,12 @@ def judge(examinations: Sequence[Examination], rules: Sequence[Rule]) -> list[Ex
         further = [RankOfJob(summary) for summary in e.further]
         verdicts = {v.rule: v for v in (*e.verdicts, *run_rules(rank, over_ranks, further=further))}
         complete.append(replace(e, verdicts=tuple(one_owner([verdicts[rule] for rule in rules]))))
+    told: set[int] = set()
+    for n, rank in enumerate(ranks):
+        found = rank.job.found(JobBlame)
+        if found is not None and id(rank.job) not in told:
+            told.add(id(rank.job))
+            complete[n] = replace(complete[n], delays=found.delays)
     return complete
 
 
@@ -162,6 +169,11 @@ def conclude(
             for row in own
         ]
 
+    jobs = [
+        msgspec.structs.replace(e.delays, job=merged.jobs.get(number, 0))
+        for number, e in with_numbers(examinations)
+        if e.delays is not None
+    ]
     what_if, owners = of_inputs(what_ifs), of_inputs(owned)
     memory = limit(rows(lambda d: d.memory_timeline), MAX_LANES, "memory charts", limits)
     return Result(
@@ -193,6 +205,7 @@ def conclude(
         operators=rows(lambda d: d.operators),
         collectives=rows(lambda d: d.collectives),
         what_if=what_if,
+        jobs=jobs or UNSET,
         findings=findings,
         outcomes=outcomes(examinations, rules, visible.pairs, unowned(time, owners)),
         suppressed=list(suppressed),
