@@ -43,6 +43,15 @@ def test_the_result_holds_the_excess_of_each_rank_and_its_verdict_names_the_root
     assert not trace_doctor.analyze(tmp_path, select=["TD101"]).jobs
 
 
+def test_the_timeline_keeps_the_rank_that_delays_the_job_and_usual_ones(tmp_path: Path) -> None:
+    for rank, b in enumerate(traces(hybrid(2, 2, 5, faults=Faults(slow={19: 1.3})))):
+        b.write(tmp_path / f"rank{rank}.json")
+    result = trace_doctor.analyze(tmp_path, select=["TD602"])
+    [job] = result.jobs or []
+    assert [lane.rank for lane in result.timeline][:4] == [19, *job.usual, 0]
+    assert result.steps[0].rank == 19
+
+
 def test_slow_in_some_steps(tmp_path: Path) -> None:
     job = hybrid(**SMALL, steps=6, faults=Faults(loading={3: (20 * MS, (2, 4))}))
     [found] = _findings(job, tmp_path)

@@ -35,9 +35,11 @@ from trace_doctor.evidence.memory.series import thinned
 from trace_doctor.evidence.rank_summary import RankOfJob, RankSummary, ranks_of_jobs
 from trace_doctor.model import (
     MEMORY_CATEGORIES,
+    Lane,
     MemoryLedgerRow,
     OwnershipRow,
     Result,
+    StepRow,
     Suppressed,
     Tool,
     WhatIf,
@@ -47,6 +49,7 @@ from trace_doctor.rule import Rule
 from trace_doctor.version import VERSION
 
 R = TypeVar("R", bound=msgspec.Struct)
+S = TypeVar("S", StepRow, Lane)
 
 
 def judge(examinations: Sequence[Examination], rules: Sequence[Rule]) -> list[Examination]:
@@ -174,6 +177,13 @@ def conclude(
         for number, e in with_numbers(examinations)
         if e.delays is not None
     ]
+    named = [rank for job in jobs for rank in (*job.blamed, *job.usual)]
+
+    def by_interest(of_all: list[S]) -> list[S]:
+        """Those of the ranks that delay a job first, then of usual ones to compare with: not all are kept."""
+        place = {rank: n for n, rank in reversed([*enumerate(named)])}
+        return sorted(of_all, key=lambda row: place.get(row.rank, len(named)))
+
     what_if, owners = of_inputs(what_ifs), of_inputs(owned)
     memory = limit(rows(lambda d: d.memory_timeline), MAX_LANES, "memory charts", limits)
     return Result(
@@ -197,9 +207,13 @@ def conclude(
         memory_ledger=of_inputs([_explained_memory(e) for e in examinations]),
         memory_held=rows(lambda d: d.memory_held),
         steps=limit(
-            rows(lambda d: d.steps), MAX_STEPS, "steps", limits, of=sum(d.step_count for _, _, d in displays)
+            by_interest(rows(lambda d: d.steps)),
+            MAX_STEPS,
+            "steps",
+            limits,
+            of=sum(d.step_count for _, _, d in displays),
         ),
-        timeline=limit(rows(lambda d: d.timeline), MAX_LANES, "device lanes", limits),
+        timeline=limit(by_interest(rows(lambda d: d.timeline)), MAX_LANES, "device lanes", limits),
         memory_timeline=[thinned(m, share(MAX_POINTS, len(memory), 40, 400)) for m in memory],
         kernels=rows(lambda d: d.kernels),
         operators=rows(lambda d: d.operators),
