@@ -202,12 +202,13 @@ def _rounded(value: float | None) -> float | None:
 
 
 def _group(lag: GroupLag) -> Html:
-    rest = lag.size - len(lag.ranks)
     part = f" (only {lag.read:,} read)" if lag.read < lag.size else ""
-    step = {b - a for a, b in zip(lag.ranks, lag.ranks[1:], strict=False)}
-    if len(lag.ranks) > 3 and step == {1} and not rest:
-        return el("span", f"ranks {lag.ranks[0]}–{lag.ranks[-1]}{part}")
-    return el("span", f"{ranks_text([*lag.ranks, *[-1] * max(rest, 0)])}{part}")
+    first, last = (lag.ranks[0], lag.ranks[-1]) if lag.ranks else (0, 0)
+    if last - first + 1 == len(lag.ranks) == lag.size > 2:
+        return el("span", f"ranks {first}–{last}{part}")
+    if lag.size > len(lag.ranks):
+        return el("span", f"ranks {', '.join(map(str, lag.ranks[:3]))} and others, {lag.size:,} in all{part}")
+    return el("span", f"{ranks_text(lag.ranks)}{part}")
 
 
 def _last(lag: GroupLag) -> str:
