@@ -59,9 +59,11 @@ def test_slow_in_some_steps(tmp_path: Path) -> None:
 
 
 def test_of_one_step_it_is_an_info_finding(tmp_path: Path) -> None:
-    [found] = _findings(hybrid(**SMALL, steps=1, faults=Faults(slow={3: 1.2})), tmp_path)
+    [found] = _findings(hybrid(**SMALL, steps=1, faults=Faults(slow={3: 1.4})), tmp_path)
     assert (found.severity, found.confidence) == ("info", "low")
     assert "Only 1 step was observed." in found.message
+    verdict = trace_doctor.analyze(tmp_path, select=["TD602"]).summary.verdict
+    assert "for rank 3 (compute), which is not certain (seen in 1 step: record five or more)" in verdict
 
 
 def test_where_nobody_is_slow_no_rank_is_said_to_cause_the_waiting(tmp_path: Path) -> None:

@@ -167,7 +167,8 @@ def _uncertain(result: Result) -> str:
         why = "the simulation does not reproduce this capture: record again, with nothing else running"
     else:
         why = "its finding says why"
-    return f"{_fault(note, result)}, which is not certain ({why})"
+    fault, _, _ = _fault(note, result).partition(". ")
+    return f"{fault}, which is not certain ({why})"
 
 
 def _start_up(result: Result) -> str:
