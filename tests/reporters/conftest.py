@@ -196,6 +196,56 @@ def rich(text: str = "", ranks: int = 1, oom: bool = False) -> m.Result:
     )  # fmt: skip
 
 
+def of_job(text: str = "", ranks: int = 128) -> m.Result:
+    """A job of several process groups: rank 37 delays it, rank 5 lacks a step, rank 128 was not read."""
+    full = rich(text, ranks=8)
+    rows = [
+        m.ExcessRow(ranks=[r], worst=r, excess_us=[9_000 if r == 37 else r % 7 * 40, None if r == 5 else -30])
+        for r in range(ranks)
+    ]
+    message = "A step takes 178 ms; 7.10 ms (4.0%) for rank 37 (compute), in 5 of 5 steps."
+    delayed = msgspec.structs.replace(
+        finding("TD602", "straggler", fixes=[], saving=m.Saving(time_us_per_step=7_100.0, share_of_step=0.04, basis="replay")),
+        title="Straggler delays all ranks", message=message + text, location=m.Location(ranks=[37]), spans=[],
+    )  # fmt: skip
+    job = m.JobDelays(
+        world=ranks + 1,
+        read=ranks,
+        unread=[ranks],
+        gain_us=7_100.0,
+        step_us=178_000.0,
+        slowdown=1.05,
+        slowdown_own=1.04,
+        slowdown_transfer=1.0,
+        roots=[m.JobRoot(kind="rank", ranks=[37], gain_us=7_100.0, steps=5, cause="compute" + text)],
+        steps=[0, 1],
+        of_steps=5,
+        rows=rows,
+        usual=[3, 4],
+        groups=[
+            m.GroupLag(
+                ranks=list(range(32, 40)),
+                size=8,
+                read=8,
+                kinds=["all-reduce" + text],
+                wait_us=6_000.0,
+                transfer=1.0,
+                last=37,
+                last_in=240,
+                collectives=240,
+            ),
+            m.GroupLag(ranks=[64, ranks], size=2, read=1, kinds=["send"], collectives=10),
+        ],
+        of_groups=160,
+    )
+    return msgspec.structs.replace(full, findings=[delayed, *full.findings[1:]], jobs=[job])  # fmt: skip
+
+
+@pytest.fixture
+def job_result() -> m.Result:
+    return of_job()
+
+
 def snapshot_only() -> m.Result:
     full = rich(oom=True)
     return m.Result(

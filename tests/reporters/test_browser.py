@@ -536,3 +536,43 @@ def test_a_panel_is_drawn_from_a_packed_result(many_ranks: Result, tmp_path: Pat
     opened = Opened(page, tmp_path, "#panel=timeline&rank=2")
     assert opened.console == []
     assert '<canvas aria-hidden="true" width=' in opened.dom
+
+
+_MOVE = """var map = document.querySelector(".heat-cells"), said = [];
+var press = function (key) { map.dispatchEvent(new KeyboardEvent("keydown", { key: key, bubbles: true })); said.push(map.getAttribute("aria-valuetext")); };
+map.focus(); press("End"); press("Home");
+for (var i = 0; i < 5; i++) press("ArrowDown");
+var box = map.getBoundingClientRect();
+map.dispatchEvent(new MouseEvent("click", { clientY: box.top + box.height * 37.5 / 128, bubbles: true }));
+said.push(map.getAttribute("aria-valuetext"), document.querySelector("[data-heat] .picked").textContent, location.hash);
+addEventListener("hashchange", function () {
+  said.push(document.activeElement.closest(".finding").id);
+  var out = document.createElement("pre"); out.id = "said"; out.textContent = JSON.stringify(said); document.body.append(out);
+});"""
+
+
+def test_the_heatmap_is_moved_through_by_keys_and_a_click_goes_to_the_rank(
+    job_result: Result, tmp_path: Path
+) -> None:
+    opened = Opened(
+        with_script(render(job_result, "html"), f"addEventListener('load', function () {{ {_MOVE} }});"),
+        tmp_path,
+    )
+    assert opened.console == [] and opened.requests == []
+    found = re.search(r'<pre id="said">(.*?)</pre>', opened.dom, re.DOTALL)
+    assert found is not None
+    last, first, *_, fifth, clicked, line, address, finding = json.loads(unescape(found[1]))
+    assert (last, first) == ("rank 127: at most 40.0 µs", "rank 0: at most 0 ms. Enter: go to it")
+    assert fifth.startswith("rank 5: at most 200 µs")
+    assert clicked == "rank 37: at most 9.00 ms. Enter: go to it"
+    assert (address, finding) == ("#TD602-1", "TD602-1")
+    assert line == "rank 37 · step 0: 9.00 ms, step 1: -30.0 µs"
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_no_violation_in_the_heatmap(theme: str, job_result: Result, tmp_path: Path) -> None:
+    axe = files("axe_core_python").joinpath("axe.min.js").read_text(encoding="utf-8")
+    opened = Opened(with_script(render(job_result, "html"), _CHECK % (theme, axe)), tmp_path)
+    found = re.search(r'<pre id="axe">(.*?)</pre>', opened.dom, re.DOTALL)
+    assert found is not None
+    assert json.loads(unescape(found[1])) == []

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import plotly
 import pytest
+from msgspec.structs import replace
 
 import trace_doctor
 from trace_doctor.errors import NotACapture
@@ -487,3 +488,29 @@ def test_eight_ranks_are_all_on_the_page_at_once(result: Result) -> None:
     assert "Show all 8" not in page
     table = page[page.index("The most severe finding of each capture") :]
     assert all(f"rank {rank}" in table for rank in range(8))
+
+
+def test_a_job_shows_each_rank_and_step_as_a_picture_and_as_a_table(job_result: Result) -> None:
+    page = render(job_result, "html")
+    panel = page[page.index('<section id="ranks"') :]
+    panel = panel[: panel.index("</section>")]
+    late = re.search(r'<tr><th scope="row"><span class="place"><a href="#TD602-1">rank 37</a>.*?</tr>', panel)
+    assert late is not None and 'title="9000 µs"' in late[0]
+    lacks = re.search(r'<tr><th scope="row"><span class="place"><a href="#rank=5">rank 5</a>.*?</tr>', panel)
+    assert lacks is not None and 'title="not captured"' in lacks[0]
+    assert (
+        panel.count('<path d="M0 185h538') == 1
+    )  # the only row that is drawn in color: the 38th of 5 pixels
+    assert "1 rank of 129 not read: rank 128." in panel
+    assert "only 1 read" in panel and "rank 37, 240 of 240" in panel
+    assert "style=" not in panel
+
+
+def test_foreign_text_of_a_job_stays_text(job_result: Result) -> None:
+    [job] = job_result.jobs or []
+    hostile = "<img src=x onerror=alert(1)>"
+    root, lag = replace(job.roots[0], cause=hostile), replace(job.groups[0], kinds=[hostile], size=1 << 60)
+    page = render(replace(job_result, jobs=[replace(job, roots=[root], groups=[lag])]), "html")
+    panel = page[page.index('<section id="ranks"') :]
+    panel = panel[: panel.index("</section>")]
+    assert "<img" not in panel and panel.count("&lt;img") == 2

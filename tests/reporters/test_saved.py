@@ -297,6 +297,28 @@ def test_a_result_that_contradicts_itself_is_refused(tmp_path: Path, rich_result
         verify(path, path)
 
 
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"steps": [0]}, "do not fit its steps"),
+        ({"rows": [{"ranks": [1], "worst": 2, "excess_us": [0, 0]}]}, "do not fit its steps"),
+        ({"rows": [{"ranks": [1], "worst": 1, "excess_us": [0, 0]}] * 513}, "more rows"),
+        ({"read": 130}, "more ranks or steps"),
+    ],
+)
+def test_a_job_whose_parts_do_not_fit_is_refused(
+    tmp_path: Path, job_result: Result, change: dict[str, object], says: str
+) -> None:
+    made = json.loads(job_result.to_json())
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps(made))
+    assert read_saved(path).jobs == job_result.jobs
+    made["jobs"][0] |= change
+    path.write_text(json.dumps(made))
+    with pytest.raises(UnusableResult, match=says):
+        read_saved(path)
+
+
 def test_a_damaged_result_is_no_capture_that_might_be_analyzed(tmp_path: Path, rich_result: Result) -> None:
     path = tmp_path / "r.json"
     made = json.loads(rich_result.to_json())

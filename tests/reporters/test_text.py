@@ -13,6 +13,7 @@ from trace_doctor.model import (
     Column,
     Finding,
     Fix,
+    Location,
     MemoryHeldRow,
     Outcome,
     Result,
@@ -255,3 +256,11 @@ def test_a_place_in_a_table_keeps_its_file_and_line(rich_result: Result) -> None
     text = render(replace(rich_result, findings=[replace(finding, evidence=[table])]), "text", width=80)
     assert "_of_ours.py:1047)" in text
     assert "void at::native" in text
+
+
+def test_the_first_line_names_who_delays_a_job_by_how_much_and_why(job_result: Result) -> None:
+    first = "A step takes 178 ms; 7.10 ms (4.0%) for rank 37 (compute), in 5 of 5 steps"
+    assert verdict(job_result)[0] == first
+    assert first in render(job_result, "text")
+    other = msgspec.structs.replace(job_result.findings[0], location=Location(ranks=[36]))
+    assert verdict(msgspec.structs.replace(job_result, findings=[other]))[0].startswith("Straggler")

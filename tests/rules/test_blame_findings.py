@@ -32,6 +32,26 @@ def test_the_rank_that_delays_the_job_is_named_with_what_it_costs(tmp_path: Path
     assert found.saving.time_us_per_step == pytest.approx((job.step_ns - healthy.step_ns) / 1e3, rel=0.1)
 
 
+def test_the_result_holds_the_excess_of_each_rank_and_its_verdict_names_the_root(tmp_path: Path) -> None:
+    for rank, b in enumerate(traces(hybrid(**SMALL, faults=Faults(slow={3: 1.2})))):
+        b.write(tmp_path / f"rank{rank}.json")
+    result = trace_doctor.analyze(tmp_path, select=["TD602"])
+    [job] = result.jobs or []
+    assert (job.blamed, [root.cause for root in job.roots]) == ([3], ["compute"])
+    assert max(job.rows, key=lambda row: sum(us or 0 for us in row.excess_us)).ranks == [3]
+    assert result.summary.verdict.startswith(result.findings[0].message.rstrip("."))
+    assert not trace_doctor.analyze(tmp_path, select=["TD101"]).jobs
+
+
+def test_the_timeline_keeps_the_rank_that_delays_the_job_and_usual_ones(tmp_path: Path) -> None:
+    for rank, b in enumerate(traces(hybrid(2, 2, 5, faults=Faults(slow={19: 1.3})))):
+        b.write(tmp_path / f"rank{rank}.json")
+    result = trace_doctor.analyze(tmp_path, select=["TD602"])
+    [job] = result.jobs or []
+    assert [lane.rank for lane in result.timeline][:4] == [19, *job.usual, 0]
+    assert result.steps[0].rank == 19
+
+
 def test_slow_in_some_steps(tmp_path: Path) -> None:
     job = hybrid(**SMALL, steps=6, faults=Faults(loading={3: (20 * MS, (2, 4))}))
     [found] = _findings(job, tmp_path)
@@ -39,9 +59,11 @@ def test_slow_in_some_steps(tmp_path: Path) -> None:
 
 
 def test_of_one_step_it_is_an_info_finding(tmp_path: Path) -> None:
-    [found] = _findings(hybrid(**SMALL, steps=1, faults=Faults(slow={3: 1.2})), tmp_path)
+    [found] = _findings(hybrid(**SMALL, steps=1, faults=Faults(slow={3: 1.4})), tmp_path)
     assert (found.severity, found.confidence) == ("info", "low")
     assert "Only 1 step was observed." in found.message
+    verdict = trace_doctor.analyze(tmp_path, select=["TD602"]).summary.verdict
+    assert "for rank 3 (compute), which is not certain (seen in 1 step: record five or more)" in verdict
 
 
 def test_where_nobody_is_slow_no_rank_is_said_to_cause_the_waiting(tmp_path: Path) -> None:

@@ -30,14 +30,17 @@ from trace_doctor.engine.sizes import (
 from trace_doctor.engine.summary import outcomes, summary
 from trace_doctor.errors import UsageError
 from trace_doctor.evidence.base import Options
+from trace_doctor.evidence.distributed.blame.evidence import JobBlame
 from trace_doctor.evidence.memory.series import thinned
 from trace_doctor.evidence.rank_summary import RankOfJob, RankSummary, ranks_of_jobs
 from trace_doctor.model import (
     MEMORY_CATEGORIES,
     Finding,
+    Lane,
     MemoryLedgerRow,
     OwnershipRow,
     Result,
+    StepRow,
     Suppressed,
     Tool,
     WhatIf,
@@ -47,6 +50,7 @@ from trace_doctor.rule import Rule
 from trace_doctor.version import VERSION
 
 R = TypeVar("R", bound=msgspec.Struct)
+S = TypeVar("S", StepRow, Lane)
 
 
 def judge(examinations: Sequence[Examination], rules: Sequence[Rule]) -> list[Examination]:
@@ -60,6 +64,12 @@ def judge(examinations: Sequence[Examination], rules: Sequence[Rule]) -> list[Ex
         further = [RankOfJob(summary) for summary in e.further]
         verdicts = {v.rule: v for v in (*e.verdicts, *run_rules(rank, over_ranks, further=further))}
         complete.append(replace(e, verdicts=tuple(one_owner([verdicts[rule] for rule in rules]))))
+    told: set[int] = set()
+    for n, rank in enumerate(ranks):
+        found = rank.job.found(JobBlame)
+        if found is not None and id(rank.job) not in told:
+            told.add(id(rank.job))
+            complete[n] = replace(complete[n], delays=found.delays)
     return complete
 
 
@@ -165,6 +175,18 @@ def conclude(
             for row in own
         ]
 
+    jobs = [
+        msgspec.structs.replace(e.delays, job=merged.jobs.get(number, 0))
+        for number, e in with_numbers(examinations)
+        if e.delays is not None
+    ]
+    named = [rank for job in jobs for rank in (*job.blamed, *job.usual)]
+
+    def by_interest(of_all: list[S]) -> list[S]:
+        """Those of the ranks that delay a job first, then of usual ones to compare with: not all are kept."""
+        place = {rank: n for n, rank in reversed([*enumerate(named)])}
+        return sorted(of_all, key=lambda row: place.get(row.rank, len(named)))
+
     what_if = [row for row in of_inputs(what_ifs) if row.input not in unjudged]
     owners = of_inputs(owned)
     memory = limit(rows(lambda d: d.memory_timeline), MAX_LANES, "memory charts", limits)
@@ -189,14 +211,19 @@ def conclude(
         memory_ledger=of_inputs([_explained_memory(e) for e in examinations]),
         memory_held=rows(lambda d: d.memory_held),
         steps=limit(
-            rows(lambda d: d.steps), MAX_STEPS, "steps", limits, of=sum(d.step_count for _, _, d in displays)
+            by_interest(rows(lambda d: d.steps)),
+            MAX_STEPS,
+            "steps",
+            limits,
+            of=sum(d.step_count for _, _, d in displays),
         ),
-        timeline=limit(rows(lambda d: d.timeline), MAX_LANES, "device lanes", limits),
+        timeline=limit(by_interest(rows(lambda d: d.timeline)), MAX_LANES, "device lanes", limits),
         memory_timeline=[thinned(m, share(MAX_POINTS, len(memory), 40, 400)) for m in memory],
         kernels=rows(lambda d: d.kernels),
         operators=rows(lambda d: d.operators),
         collectives=rows(lambda d: d.collectives),
         what_if=what_if,
+        jobs=jobs or UNSET,
         findings=findings,
         outcomes=outcomes(examinations, rules, visible.pairs, unowned(time, owners)),
         suppressed=list(suppressed),

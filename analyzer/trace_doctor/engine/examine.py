@@ -13,7 +13,7 @@ from trace_doctor.evidence.idle.profiler_cost import PlainPace
 from trace_doctor.evidence.rank_summary import RankSummary, summarised
 from trace_doctor.evidence.replay.what_if import Removal, Replay
 from trace_doctor.evidence.trace.steps import Steps
-from trace_doctor.model import WhatIf
+from trace_doctor.model import JobDelays, WhatIf
 from trace_doctor.rule import Rule
 
 
@@ -27,6 +27,8 @@ class Examination:
     display: Display
     verdicts: tuple[Verdict, ...]
     """of the rules that look at one capture"""
+    delays: JobDelays | None = None
+    """of its job, where rules found out and the capture is the first of it"""
 
     @property
     def rank(self) -> int:

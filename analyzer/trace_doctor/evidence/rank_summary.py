@@ -85,6 +85,7 @@ class JobEvidence(Struct, frozen=True, dict=True):
 
 
 E = TypeVar("E", bound=Evidence)
+J = TypeVar("J", bound=JobEvidence)
 A = TypeVar("A", bound=Evidence | JobEvidence)
 
 
@@ -109,6 +110,11 @@ class Job:
         if isinstance(built, NotCaptured):
             raise NotCaptured(built.reason, built.capture)
         return built
+
+    def found(self, kind: type[J]) -> J | None:
+        """What was made of it already; None where no rule asked for it, and where it was not captured."""
+        built = self._built.get(kind)
+        return built if isinstance(built, kind) else None
 
     def _refuse_apart(self) -> None:
         if len(self.ranks) == 1 and self.apart:

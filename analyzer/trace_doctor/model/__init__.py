@@ -42,6 +42,10 @@ from trace_doctor.model.findings import listed as listed
 from trace_doctor.model.findings import ranks_text as ranks_text
 from trace_doctor.model.gates import Budget as Budget
 from trace_doctor.model.gates import Gate as Gate
+from trace_doctor.model.jobs import ExcessRow as ExcessRow
+from trace_doctor.model.jobs import GroupLag as GroupLag
+from trace_doctor.model.jobs import JobDelays as JobDelays
+from trace_doctor.model.jobs import JobRoot as JobRoot
 from trace_doctor.model.ledgers import IDLE_CAUSES as IDLE_CAUSES
 from trace_doctor.model.ledgers import MEMORY_CATEGORIES as MEMORY_CATEGORIES
 from trace_doctor.model.ledgers import MEMORY_NAMES as MEMORY_NAMES

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from trace_doctor.errors import UnusableResult, one_line
 from trace_doctor.model.findings import Finding, Fix
+from trace_doctor.model.jobs import JobDelays
 from trace_doctor.model.parameters import PARAMETERS, misfit, parameters
 from trace_doctor.model.pictures import Lane, MemorySeries
 
@@ -65,6 +66,12 @@ def check_pictures(lanes: Iterable[Lane], series: Iterable[MemorySeries]) -> Non
         lengths = {len(one.at), len(one.reserved), *map(len, one.live_by_category.values())}
         if len(lengths) > 1 or one.peak_index >= max(1, len(one.at)):
             raise UnusableResult("the points of a memory series do not fit each other")
+
+
+def check_jobs(jobs: Iterable[JobDelays]) -> None:
+    """Raises UnusableResult for a job whose parts do not fit each other."""
+    if why := next(filter(None, (job.misfit() for job in jobs)), ""):
+        raise UnusableResult(why)
 
 
 def check_rows(

@@ -14,6 +14,7 @@ from trace_doctor.model.detail import Detail
 from trace_doctor.model.findings import Finding, HowKnown, Outcome, Suppressed
 from trace_doctor.model.gates import Gate
 from trace_doctor.model.html_safe_json import html_safe
+from trace_doctor.model.jobs import JobDelays
 from trace_doctor.model.ledgers import MemoryHeldRow, MemoryLedgerRow, OwnershipRow, TimeLedgerRow
 from trace_doctor.model.pictures import (
     CollectiveRow,
@@ -29,6 +30,7 @@ from trace_doctor.model.quantities import Amount, Bytes, Count, Share, Us
 from trace_doctor.model.reading import (
     LONGEST,
     check_figures,
+    check_jobs,
     check_pictures,
     check_rows,
     checked,
@@ -131,6 +133,8 @@ class Result(Document, frozen=True, kw_only=True):
     operators: list[OperatorRow] = field(default_factory=list)
     collectives: list[CollectiveRow] = field(default_factory=list)
     what_if: list[WhatIf] = field(default_factory=list)
+    jobs: list[JobDelays] | UnsetType = UNSET
+    """only of jobs of several process groups, by the rules that look at them"""
     critical_path: list[CriticalPath] = field(default_factory=list)
     """only where it was asked for"""
     findings: list[Finding] = field(default_factory=list)
@@ -183,6 +187,7 @@ class Result(Document, frozen=True, kw_only=True):
         ]
         check_figures(decoded)
         check_pictures(result.timeline, result.memory_timeline)
+        check_jobs(result.jobs or ())
         rows = (result.time_ledger, result.memory_ledger, result.memory_held, result.kernels)
         devices = {(row.input, row.device) for of_kind in rows for row in of_kind}
         check_rows([o.code for o in result.outcomes], findings, len(result.inputs), devices)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+from msgspec import UNSET
 
 from trace_doctor.model import (
     LOOKED,
@@ -107,6 +108,7 @@ def _of_job(result: Result, job: int) -> Result:
             for o in result.outcomes
         ],
         findings=[f for f in result.findings if own(f.input)],
+        jobs=[j for j in result.jobs or () if j.job == job] or UNSET,
         time_ledger=[row for row in result.time_ledger if own(row.input)],
         ownership=[row for row in result.ownership if own(row.input)],
         memory_ledger=[row for row in result.memory_ledger if own(row.input)],
@@ -118,6 +120,8 @@ def _lower(sentence: str) -> str:
 
 
 def _fault(first: Finding, result: Result) -> str:
+    if _names_who_delays(first, result):
+        return first.message.rstrip(".")
     title = first.title or first.name
     saving = first.saving
     if saving and saving.share_of_step and saving.share_of_step >= (saving.share_of_peak or 0.0):
@@ -128,6 +132,18 @@ def _fault(first: Finding, result: Result) -> str:
     if saving and saving.bytes:
         return f"{title}: {how_known(saving)} {figure_words(saving, saving.bytes, bytes_words(saving))} of {peak_words(saving)}"
     return title
+
+
+def _names_who_delays(finding: Finding, result: Result) -> bool:
+    """Whether its message says who delays a job of several process groups, by how much and why: more than any title."""
+    return any(
+        job.blamed == finding.location.ranks
+        and finding.saving is not None
+        and finding.input < len(result.inputs)
+        and result.inputs[finding.input].job == job.job
+        for job in result.jobs or ()
+        if job.blamed
+    )
 
 
 def _uncertain(result: Result) -> str:
@@ -153,7 +169,8 @@ def _uncertain(result: Result) -> str:
         why = "the simulation does not reproduce this capture: record again, with nothing else running"
     else:
         why = "its finding says why"
-    return f"{_fault(note, result)}, which is not certain ({why})"
+    fault, _, _ = _fault(note, result).partition(". ")
+    return f"{fault}, which is not certain ({why})"
 
 
 def _start_up(result: Result) -> str:

@@ -156,7 +156,8 @@ class Names:
         captures = dict.fromkeys((r.input, r.rank) for r in sorted(rows, key=lambda r: (r.input, r.rank)))
         self.several = len(captures) > 1
         self.ranked = len({rank for _, rank in captures}) == len(captures)
-        tails = _tails({n: result.inputs[n].path for n, _ in captures if n < len(result.inputs)})
+        unranked = [] if self.ranked else [n for n, _ in captures if n < len(result.inputs)]
+        tails = _tails({n: result.inputs[n].path for n in unranked})  # compares each with all others
         self._names = {
             n: f"rank {rank}" if self.ranked else tails.get(n, f"input {n}") for n, rank in captures
         }

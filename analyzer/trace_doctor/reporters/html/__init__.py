@@ -17,6 +17,7 @@ from trace_doctor.reporters.html import (
     lanes,
     memory,
     panels,
+    ranks,
     rules,
     step,
     verdict,
@@ -33,10 +34,15 @@ LARGEST = 300_000
 _FRAME = 8_000
 """Bytes of a page beside its parts, its style and its script, at most"""
 _THEME = "try{var t=localStorage.getItem('trace-doctor-theme');if(t)document.documentElement.dataset.theme=t}catch(e){}"
-_FURTHER_SCRIPTS = {"explore.js": ("data-explore=",), "flame.js": ("data-flame=", " data-whole")}
+_FURTHER_SCRIPTS = {
+    "explore.js": ("data-explore=",),
+    "flame.js": ("data-flame=", " data-whole"),
+    "heatmap.js": ("data-heat=",),
+}
 """Scripts beside report.js, which they use, with the attributes of the elements that need them"""
 _PARTS = (
     ("gate", "Gate"),
+    ("ranks", "Ranks"),
     ("time", "Time"),
     ("peak", "Peak"),
     ("timeline", "Timeline"),
@@ -61,6 +67,7 @@ def render(result: Result, options: Options) -> str:
     above = [
         verdict.render(result),
         gate.gate(result),
+        *ranks.ranks(result),
         step.where_the_step_goes(result),
         lanes.timeline(result),
         memory.memory(result),
@@ -103,6 +110,8 @@ def page(
         el("a", name, href=f"#{anchor}") for anchor, name in _PARTS if f'<section id="{anchor}"' in present
     ]
     own, style = _scripts(sections), _asset("report.css") + RULES
+    if "data-heat=" in present:
+        style += _asset("heatmap.css")
     scripts = [digest(s.encode()) for s in (_THEME, *own)] + (zoomed.scripts if zoomed else [])
     styles = [digest(style.encode())] + (zoomed.styles if zoomed else [])
     body = el(

@@ -35,15 +35,13 @@ _MOST_WITH_STREAMS = 4
 def timeline(result: Result) -> Html | None:
     """Ranks of one job share a time axis, and can be looked at one by one, as captures that have nothing to do with each
     other must be."""
-    lanes = [lane for lane in result.timeline if lane.dur_us > 0 and lane.segments]
+    lanes = _with_time(result)
     if not lanes:
         return None
     names = Names(result)
-    captures = [list(g) for _, g in groupby(lanes, key=lambda lane: lane.input)]
+    captures = _by_capture(lanes)
     together = names.ranked and len(captures) > 1
-    drawn_lanes = (
-        lanes[:_MOST_LANES] if together else [x for g in captures[:_MOST_CHARTS] for x in g][:_MOST_LANES]
-    )
+    drawn_lanes = _drawn(captures, together)
     kinds = [k for k in KINDS if any(s.kind == k for lane in drawn_lanes for s in lane.segments)]
     return section(
         "timeline",
@@ -64,6 +62,28 @@ def timeline(result: Result) -> Html | None:
         lead=f"The height of a color is its share of that moment. The longest gaps are numbered."
         f"{_steps_said(drawn_lanes, result)}{_strips_said(drawn_lanes, together)}",
     )
+
+
+def _with_time(result: Result) -> list[Lane]:
+    return [lane for lane in result.timeline if lane.dur_us > 0 and lane.segments]
+
+
+def _by_capture(lanes: list[Lane]) -> list[list[Lane]]:
+    return [list(group) for _, group in groupby(lanes, key=lambda lane: lane.input)]
+
+
+def _drawn(captures: list[list[Lane]], together: bool) -> list[Lane]:
+    shown = captures if together else captures[:_MOST_CHARTS]
+    return [lane for group in shown for lane in group][:_MOST_LANES]
+
+
+def on_their_own(result: Result) -> dict[int, str]:
+    """Of each capture that has a view of its own the key of that view; nothing where there is no choice."""
+    names, captures = Names(result), _by_capture(_with_time(result))
+    shown = _by_capture(_drawn(captures, names.ranked and len(captures) > 1))[:_MOST_RANKS]
+    if len(captures) < 2:
+        return {}
+    return {group[0].input: key_of(group[0].rank, group[0].input, names.ranked) for group in shown}
 
 
 def _steps_said(lanes: list[Lane], result: Result) -> str:
@@ -92,7 +112,7 @@ def _streams(lanes: list[Lane]) -> Html | None:
 
 def _views(lanes: list[Lane], names: Names, result: Result, together: bool) -> list[View]:
     """Ranks of one job on one time axis, then each capture on its own, larger."""
-    captures = [list(g) for _, g in groupby(lanes, key=lambda lane: lane.input)]
+    captures = _by_capture(lanes)
     charts = len(captures) + together
     views: list[View] = []
     if together:

@@ -13,6 +13,7 @@ from trace_doctor.arrays import I64, Bool
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.distributed.blame.columns import KINDS, JobColumns, StepColumns, rows_of
+from trace_doctor.evidence.distributed.blame.delays import delays
 from trace_doctor.evidence.distributed.blame.model import enough_ranks, model
 from trace_doctor.evidence.distributed.blame.verdicts import Blame, blame
 from trace_doctor.evidence.distributed.collectives import Collectives, kind_of
@@ -23,7 +24,7 @@ from trace_doctor.evidence.intervals import clip, covered, holds, pairs, total, 
 from trace_doctor.evidence.names.event_arguments import count
 from trace_doctor.evidence.rank_summary import JobEvidence, RankSummary
 from trace_doctor.evidence.trace.steps import Steps
-from trace_doctor.model import IDLE_CAUSES
+from trace_doctor.model import IDLE_CAUSES, JobDelays
 
 UNRECORDED = "unattributed"
 """the cause of idle time for which nothing recorded tells one"""
@@ -153,6 +154,8 @@ class JobBlame(JobEvidence, frozen=True):
     """that were read"""
     world: int
     """ranks of the job"""
+    delays: JobDelays
+    """what the result shows of it"""
 
     @property
     def delayed(self) -> bool:
@@ -170,7 +173,9 @@ class JobBlame(JobEvidence, frozen=True):
         if not any(enough_ranks(step.present) for step in job.steps):
             raise NotCaptured("no step of enough ranks", "record the same steps on every rank")
         world = max(job.world, *(m.world or 0 for m in members))
-        return cls(blame(model(job)), job.groups, job.ranks, world)
+        made = model(job)
+        verdict = blame(made)
+        return cls(verdict, job.groups, job.ranks, world, delays(made, verdict, world))
 
 
 def has_several_groups(job: JobColumns) -> bool:
