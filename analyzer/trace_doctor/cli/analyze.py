@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 def analyze(
     *,
+    context: typer.Context,
     paths: o.Paths,
     source: o.Source = None,
     output: o.Output = None,
@@ -55,11 +56,22 @@ def analyze(
             help="With --summaries: only read the I-th of N parts, I from 0, for `trace-doctor merge`.",
         ),
     ] = None,
+    executor: Annotated[
+        str,
+        typer.Option(
+            metavar="local|slurm",
+            help="Where captures are read: here, or slurm, which prints a script for a Slurm array.",
+        ),
+    ] = "local",
     console: ColorConsole,
     loading: o.Loading,
 ) -> None:
     """Diagnose traces and memory snapshots. Prints a summary and writes an HTML report."""
     config = setup.load(source=source, output=output, **rules.overrides, **loading.limits)
+    _check_executor(executor, paths, shard)
+    if executor == "slurm":
+        console.print_bytes(_script(context, paths, config, summaries, critical_path))
+        return
     if shard is not None:
         _shard(
             paths,
@@ -83,6 +95,39 @@ def analyze(
     )  # fmt: skip
     options = report_options(paths, config.settings.source, show_skipped=show_skipped, no_zoom=no_zoom)
     emit(console, result, sinks, options)
+
+
+def _check_executor(executor: str, paths: Sequence[str], shard: str | None) -> None:
+    if executor == "local":
+        return
+    if executor != "slurm":
+        raise UsageError(f"--executor: {executor!r} is not local or slurm")
+    if shard is not None:
+        raise UsageError("--shard is one part of the captures, --executor reads them all: use one of them")
+    if "-" in paths:
+        raise UsageError("--executor: other machines cannot read stdin: name a file that they can read")
+
+
+def _script(
+    context: typer.Context,
+    paths: Sequence[str],
+    config: Config,
+    summaries: Path | None,
+    critical_path: bool,
+) -> bytes:
+    """For a Slurm array. What `merge` would refuse at the end of it is refused now."""
+    from trace_doctor.cli.slurm import array_script
+    from trace_doctor.reporters import OF_CAPTURES
+
+    if summaries is None:
+        raise UsageError("--executor slurm needs --summaries STORE: the folder that all tasks share")
+    sinks = parse_outputs(config.settings.output)
+    if critical_path or any(s.format in OF_CAPTURES for s in sinks):
+        raise UsageError(
+            "--executor slurm: perfetto and --critical-path need the captures themselves on one machine"
+        )
+    spare(sinks, paths, config)
+    return array_script(context, paths, summaries).encode("utf-8", "surrogateescape")
 
 
 def _shard(
