@@ -74,7 +74,7 @@ def replacing(path: Path, place: Path | None = None) -> Iterator[IO[bytes]]:
 
 def _target(path: Path) -> Path | None:
     """The file that is to be written; None for a device or a pipe. Raises OSError and UsageError."""
-    if _is_of_system(path) or (path.exists() and not path.is_file()):
+    if is_of_system(path) or (path.exists() and not path.is_file()):
         return None
     if path.is_symlink():
         check_link(path)
@@ -89,19 +89,19 @@ def place_of(path: Path) -> Path:
         _target(path)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from None
-    return path if _is_of_system(path) else Path(os.path.realpath(path))
+    return path if is_of_system(path) else Path(os.path.realpath(path))
 
 
 def _unmoved(place: Path) -> Path | None:
     """The file that is to be written; None for a device or a pipe. Raises UsageError where the way to it leads elsewhere."""
-    if _is_of_system(place):
+    if is_of_system(place):
         return None
     if os.path.realpath(place.parent) != str(place.parent):
         raise UsageError(f"{place.parent} is another folder by now: nothing is written there")
     return place if place.is_symlink() or not place.exists() or place.is_file() else None
 
 
-def _is_of_system(path: Path) -> bool:
+def is_of_system(path: Path) -> bool:
     """Whether a path names a device or what this process has open already."""
     return path.parts[:2] == ("/", "dev") or _STREAM.fullmatch(str(path)) is not None
 

@@ -205,6 +205,9 @@ def main() -> None:
     add("--pairs", type=int, default=5, help="pairs of runs by hand")
     add("--treat-options", default="", help="options for treat, such as '--max-seconds 600'")
     options = parser.parse_args()
+    if (tool := shutil.which(options.trace_doctor)) is None:
+        parser.error(f"there is no {options.trace_doctor}")
+    options.trace_doctor = os.path.abspath(tool)  # scripts run in folders of their own
     print("| " + " | ".join(HEAD) + " |\n|" + " --- |" * len(HEAD))
     for name in options.names or rows:
         try:

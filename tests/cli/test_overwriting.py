@@ -409,7 +409,7 @@ def test_a_link_to_what_is_no_output_is_not_written_through(here: Path, option: 
     words = [*command.split(), *f"{option}link".split()]
     done = run(here, *words)
     assert (done.returncode, (here / "mine.txt").read_text()) == (2, "mine")
-    assert "which is no output of ours: it is left alone" in done.stderr
+    assert "which is no output of ours: it is not overwritten" in done.stderr
     (here / "mine.txt").write_text("")
     assert [run(here, *words).returncode for _ in range(2)] == [0, 0], "over an output of ours, too"
     assert (here / "mine.txt").read_text()

@@ -50,7 +50,7 @@ def test_what_was_written_is_read_back(result: Result, fmt: str, tmp_path: Path)
         (b"{}", "no trace-doctor result"),
         (b'{"traceEvents": []}', "no trace-doctor result"),
         (b"<html></html>", "holds no trace-doctor result"),
-        (b"\xff\xfe", "no trace-doctor result"),
+        (b"\xff\xfe{\x00}\x00", "text in UTF-16"),
         (b'{"schema_version": 99, "tool": {"name": "trace-doctor"}}', "newer trace-doctor"),
     ],
 )

@@ -10,7 +10,7 @@ from typing import Any
 from trace_doctor.fixes import plan
 from trace_doctor.model import Finding, Fix, Location, Outcome, Result, Saving
 from trace_doctor.treatment.acceptance import InForce, judge
-from trace_doctor.treatment.candidates import Candidate, Setup, candidates
+from trace_doctor.treatment.candidates import Candidate, Setup, Value, candidates
 from trace_doctor.treatment.loop import Loop
 from trace_doctor.treatment.measurement import Measured
 from trace_doctor.treatment.trial import Clock, Rules, Trial
@@ -109,3 +109,32 @@ def test_what_is_not_in_force_is_tried_at_the_next_place_and_not_measured(tmp_pa
     assert first.fate == "not_in_force" and first.reason.startswith("train.py:4")
     assert loop.attempts[1].fate == "kept"
     assert set(asked) == {(), ("--elsewhere",)}
+
+
+def test_a_value_that_the_command_passes_is_searched_through_its_option(tmp_path: Path) -> None:
+    """`-n 0` of the command outdoes the default of the parser that an edit could set."""
+    setup, candidate = tried(tmp_path)
+    values = [
+        Value("num_workers", n, Candidate(candidate.item, arguments=("--workers", n)), predicted)
+        for n, predicted in (("1", 0.8), ("2", 0.5))
+    ]
+    proved: list[tuple[str, ...]] = []
+
+    class Runner:
+        def record(self, setup: Setup, name: str, *, short: bool = False) -> Path:
+            raise NotImplementedError
+
+        def time(self, setup: Setup) -> Measured:
+            return Measured({(0, 1): 50.0 if setup.arguments == ["--workers", "2"] else 100.0}, {}, None)
+
+    def prove(without: Setup, candidate: Candidate) -> InForce:
+        proved.append(candidate.arguments)
+        return InForce() if candidate.arguments else InForce("num_workers was 0 in the recording with it")
+
+    loop = Loop(
+        Runner(), RULES, Clock(1e9), setup, prove=prove, values_of=lambda c, axis: () if axis else values
+    )
+    loop.run([candidate])
+    [attempt] = loop.attempts
+    assert attempt.fate == "kept" and attempt.arguments == ["--workers", "2"]
+    assert proved == [(), ("--workers", "2")]

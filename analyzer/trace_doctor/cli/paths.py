@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from trace_doctor.cli.outputs import Sink, is_output_of_ours
 from trace_doctor.errors import TraceDoctorError, UsageError, unbroken
-from trace_doctor.files import check_folders, check_link
+from trace_doctor.files import check_folders, check_link, is_of_system
 from trace_doctor.git import is_git_folder
 from trace_doctor.loaders import identify
 from trace_doctor.loaders.discover import meant, sniff
@@ -117,11 +117,11 @@ def _check_place(path: Path) -> None:
     if not path.parent.is_dir():
         raise UsageError(f"cannot write {path}: there is no folder {path.parent}")
     check_folders(path)
-    if path.is_symlink():
+    if path.is_symlink() and not is_of_system(path):
         check_link(path)
         if path.is_file() and not (is_output_of_ours(path) or is_patch_of_ours(path)):
             raise UsageError(
-                f"{path} is a link to {os.path.realpath(path)}, which is no output of ours: it is left alone"
+                f"{path} is a link to {os.path.realpath(path)}, which is no output of ours: it is not overwritten"
             )
     if path.is_file() and _is_of_git(Path(os.path.realpath(path))) and not is_output_of_ours(path):
         raise UsageError(f"{path} is a file of git's own: it is not overwritten")

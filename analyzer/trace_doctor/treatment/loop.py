@@ -118,6 +118,10 @@ class Loop:
         trial, began, asked, found = Trial(self.rules), self.clock.spent(), candidate, True
         try:
             shown = self._shown(candidate, trial)
+            if shown.missed and (through := self._through_option(candidate)) is not None:
+                self.say(f"    {shown.missed}; with {' '.join(through.arguments)}:")
+                candidate = through
+                shown = self._shown(candidate, trial)
             if not (shown.missed or trial.failure):
                 candidate, found = self._best(candidate, 0, self.setup)
                 trial.samples = candidate.samples
@@ -147,6 +151,12 @@ class Loop:
                 self._refine(rest, axis)
         else:
             self._rejects += [asked, candidate]
+
+    def _through_option(self, candidate: Candidate) -> Candidate | None:
+        """The fix with a value that an option of the command passes: what the command says outdoes a default that an edit sets."""
+        values = [] if candidate.arguments else self.values_of(candidate, 0)
+        through = [value for value in values if value.candidate.arguments]
+        return min(through, key=lambda value: value.predicted).candidate if through else None
 
     def _best(self, candidate: Candidate, axis: int, rest: Setup) -> tuple[Candidate, bool]:
         """The fix with its best value along an axis, and whether that is worth a trial; as it is where nothing is to be
