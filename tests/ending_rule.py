@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.rule import Claim, Context, Rule
@@ -22,4 +24,24 @@ class EndsTheProcess(Rule):
         """Ends its process on rank 2."""
         if ctx.rank == 2:
             os.kill(os.getpid(), signal.SIGKILL)
+        yield from ()
+
+
+class EndsTheWorker(EndsTheProcess):
+    """As a machine does that goes down: the worker of a cluster that made the call is gone. With `once` this happens as long as
+    that file is not there. `process`: another one that ends, by its id."""
+
+    name = "ends-the-worker"
+
+    def __init__(self, once: Path | None = None, process: int | None = None) -> None:
+        super().__init__()
+        self.once, self.process = once, process
+
+    def check(self, ctx: Context) -> Iterator[Claim]:
+        """Ends the process that started its own on rank 2."""
+        if ctx.rank == 2 and not (self.once is not None and self.once.exists()):
+            if self.once is not None:
+                self.once.touch()
+            os.kill(self.process or os.getppid(), signal.SIGKILL)
+            time.sleep(60)
         yield from ()

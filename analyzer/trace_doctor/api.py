@@ -25,6 +25,7 @@ from trace_doctor.inputs.summaries import MergedShards, Summaries
 from trace_doctor.loaders.discover import as_path, discover
 from trace_doctor.loaders.progress import Progress
 from trace_doctor.loading import LoadOptions, load_inputs
+from trace_doctor.loading.cluster import scheduler_of
 from trace_doctor.loading.load_files import available_cores
 from trace_doctor.memory_limit import memory_limit
 from trace_doctor.model import Finding, Ignored
@@ -67,13 +68,14 @@ def analyze(
     critical_path: bool = False,
     detail: bool = False,
     summaries: str | Path | None = None,
+    executor: str = "local",
     progress: Progress | None = None,
 ) -> Result:
     """The diagnosis of all traces and snapshots below the paths; the library's twin of `trace-doctor analyze`.
 
     `source` is the folder or file of the training script: findings then name its lines and fixes carry their diff.
     `perfetto` names a file for the trace again with causes and findings as tracks (gzip where it ends in .gz; of several
-    traces a file each). `critical_path` adds HTA's, from one step of each trace; it needs the extra `hta` and pandas 2. `detail` collects what a page shows closer. `steps` is [first, last). `max_memory` ("4GB", "50%") bounds what loading takes. `summaries` names a folder of what is kept of each rank: what it holds is not read again. Without `config` only defaults apply: no file and no environment is read.
+    traces a file each). `critical_path` adds HTA's, from one step of each trace; it needs the extra `hta` and pandas 2. `detail` collects what a page shows closer. `steps` is [first, last). `max_memory` ("4GB", "50%") bounds what loading takes. `summaries` names a folder of what is kept of each rank: what it holds is not read again. `executor` "dask:ADDRESS" reads captures on the workers of a Dask cluster, which see the same files; it needs the extra `cluster`. Without `config` only defaults apply: no file and no environment is read.
     What was met and not read, or is missing, is in `Result.ignored`, `ranks` and `incomplete`. Raises NoCaptures where nothing
     readable is found.
     """
@@ -93,6 +95,7 @@ def analyze(
         progress=progress or Progress(),
         in_memory=perfetto is not None or critical_path,
         summaries=_summaries(summaries, in_memory=perfetto is not None or critical_path),
+        scheduler=_scheduler(executor, config.settings, in_memory=perfetto is not None or critical_path),
     )
     result, numbers = _diagnosis(loaded, config, with_source_lines=with_source_lines, detail=detail)
     held = list(zip(numbers, loaded.inputs.facts, strict=True)) if loaded.inputs.facts else []
@@ -128,6 +131,7 @@ def _load(
     progress: Progress,
     in_memory: bool = False,
     summaries: Summaries | None = None,
+    scheduler: str | None = None,
 ) -> _Loaded:
     """`in_memory`: whether the captures themselves are needed later, however many they are. `paths`: of a merge none."""
     script = Path(source) if source else Path(settings.source) if settings.source else None
@@ -139,10 +143,10 @@ def _load(
         discovery = discover(paths, strict=False)
     few = len(discovery.found) < MANY or len(groups_of(discovery.found)) < MANY
     inputs: Held | Streamed
-    if in_memory or (summaries is None and few):
+    if in_memory or (summaries is None and scheduler is None and few):
         inputs = Held(discovery, paths, load, options, rank, progress)
     else:
-        inputs = Streamed(discovery, paths, load, options, rank, summaries)
+        inputs = Streamed(discovery, paths, load, options, rank, summaries, scheduler)
     return _Loaded(inputs, script, rank, options, progress)
 
 
@@ -204,6 +208,18 @@ def _summaries(folder: str | Path | None, *, in_memory: bool) -> Summaries | Non
     if in_memory:
         raise UsageError("summaries: perfetto and critical_path need the captures themselves")
     return Summaries(Store(Path(folder)))
+
+
+def _scheduler(executor: str, settings: Settings, *, in_memory: bool) -> str | None:
+    if (address := scheduler_of(executor)) is None:
+        return None
+    if in_memory:
+        raise UsageError("executor: perfetto and critical_path need the captures themselves")
+    if settings.jobs or settings.max_memory:
+        raise UsageError(
+            "executor: jobs and max_memory are of this machine: set them where Dask workers start"
+        )
+    return address
 
 
 def analyze_shard(

@@ -59,8 +59,9 @@ def analyze(
     executor: Annotated[
         str,
         typer.Option(
-            metavar="local|slurm",
-            help="Where captures are read: here, or slurm, which prints a script for a Slurm array.",
+            metavar="local|dask:ADDRESS|slurm",
+            help="Where captures are read: here, on the workers of a Dask cluster, or slurm, which prints a script "
+            "for a Slurm array.",
         ),
     ] = "local",
     console: ColorConsole,
@@ -91,17 +92,17 @@ def analyze(
     result = diagnose(
         paths, config, sinks, console, loading,
         source=source, rank=rank, steps=o.parse_steps(steps), device=device, with_source_lines=not no_source,
-        critical_path=critical_path, zoom=not no_zoom, summaries=summaries,
+        critical_path=critical_path, zoom=not no_zoom, summaries=summaries, executor=executor,
     )  # fmt: skip
     options = report_options(paths, config.settings.source, show_skipped=show_skipped, no_zoom=no_zoom)
     emit(console, result, sinks, options)
 
 
 def _check_executor(executor: str, paths: Sequence[str], shard: str | None) -> None:
-    if executor == "local":
+    from trace_doctor.loading.cluster import scheduler_of
+
+    if executor != "slurm" and scheduler_of(executor) is None:
         return
-    if executor != "slurm":
-        raise UsageError(f"--executor: {executor!r} is not local or slurm")
     if shard is not None:
         raise UsageError("--shard is one part of the captures, --executor reads them all: use one of them")
     if "-" in paths:

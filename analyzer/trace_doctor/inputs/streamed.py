@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
+import os
 import pickle
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from trace_doctor.engine import Examination, Sizes
-from trace_doctor.errors import DamagedCapture, TraceDoctorError
+from trace_doctor.errors import DamagedCapture, TraceDoctorError, UsageError
 from trace_doctor.evidence.base import Facts, Options
 from trace_doctor.inputs.group_examination import (
     Answer,
@@ -32,6 +32,7 @@ from trace_doctor.loaders.discover import Discovery
 from trace_doctor.loaders.progress import Progress
 from trace_doctor.loading import LoadOptions
 from trace_doctor.loading import executor as executors
+from trace_doctor.loading.cluster import Cluster, WorkerLost
 from trace_doctor.loading.executor import ChildEnded, ChildNotStarted, Contained, NoRoom
 from trace_doctor.loading.load_files import BASE, NEED, size_of, weight_of
 from trace_doctor.rule import Rule
@@ -56,7 +57,9 @@ class Streamed:
         options: Options,
         rank: int | None,
         summaries: Summaries | None = None,
+        scheduler: str | None = None,
     ) -> None:
+        """`scheduler`: the address of a Dask cluster that reads the groups; None: child processes do."""
         self.groups = groups_of(discovery.found)
         self.files = InputFiles.of(discovery)
         self.facts: list[Facts] = []
@@ -65,8 +68,8 @@ class Streamed:
         """what could not be done, for the limits of the result"""
         self.discovery, self._paths = discovery, paths
         self._load, self._options, self._rank = load, options, rank
-        self._summaries = summaries
-        self._width, self._memory = self._shares()
+        self._summaries, self._scheduler = summaries, scheduler
+        self._width, self._memory = self._shares() if scheduler is None else (1, None)
         self._group_of: dict[tuple[int, str], CaptureGroup] = {}
         self._first_answers: dict[tuple[int, str], Answer] = {}
         self._request: Request | None = None
@@ -81,7 +84,8 @@ class Streamed:
         """Of every capture, by rank and path. `detail` is not collected: a page has no room for that of many ranks. Raises
         NoCaptures without any."""
         self.files, self.limits = InputFiles.of(self.discovery), []
-        examined = list(self.examined(rules, progress))
+        order = {group.name: number for number, group in enumerate(self.groups)}
+        examined = sorted(self.examined(rules, progress), key=lambda pair: order[pair[0].name])
         for group, outcome in examined:
             self._note(group, outcome)
         captures_by_rank = sorted(
@@ -108,9 +112,11 @@ class Streamed:
             else:
                 yield group, known
         progress.expect(sum(size_of(f.path) for g in unknown for f in g.files))
-        for group, outcome in self._each(_examined, ((g, (g, request)) for g in unknown), progress):
+        for group, outcome in self._each(_examined, [(g, (g, request)) for g in unknown], progress):
             if summaries is not None:
                 summaries.note(group, outcome)
+            if self._scheduler is not None:  # of its processes no bytes are heard
+                progress.read(sum(size_of(f.path) for f in group.files))
             yield (
                 group,
                 lost(group, outcome) if isinstance(outcome, TraceDoctorError) else decode(outcome, rules),
@@ -137,7 +143,7 @@ class Streamed:
         groups = {g.name: g for g in self.groups}
         changed = [n for n in by_group if self._summaries is not None and self._summaries.changed(groups[n])]
         names = [name for name in by_group if name not in changed]
-        calls = ((groups[name], (groups[name], self._request, by_group[name])) for name in names)
+        calls = [(groups[name], (groups[name], self._request, by_group[name])) for name in names]
         answers, unanswered = dict(self._first_answers), changed
         for group, outcome in self._each(_answered, calls, Progress()):
             results = [] if isinstance(outcome, TraceDoctorError) else pickle.loads(outcome)
@@ -147,8 +153,9 @@ class Streamed:
                 answers[each.rank, each.path] = answer
         if unanswered:
             count = f"{len(unanswered)} capture{'s' if len(unanswered) > 1 else ''}"
+            first = next(name for name in by_group if name in unanswered)
             self.limits.append(
-                f"{count} could not be read again, so fixes are not replayed together: {unanswered[0]}"
+                f"{count} could not be read again, so fixes are not replayed together: {first}"
             )
         return [answers[each.rank, each.path] for each in asked]
 
@@ -165,10 +172,13 @@ class Streamed:
     def _each(
         self,
         call: Callable[..., bytes],
-        calls: Iterator[tuple[CaptureGroup, tuple[Any, ...]]],
+        calls: Sequence[tuple[CaptureGroup, tuple[Any, ...]]],
         progress: Progress,
     ) -> Iterator[tuple[CaptureGroup, Any]]:
-        """Each group with what its call returns, or the error that its process ended with, in the order of the calls."""
+        """Each group with what its call returns, or the error that its process ended with, as they end. A call whose worker
+        was killed is made again when no other is under way: the cause may have been another one."""
+        if not calls:
+            return
         lock = threading.Lock()
 
         def read(count: int) -> None:
@@ -176,24 +186,54 @@ class Streamed:
                 progress.read(count)
 
         with self._executor(read) as executor:
-            waiting: deque[tuple[CaptureGroup, tuple[Any, ...], Future[bytes] | None]] = deque()
+            pending: dict[Future[bytes], tuple[CaptureGroup, tuple[Any, ...]]] = {}
+            again: list[tuple[CaptureGroup, tuple[Any, ...]]] = []
             for group, arguments in calls:
                 with lock:
                     progress("reading", group.name)
-                future = executor.submit(call, *arguments) if executor is not None else None
-                waiting.append((group, arguments, future))
-                if len(waiting) >= 2 * self._width or executor is None:
-                    yield _outcome(call, *waiting.popleft())
-            while waiting:
-                yield _outcome(call, *waiting.popleft())
+                if executor is None:
+                    yield _outcome(call, group, arguments, None)
+                    continue
+                pending[executor.submit(call, *arguments)] = group, arguments
+                if len(pending) >= 2 * self._width:
+                    yield from _ended(call, pending, again)
+            while pending:
+                yield from _ended(call, pending, again)
+            for group, arguments in again:
+                assert executor is not None
+                yield _outcome(call, group, arguments, executor.submit(call, *arguments))
 
     @contextmanager
-    def _executor(self, read: Callable[[int], None]) -> Iterator[Contained | None]:
-        if not executors.usable() or not _can_be_sent(self._request):
+    def _executor(self, read: Callable[[int], None]) -> Iterator[Contained | Cluster | None]:
+        sendable = _can_be_sent(self._request)
+        if self._scheduler is not None:
+            if not sendable:
+                raise UsageError("--executor dask: a rule of the program itself cannot be sent to a worker")
+            with Cluster(self._scheduler, TIMEOUT_S) as cluster:
+                self._width = cluster.width
+                cluster.check(self._request, os.path.abspath(self.groups[0].files[0].path.parent))
+                yield cluster
+            return
+        if not executors.usable() or not sendable:
             yield None
             return
         with Contained(self._width, read, TIMEOUT_S) as executor:
             yield executor
+
+
+def _ended(
+    call: Callable[..., bytes],
+    pending: dict[Future[bytes], tuple[CaptureGroup, tuple[Any, ...]]],
+    again: list[tuple[CaptureGroup, tuple[Any, ...]]],
+) -> Iterator[tuple[CaptureGroup, Any]]:
+    """The calls that have ended, at least one; those whose worker was killed go to `again`."""
+    done = wait(pending, return_when=FIRST_COMPLETED).done
+    for future in [future for future in pending if future in done]:
+        group, arguments = pending.pop(future)
+        if isinstance(future.exception(), WorkerLost):
+            again.append((group, arguments))
+        else:
+            yield _outcome(call, group, arguments, future)
 
 
 def _outcome(
