@@ -1,4 +1,4 @@
-"""A rule that ends the process which looks at rank 2: in a module, so that child processes can import it."""
+"""Rules that rank 2 comes to grief with: in a module, so that child processes can import them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trace_doctor.evidence.trace.steps import Steps
+from trace_doctor.loaders.progress import advanced
 from trace_doctor.rule import Claim, Context, Rule
 
 
@@ -45,3 +46,22 @@ class EndsTheWorker(EndsTheProcess):
             os.kill(self.process or os.getppid(), signal.SIGKILL)
             time.sleep(60)
         yield from ()
+
+
+class NeverEnds(EndsTheProcess):
+    """As a file on a file system that does not answer."""
+
+    name = "never-ends"
+
+    def check(self, ctx: Context) -> Iterator[Claim]:
+        """Does not return on rank 2."""
+        if ctx.rank == 2:
+            reads_for_ever()
+        yield from ()
+
+
+def reads_for_ever() -> None:
+    """And says so all the time."""
+    while True:
+        advanced(1)
+        time.sleep(0.01)

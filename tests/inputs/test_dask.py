@@ -19,6 +19,7 @@ from trace_doctor.api import analyze
 from trace_doctor.config import defaults
 from trace_doctor.errors import UsageError
 from trace_doctor.evidence.base import Options
+from trace_doctor.inputs.reading import Reading
 from trace_doctor.inputs.store import Store
 from trace_doctor.inputs.streamed import Streamed
 from trace_doctor.inputs.summaries import Summaries
@@ -52,7 +53,7 @@ def _workers(cluster: Any) -> set[int]:
 def _streamed(job: Path, cluster: Any, store: Path | None = None) -> Streamed:
     summaries = None if store is None else Summaries(Store(store))
     return Streamed(
-        discover([job]), [job], LoadOptions(), Options(), None, summaries, cluster.scheduler_address
+        discover([job]), [job], LoadOptions(), Options(), None, Reading(summaries, cluster.scheduler_address)
     )
 
 
@@ -180,7 +181,7 @@ def test_when_the_scheduler_goes_the_analysis_says_so(job: Path, tmp_path: Path)
     assert process.stdin is not None and process.stdout is not None
     address = process.stdout.readline().strip()
     rules = [*RULES, EndsTheWorker(process=process.pid)]
-    inputs = Streamed(discover([job]), [job], LoadOptions(), Options(), None, None, address)
+    inputs = Streamed(discover([job]), [job], LoadOptions(), Options(), None, Reading(scheduler=address))
     with pytest.raises(ClusterLost, match="is gone"):
         _ranks(inputs, rules)
     process.stdin.close()

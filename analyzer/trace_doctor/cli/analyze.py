@@ -42,13 +42,7 @@ def analyze(
     no_zoom: o.NoZoom = False,
     show_skipped: o.ShowSkipped = False,
     force: o.Force = False,
-    summaries: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="STORE",
-            help="Folder that keeps a summary of each rank: what it holds is not read again.",
-        ),
-    ] = None,
+    summaries: o.Summaries = None,
     shard: Annotated[
         str | None,
         typer.Option(
@@ -64,6 +58,7 @@ def analyze(
             "for a Slurm array.",
         ),
     ] = "local",
+    rank_timeout: o.RankTimeout = None,
     console: ColorConsole,
     loading: o.Loading,
 ) -> None:
@@ -85,6 +80,7 @@ def analyze(
             rank=rank,
             steps=o.parse_steps(steps),
             device=device,
+            rank_timeout=rank_timeout,
         )
         return
     sinks = parse_outputs(config.settings.output) or default_sinks(console.silent, force)
@@ -93,6 +89,7 @@ def analyze(
         paths, config, sinks, console, loading,
         source=source, rank=rank, steps=o.parse_steps(steps), device=device, with_source_lines=not no_source,
         critical_path=critical_path, zoom=not no_zoom, summaries=summaries, executor=executor,
+        rank_timeout=rank_timeout,
     )  # fmt: skip
     options = report_options(paths, config.settings.source, show_skipped=show_skipped, no_zoom=no_zoom)
     emit(console, result, sinks, options)

@@ -25,9 +25,10 @@ from trace_doctor.inputs.group_examination import (
 )
 from trace_doctor.inputs.group_format import decode, encode
 from trace_doctor.inputs.groups import CaptureGroup, groups_of
+from trace_doctor.inputs.reading import AS_NEEDED, Reading
 from trace_doctor.inputs.recorded import on_one_clock, with_launcher_warnings
 from trace_doctor.inputs.scope import InputFiles
-from trace_doctor.inputs.summaries import Summaries, lost
+from trace_doctor.inputs.summaries import lost
 from trace_doctor.loaders.discover import Discovery
 from trace_doctor.loaders.progress import Progress
 from trace_doctor.loading import LoadOptions
@@ -41,9 +42,8 @@ log = logging.getLogger("trace_doctor")
 
 MANY = 64
 """capture groups from which on captures are not kept in memory"""
-NO_PANELS = f"from {MANY} ranks on no zoomable panels: their captures are not kept in memory"
-TIMEOUT_S = 3600.0
-"""of one group: whatever takes longer is lost, and the others go on"""
+NO_PANELS = "no zoomable panels: captures were read one after the other and are not kept in memory"
+_TIMEOUT_S = 3600.0
 
 
 class Streamed:
@@ -56,10 +56,8 @@ class Streamed:
         load: LoadOptions,
         options: Options,
         rank: int | None,
-        summaries: Summaries | None = None,
-        scheduler: str | None = None,
+        reading: Reading = AS_NEEDED,
     ) -> None:
-        """`scheduler`: the address of a Dask cluster that reads the groups; None: child processes do."""
         self.groups = groups_of(discovery.found)
         self.files = InputFiles.of(discovery)
         self.facts: list[Facts] = []
@@ -68,8 +66,9 @@ class Streamed:
         """what could not be done, for the limits of the result"""
         self.discovery, self._paths = discovery, paths
         self._load, self._options, self._rank = load, options, rank
-        self._summaries, self._scheduler = summaries, scheduler
-        self._width, self._memory = self._shares() if scheduler is None else (1, None)
+        self._summaries, self._scheduler = reading.summaries, reading.scheduler
+        self._timeout_s = reading.timeout_s
+        self._width, self._memory = self._shares() if self._scheduler is None else (1, None)
         self._group_of: dict[tuple[int, str], CaptureGroup] = {}
         self._first_answers: dict[tuple[int, str], Answer] = {}
         self._request: Request | None = None
@@ -205,19 +204,23 @@ class Streamed:
 
     @contextmanager
     def _executor(self, read: Callable[[int], None]) -> Iterator[Contained | Cluster | None]:
-        sendable = _can_be_sent(self._request)
+        sendable, timeout_s = _can_be_sent(self._request), self._timeout_s or _TIMEOUT_S
         if self._scheduler is not None:
             if not sendable:
                 raise UsageError("--executor dask: a rule of the program itself cannot be sent to a worker")
-            with Cluster(self._scheduler, TIMEOUT_S) as cluster:
+            with Cluster(self._scheduler, timeout_s) as cluster:
                 self._width = cluster.width
                 cluster.check(self._request, os.path.abspath(self.groups[0].files[0].path.parent))
                 yield cluster
             return
         if not executors.usable() or not sendable:
+            if self._timeout_s is not None:
+                raise UsageError(
+                    "--rank-timeout: captures are read in this process here, which cannot be ended"
+                )
             yield None
             return
-        with Contained(self._width, read, TIMEOUT_S) as executor:
+        with Contained(self._width, read, timeout_s) as executor:
             yield executor
 
 

@@ -46,7 +46,7 @@ def scheduler_of(executor: str) -> str | None:
 
 
 class Cluster(Executor):
-    """Calls on the workers of the scheduler at an address. A call is silent for at most `timeout_s` seconds. It runs in the
+    """Calls on the workers of the scheduler at an address. A call takes at most `timeout_s` seconds. It runs in the
     working folder of this process: workers see the same files. Raises UsageError without the extra `cluster`, or where no
     scheduler or no worker answers."""
 
@@ -157,13 +157,13 @@ class _Children:
         self._timer: threading.Timer | None = None
 
     @contextmanager
-    def used(self, timeout_s: float) -> Iterator[Contained]:
+    def used(self) -> Iterator[Contained]:
         with self._lock:
             self._calls += 1
             if self._timer is not None:
                 self._timer.cancel()
             if self._executor is None:
-                self._executor = Contained(_MOST_CHILDREN, timeout_s=timeout_s)
+                self._executor = Contained(_MOST_CHILDREN)
             executor = self._executor
         try:
             yield executor
@@ -187,8 +187,8 @@ _children = _Children()
 
 
 def _contained(folder: str, call: bytes, timeout_s: float) -> Any:
-    with _children.used(timeout_s) as executor:
-        return executor.submit(_in_folder, folder, call).result()
+    with _children.used() as executor:
+        return executor.submit_within(timeout_s, _in_folder, folder, call).result()
 
 
 def _in_folder(folder: str, call: bytes) -> Any:
