@@ -20,6 +20,7 @@ from trace_doctor.inputs.group_examination import SecondRequest
 from trace_doctor.inputs.groups import groups_of
 from trace_doctor.inputs.held import Held, held_captures, read_files
 from trace_doctor.inputs.reading import AS_NEEDED, Reading, reading_of
+from trace_doctor.inputs.remote import is_url, remote
 from trace_doctor.inputs.store import Shard, ShardDone, Store
 from trace_doctor.inputs.streamed import MANY, NO_PANELS, Streamed
 from trace_doctor.inputs.summaries import MergedShards, Summaries
@@ -78,7 +79,7 @@ def analyze(
     `perfetto` names a file for the trace again with causes and findings as tracks (gzip where it ends in .gz; of several
     traces a file each). `critical_path` adds HTA's, from one step of each trace; it needs the extra `hta` and pandas 2. `detail` collects what a page shows closer. `steps` is [first, last). `max_memory` ("4GB", "50%") bounds what loading takes. `summaries` names a folder of what is kept of each rank: what it holds is not read again. `executor` "dask:ADDRESS" reads captures on the workers of a Dask cluster, which see the same files; it needs the extra `cluster`. `rank_timeout` is in seconds: a rank that takes longer to read and examine is listed as not read (default: 3600 where ranks are read one after the other). Without `config` only defaults apply: no file and no environment is read.
     What was met and not read, or is missing, is in `Result.ignored`, `ranks` and `incomplete`. Raises NoCaptures where nothing
-    readable is found.
+    readable is found. A path may be a URL (`s3://bucket/run1`): it needs the extra `remote` and the file system's own package.
     """
     if critical_path:
         from trace_doctor.hta.critical_path import usable
@@ -87,18 +88,20 @@ def analyze(
     if config is None:
         config = defaults(select=list(select), ignore=list(ignore), max_memory=max_memory)
     in_memory = perfetto is not None or critical_path
-    reading = reading_of(
-        config.settings,
-        summaries=summaries,
-        executor=executor,
-        rank_timeout=rank_timeout,
-        in_memory=in_memory,
-    )
-    loaded = _load(
-        paths, config.settings, source=source, rank=rank, steps=steps, device=device,
-        progress=progress or Progress(), in_memory=in_memory, reading=reading,
-    )  # fmt: skip
-    result, numbers = _diagnosis(loaded, config, with_source_lines=with_source_lines, detail=detail)
+    with remote(paths) as there:
+        reading = reading_of(
+            config.settings,
+            summaries=summaries,
+            executor=executor,
+            rank_timeout=rank_timeout,
+            in_memory=in_memory,
+            remote=there,
+        )
+        loaded = _load(
+            paths, config.settings, source=source, rank=rank, steps=steps, device=device,
+            progress=progress or Progress(), in_memory=in_memory, reading=reading,
+        )  # fmt: skip
+        result, numbers = _diagnosis(loaded, config, with_source_lines=with_source_lines, detail=detail)
     held = list(zip(numbers, loaded.inputs.facts, strict=True)) if loaded.inputs.facts else []
     traces = [(number, facts) for number, facts in held if facts.capture.run is not None]
     if perfetto is not None:
@@ -139,6 +142,8 @@ def _load(
     load = _load_options(settings)
     if isinstance(shards := reading.summaries, MergedShards):
         discovery, paths = shards.discovery, shards.shards[0].paths
+    elif reading.remote is not None:
+        discovery = reading.remote.discovered(paths)
     else:
         discovery = discover(paths, strict=False)
     few = len(discovery.found) < MANY or len(groups_of(discovery.found)) < MANY
@@ -221,6 +226,8 @@ def analyze_shard(
     """One part of the captures below the paths: `shard` is I/N, I from 0. What is kept of each is written to the folder
     `summaries`, and nothing is concluded: `merge` does, when all parts are done. Otherwise as `analyze`."""
     own, config, progress = Shard.parse(shard), config or defaults(), progress or Progress()
+    if any(map(is_url, paths)):
+        raise UsageError("shard: captures at a URL are read by one machine")
     kept = Summaries(Store(Path(summaries)), own)
     loaded = _load(
         paths, config.settings, source=source, rank=rank, steps=steps, device=device, progress=progress,

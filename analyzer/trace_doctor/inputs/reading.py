@@ -7,6 +7,7 @@ from pathlib import Path
 
 from trace_doctor.config import Settings
 from trace_doctor.errors import UsageError
+from trace_doctor.inputs.remote import Remote, is_url
 from trace_doctor.inputs.store import Store
 from trace_doctor.inputs.summaries import Summaries
 from trace_doctor.loading.cluster import scheduler_of
@@ -26,6 +27,9 @@ class Reading:
     timeout_s: float | None = None
     """of one group: one that takes longer is lost, and the others go on; None: an hour"""
 
+    remote: Remote | None = None
+    """what is at URLs"""
+
     @property
     def asked(self) -> bool:
         """Whether groups have to be read one after the other, however few they are."""
@@ -42,12 +46,17 @@ def reading_of(
     executor: str = "local",
     rank_timeout: float | None = None,
     in_memory: bool = False,
+    remote: Remote | None = None,
 ) -> Reading:
     """`in_memory`: whether the captures themselves are needed afterwards. Raises UsageError for what does not go together."""
     scheduler = scheduler_of(executor)
-    given = {"summaries": summaries, "executor": scheduler, "rank_timeout": rank_timeout}
+    given = {"summaries": summaries, "executor": scheduler, "rank_timeout": rank_timeout, "a URL": remote}
     if in_memory and (names := [name for name, value in given.items() if value is not None]):
         raise UsageError(f"{names[0]}: perfetto and critical_path need the captures themselves")
+    if scheduler is not None and remote is not None:
+        raise UsageError("executor: captures at a URL are read by this machine")
+    if is_url(summaries):
+        raise UsageError(f"summaries: {summaries}: the folder has to be one of this machine")
     if scheduler is not None and (settings.jobs or settings.max_memory):
         raise UsageError(
             "executor: jobs and max_memory are of this machine: set them where Dask workers start"
@@ -56,4 +65,5 @@ def reading_of(
         raise UsageError(
             f"rank_timeout: {rank_timeout:g} s is not more than 0 s and at most {_LONGEST_S:g} s"
         )
-    return Reading(None if summaries is None else Summaries(Store(Path(summaries))), scheduler, rank_timeout)
+    store = None if summaries is None else Summaries(Store(Path(summaries)), remote=remote)
+    return Reading(store, scheduler, rank_timeout, remote)

@@ -6,7 +6,7 @@ import logging
 import os
 import pickle
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,6 +34,7 @@ from trace_doctor.loaders.progress import Progress
 from trace_doctor.loading import LoadOptions
 from trace_doctor.loading import executor as executors
 from trace_doctor.loading.cluster import Cluster, WorkerLost
+from trace_doctor.loading.doubtful_ranks import located
 from trace_doctor.loading.executor import ChildEnded, ChildNotStarted, Contained, NoRoom
 from trace_doctor.loading.load_files import BASE, NEED, size_of, weight_of
 from trace_doctor.rule import Rule
@@ -67,7 +68,7 @@ class Streamed:
         self.discovery, self._paths = discovery, paths
         self._load, self._options, self._rank = load, options, rank
         self._summaries, self._scheduler = reading.summaries, reading.scheduler
-        self._timeout_s = reading.timeout_s
+        self._timeout_s, self._remote = reading.timeout_s, reading.remote
         self._width, self._memory = self._shares() if self._scheduler is None else (1, None)
         self._group_of: dict[tuple[int, str], CaptureGroup] = {}
         self._first_answers: dict[tuple[int, str], Answer] = {}
@@ -87,6 +88,8 @@ class Streamed:
         examined = sorted(self.examined(rules, progress), key=lambda pair: order[pair[0].name])
         for group, outcome in examined:
             self._note(group, outcome)
+        if self._remote is not None:
+            self._remote.compare()
         captures_by_rank = sorted(
             (c.examination for c in on_one_clock(examined)), key=lambda e: (e.rank, e.summary.path)
         )
@@ -123,7 +126,8 @@ class Streamed:
 
     def _note(self, group: CaptureGroup, examined: GroupExamination) -> None:
         unread = dict(examined.unread)
-        self.files.add_read([f for f in group.files if f.display not in unread], examined.identities)
+        read = [f for f in group.files if f.display not in unread]
+        self.files.add_read(read, located(examined.identities, read))
         for file in group.files:
             if file.display in unread:
                 self.files.add_unread(file, unread[file.display])
@@ -174,10 +178,37 @@ class Streamed:
         calls: Sequence[tuple[CaptureGroup, tuple[Any, ...]]],
         progress: Progress,
     ) -> Iterator[tuple[CaptureGroup, Any]]:
-        """Each group with what its call returns, or the error that its process ended with, as they end. A call whose worker
-        was killed is made again when no other is under way: the cause may have been another one."""
+        """Each group with what its call returns, or the error that its process ended with, as they end. Files at a URL are here
+        from before its call until it has ended."""
         if not calls:
             return
+        if (remote := self._remote) is None:
+            yield from self._called(call, calls, progress)
+            return
+        unread: list[tuple[CaptureGroup, DamagedCapture]] = []
+
+        def fetched() -> Iterator[tuple[CaptureGroup, tuple[Any, ...]]]:
+            for group, arguments in calls:
+                progress("reading", group.name)
+                try:
+                    remote.fetch(group)
+                except DamagedCapture as error:
+                    unread.append((group, error))
+                else:
+                    yield group, arguments
+
+        for group, outcome in self._called(call, fetched(), progress):
+            remote.drop(group)
+            yield group, outcome
+        yield from unread
+
+    def _called(
+        self,
+        call: Callable[..., bytes],
+        calls: Iterable[tuple[CaptureGroup, tuple[Any, ...]]],
+        progress: Progress,
+    ) -> Iterator[tuple[CaptureGroup, Any]]:
+        """A call whose worker was killed is made again when no other is under way: the cause may have been another one."""
         lock = threading.Lock()
 
         def read(count: int) -> None:
