@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,6 +19,8 @@ from trace_doctor.gate.suppressions import Suppressions
 from trace_doctor.inputs.group_examination import SecondRequest
 from trace_doctor.inputs.groups import groups_of
 from trace_doctor.inputs.held import Held, held_captures, read_files
+from trace_doctor.inputs.reading import AS_NEEDED, Reading, reading_of
+from trace_doctor.inputs.remote import is_url, remote
 from trace_doctor.inputs.store import Shard, ShardDone, Store
 from trace_doctor.inputs.streamed import MANY, NO_PANELS, Streamed
 from trace_doctor.inputs.summaries import MergedShards, Summaries
@@ -67,6 +69,8 @@ def analyze(
     critical_path: bool = False,
     detail: bool = False,
     summaries: str | Path | None = None,
+    executor: str = "local",
+    rank_timeout: float | None = None,
     progress: Progress | None = None,
 ) -> Result:
     """The diagnosis of all traces and snapshots below the paths; the library's twin of `trace-doctor analyze`.
@@ -74,9 +78,9 @@ def analyze(
     `source` is the folder or file of the training script: findings then name its lines and fixes carry their diff; not without
     `with_source_lines`, as a diff holds such lines: `trace_doctor.fixes.plan(result, source)` makes it where the script is.
     `perfetto` names a file for the trace again with causes and findings as tracks (gzip where it ends in .gz; of several
-    traces a file each). `critical_path` adds HTA's, from one step of each trace; it needs the extra `hta` and pandas 2. `detail` collects what a page shows closer. `steps` is [first, last). `max_memory` ("4GB", "50%") bounds what loading takes. `summaries` names a folder of what is kept of each rank: what it holds is not read again. Without `config` only defaults apply: no file and no environment is read.
+    traces a file each). `critical_path` adds HTA's, from one step of each trace; it needs the extra `hta` and pandas 2. `detail` collects what a page shows closer. `steps` is [first, last). `max_memory` ("4GB", "50%") bounds what loading takes. `summaries` names a folder of what is kept of each rank: what it holds is not read again. `executor` "dask:ADDRESS" reads captures on the workers of a Dask cluster, which see the same files; it needs the extra `cluster`. `rank_timeout` is in seconds: a rank that takes longer to read and examine is listed as not read (default: 3600 where ranks are read one after the other). Without `config` only defaults apply: no file and no environment is read.
     What was met and not read, or is missing, is in `Result.ignored`, `ranks` and `incomplete`. Raises NoCaptures where nothing
-    readable is found.
+    readable is found. A path may be a URL (`s3://bucket/run1`): it needs the extra `remote` and the file system's own package.
     """
     if critical_path:
         from trace_doctor.hta.critical_path import usable
@@ -84,18 +88,21 @@ def analyze(
         usable()
     if config is None:
         config = defaults(select=list(select), ignore=list(ignore), max_memory=max_memory)
-    loaded = _load(
-        paths,
-        config.settings,
-        source=source,
-        rank=rank,
-        steps=steps,
-        device=device,
-        progress=progress or Progress(),
-        in_memory=perfetto is not None or critical_path,
-        summaries=_summaries(summaries, in_memory=perfetto is not None or critical_path),
-    )
-    result, numbers = _diagnosis(loaded, config, with_source_lines=with_source_lines, detail=detail)
+    in_memory = perfetto is not None or critical_path
+    with remote(paths) as there:
+        reading = reading_of(
+            config.settings,
+            summaries=summaries,
+            executor=executor,
+            rank_timeout=rank_timeout,
+            in_memory=in_memory,
+            remote=there,
+        )
+        loaded = _load(
+            paths, config.settings, source=source, rank=rank, steps=steps, device=device,
+            progress=progress or Progress(), in_memory=in_memory, reading=reading,
+        )  # fmt: skip
+        result, numbers = _diagnosis(loaded, config, with_source_lines=with_source_lines, detail=detail)
     held = list(zip(numbers, loaded.inputs.facts, strict=True)) if loaded.inputs.facts else []
     traces = [(number, facts) for number, facts in held if facts.capture.run is not None]
     if perfetto is not None:
@@ -128,22 +135,24 @@ def _load(
     device: int | None,
     progress: Progress,
     in_memory: bool = False,
-    summaries: Summaries | None = None,
+    reading: Reading = AS_NEEDED,
 ) -> _Loaded:
     """`in_memory`: whether the captures themselves are needed later, however many they are. `paths`: of a merge none."""
     script = Path(source) if source else Path(settings.source) if settings.source else None
     options = _options(settings, source=script, steps=steps, device=device)
     load = _load_options(settings)
-    if isinstance(summaries, MergedShards):
-        discovery, paths = summaries.discovery, summaries.shards[0].paths
+    if isinstance(shards := reading.summaries, MergedShards):
+        discovery, paths = shards.discovery, shards.shards[0].paths
+    elif reading.remote is not None:
+        discovery = reading.remote.discovered(paths)
     else:
         discovery = discover(paths, strict=False)
     few = len(discovery.found) < MANY or len(groups_of(discovery.found)) < MANY
     inputs: Held | Streamed
-    if in_memory or (summaries is None and few):
+    if in_memory or (few and not reading.asked):
         inputs = Held(discovery, paths, load, options, rank, progress)
     else:
-        inputs = Streamed(discovery, paths, load, options, rank, summaries)
+        inputs = Streamed(discovery, paths, load, options, rank, reading)
     return _Loaded(inputs, script, rank, options, progress)
 
 
@@ -199,12 +208,8 @@ def _diagnosis(
     ), numbers
 
 
-def _summaries(folder: str | Path | None, *, in_memory: bool) -> Summaries | None:
-    if folder is None:
-        return None
-    if in_memory:
-        raise UsageError("summaries: perfetto and critical_path need the captures themselves")
-    return Summaries(Store(Path(folder)))
+def _of(summaries: Summaries, settings: Settings, rank_timeout: float | None) -> Reading:
+    return replace(reading_of(settings, rank_timeout=rank_timeout), summaries=summaries)
 
 
 def analyze_shard(
@@ -216,15 +221,18 @@ def analyze_shard(
     rank: int | None = None,
     steps: tuple[int, int] | None = None,
     device: int | None = None,
+    rank_timeout: float | None = None,
     progress: Progress | None = None,
 ) -> ShardDone:
     """One part of the captures below the paths: `shard` is I/N, I from 0. What is kept of each is written to the folder
     `summaries`, and nothing is concluded: `merge` does, when all parts are done. Otherwise as `analyze`."""
     own, config, progress = Shard.parse(shard), config or defaults(), progress or Progress()
+    if any(map(is_url, paths)):
+        raise UsageError("shard: captures at a URL are read by one machine")
     kept = Summaries(Store(Path(summaries)), own)
     loaded = _load(
         paths, config.settings, source=source, rank=rank, steps=steps, device=device, progress=progress,
-        summaries=kept,
+        reading=_of(kept, config.settings, rank_timeout),
     )  # fmt: skip
     assert isinstance(loaded.inputs, Streamed)
     rules = [config.rule(rule) for rule in config.settings.chosen()]
@@ -243,6 +251,7 @@ def merge(
     device: int | None = None,
     allow_partial: bool = False,
     with_source_lines: bool = True,
+    rank_timeout: float | None = None,
     progress: Progress | None = None,
 ) -> Result:
     """The diagnosis of all shards of a folder of summaries, as `analyze` would make it of the captures. Rules and options are
@@ -252,7 +261,7 @@ def merge(
     shards = MergedShards(Store(Path(summaries)), allow_partial=allow_partial)
     loaded = _load(
         (), config.settings, source=source, rank=rank, steps=steps, device=device,
-        progress=progress or Progress(), summaries=shards,
+        progress=progress or Progress(), reading=_of(shards, config.settings, rank_timeout),
     )  # fmt: skip
     return _diagnosis(loaded, config, with_source_lines=with_source_lines)[0]
 

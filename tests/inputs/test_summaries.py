@@ -25,6 +25,7 @@ from trace_doctor.evidence.packed import UnusableSummary
 from trace_doctor.inputs import group_format, streamed
 from trace_doctor.inputs.group_examination import Request, examine_group
 from trace_doctor.inputs.groups import groups_of
+from trace_doctor.inputs.reading import Reading
 from trace_doctor.inputs.store import Shard, Store
 from trace_doctor.inputs.streamed import Streamed
 from trace_doctor.inputs.summaries import Summaries
@@ -111,7 +112,12 @@ def test_a_rank_whose_process_ended_is_tried_again(job: Path, tmp_path: Path) ->
     rules, store = [*RULES, EndsTheProcess()], tmp_path / "store"
     for _ in range(2):
         inputs = Streamed(
-            discover([job]), [job], LoadOptions(processes=2), Options(), None, Summaries(Store(store))
+            discover([job]),
+            [job],
+            LoadOptions(processes=2),
+            Options(),
+            None,
+            Reading(Summaries(Store(store))),
         )
         assert len(inputs.examine(rules, detail=False, progress=Progress())) == 7
         assert len(_summaries(store)) == 7

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ending_rule import reads_for_ever
 
 from trace_doctor.errors import DamagedCapture, TraceDoctorError
 from trace_doctor.loaders.discover import discover
@@ -161,11 +162,16 @@ def test_a_call_that_never_ends_does_with_the_executor(started: list[Any]) -> No
         call.result(timeout=60)
 
 
-def test_a_call_that_is_silent_for_too_long_is_ended_and_no_other(started: list[Any]) -> None:
+def test_a_call_that_takes_too_long_is_ended_and_no_other(started: list[Any]) -> None:
     with Contained(1, timeout_s=0.5) as executor:
-        with pytest.raises(ChildEnded, match=r"silent for 0\.5 s"):
+        with pytest.raises(ChildEnded, match=r"longer than 0\.5 s"):
             executor.submit(time.sleep, 600).result(timeout=60)
         assert executor.submit(divmod, 7, 3).result(timeout=60) == (2, 1)
+
+
+def test_a_call_that_goes_on_reading_for_ever_is_ended_too(started: list[Any]) -> None:
+    with Contained(1) as executor, pytest.raises(ChildEnded, match="longer than 1 s"):
+        executor.submit_within(1, reads_for_ever).result(timeout=60)
 
 
 def test_without_an_interpreter_the_call_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 def analyze(
     *,
+    context: typer.Context,
     paths: o.Paths,
     source: o.Source = None,
     output: o.Output = None,
@@ -41,13 +42,7 @@ def analyze(
     no_zoom: o.NoZoom = False,
     show_skipped: o.ShowSkipped = False,
     force: o.Force = False,
-    summaries: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="STORE",
-            help="Folder that keeps a summary of each rank: what it holds is not read again.",
-        ),
-    ] = None,
+    summaries: o.Summaries = None,
     shard: Annotated[
         str | None,
         typer.Option(
@@ -55,11 +50,24 @@ def analyze(
             help="With --summaries: only read the I-th of N parts, I from 0, for `trace-doctor merge`.",
         ),
     ] = None,
+    executor: Annotated[
+        str,
+        typer.Option(
+            metavar="local|dask:ADDRESS|slurm",
+            help="Where captures are read: here, on the workers of a Dask cluster, or slurm, which prints a script "
+            "for a Slurm array.",
+        ),
+    ] = "local",
+    rank_timeout: o.RankTimeout = None,
     console: ColorConsole,
     loading: o.Loading,
 ) -> None:
     """Diagnose traces and memory snapshots. Prints a summary and writes an HTML report."""
     config = setup.load(source=source, output=output, **rules.overrides, **loading.limits)
+    _check_executor(executor, paths, shard)
+    if executor == "slurm":
+        console.print_bytes(_script(context, paths, config, summaries, critical_path))
+        return
     if shard is not None:
         _shard(
             paths,
@@ -72,6 +80,7 @@ def analyze(
             rank=rank,
             steps=o.parse_steps(steps),
             device=device,
+            rank_timeout=rank_timeout,
         )
         return
     sinks = parse_outputs(config.settings.output) or default_sinks(console.silent, force)
@@ -79,10 +88,44 @@ def analyze(
     result = diagnose(
         paths, config, sinks, console, loading,
         source=source, rank=rank, steps=o.parse_steps(steps), device=device, with_source_lines=not no_source,
-        critical_path=critical_path, zoom=not no_zoom, summaries=summaries,
+        critical_path=critical_path, zoom=not no_zoom, summaries=summaries, executor=executor,
+        rank_timeout=rank_timeout,
     )  # fmt: skip
     options = report_options(paths, config.settings.source, show_skipped=show_skipped, no_zoom=no_zoom)
     emit(console, result, sinks, options)
+
+
+def _check_executor(executor: str, paths: Sequence[str], shard: str | None) -> None:
+    from trace_doctor.loading.cluster import scheduler_of
+
+    if executor != "slurm" and scheduler_of(executor) is None:
+        return
+    if shard is not None:
+        raise UsageError("--shard is one part of the captures, --executor reads them all: use one of them")
+    if "-" in paths:
+        raise UsageError("--executor: other machines cannot read stdin: name a file that they can read")
+
+
+def _script(
+    context: typer.Context,
+    paths: Sequence[str],
+    config: Config,
+    summaries: Path | None,
+    critical_path: bool,
+) -> bytes:
+    """For a Slurm array. What `merge` would refuse at the end of it is refused now."""
+    from trace_doctor.cli.slurm import array_script
+    from trace_doctor.reporters import OF_CAPTURES
+
+    if summaries is None:
+        raise UsageError("--executor slurm needs --summaries STORE: the folder that all tasks share")
+    sinks = parse_outputs(config.settings.output)
+    if critical_path or any(s.format in OF_CAPTURES for s in sinks):
+        raise UsageError(
+            "--executor slurm: perfetto and --critical-path need the captures themselves on one machine"
+        )
+    spare(sinks, paths, config)
+    return array_script(context, paths, summaries).encode("utf-8", "surrogateescape")
 
 
 def _shard(

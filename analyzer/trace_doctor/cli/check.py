@@ -49,6 +49,8 @@ def check(
     no_source: o.NoSource = False,
     no_zoom: o.NoZoom = False,
     show_skipped: o.ShowSkipped = False,
+    summaries: o.Summaries = None,
+    rank_timeout: o.RankTimeout = None,
     console: ColorConsole,
     loading: o.Loading,
 ) -> None:
@@ -72,7 +74,7 @@ def check(
     result = diagnose(
         paths, config, sinks, console, loading,
         source=source, rank=coverage.rank, steps=o.parse_steps(steps), device=device,
-        with_source_lines=not no_source, zoom=not no_zoom,
+        with_source_lines=not no_source, zoom=not no_zoom, summaries=summaries, rank_timeout=rank_timeout,
     )  # fmt: skip
     if accepted is not None:
         terms = _accepted(result, terms, accepted, console)

@@ -34,6 +34,7 @@ def merge(
     no_source: o.NoSource = False,
     show_skipped: o.ShowSkipped = False,
     force: o.Force = False,
+    rank_timeout: o.RankTimeout = None,
     console: ColorConsole,
     loading: o.Loading,
 ) -> None:
@@ -48,7 +49,8 @@ def merge(
     with progress_on(console, loading) as progress:
         result = api_merge(
             store, source=source, config=config, rank=rank, steps=o.parse_steps(steps), device=device,
-            allow_partial=allow_partial, with_source_lines=not no_source, progress=progress,
+            allow_partial=allow_partial, with_source_lines=not no_source, rank_timeout=rank_timeout,
+            progress=progress,
         )  # fmt: skip
     emit(
         console,

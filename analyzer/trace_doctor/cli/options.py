@@ -78,6 +78,19 @@ ShowSkipped = Annotated[
 Force = Annotated[
     bool, typer.Option("--force", help="Replace a report file that trace-doctor did not write.")
 ]
+Summaries = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="STORE", help="Folder that keeps a summary of each rank: what it holds is not read again."
+    ),
+]
+RankTimeout = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS",
+        help="A rank that takes longer to read is listed as not read (default: 3600, from 64 ranks on).",
+    ),
+]
 NoZoom = Annotated[bool, typer.Option("--no-zoom", help="HTML without the zoomable panels: a smaller page.")]
 AllowDirty = Annotated[
     bool,

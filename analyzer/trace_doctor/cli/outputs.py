@@ -183,13 +183,15 @@ def _file_names(path: Path | None, result: Result) -> str:
 def report_options(
     paths: Sequence[str], source: str | Path | None, *, show_skipped: bool, no_zoom: bool
 ) -> Options:
-    """With the same captures and script for another command, to be copied; not of what was piped in."""
+    """With the same captures and script for another command, to be copied; not of what was piped in or is at a URL, which
+    other commands do not read."""
+    from trace_doctor.inputs.remote import is_url
     from trace_doctor.reporters import Options
 
     return Options(
         show_skipped=show_skipped,
         zoom=not no_zoom,
-        given=() if "-" in paths else tuple(paths),
+        given=() if any(p == "-" or is_url(p) for p in paths) else tuple(paths),
         source=str(source) if source else None,
     )
 

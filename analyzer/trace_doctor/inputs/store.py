@@ -22,6 +22,7 @@ from trace_doctor.files import read_regular
 from trace_doctor.inputs import group_format
 from trace_doctor.inputs.group_examination import Request
 from trace_doctor.inputs.groups import CaptureGroup
+from trace_doctor.inputs.remote import Remote
 from trace_doctor.loaders.discover import CaptureFile, Discovery
 from trace_doctor.loaders.discover import Ignored as IgnoredFile
 from trace_doctor.recording import folder as recordings
@@ -209,9 +210,9 @@ def asked_of(request: Request) -> str:
     return hashlib.sha256(msgspec.json.encode(parts, enc_hook=repr)).hexdigest()
 
 
-def key_of(group: CaptureGroup, asked: str) -> str:
-    """A digest of that and of every file that the group is made of, with size and time of change."""
-    states = [(os.path.abspath(path), *_state(path)) for path in dict.fromkeys(_members(group))]
+def key_of(group: CaptureGroup, asked: str, remote: Remote | None = None) -> str:
+    """A digest of that and of every file that the group is made of, with size and time of change; at a URL its version."""
+    states = [_state_at(path, remote) for path in dict.fromkeys(_members(group))]
     names = [(f.display, f.rank, f.rank_how) for f in group.files]
     return hashlib.sha256(repr((asked, names, states)).encode("utf-8", "surrogateescape")).hexdigest()
 
@@ -231,6 +232,11 @@ def _members(group: CaptureGroup) -> list[Path]:
             names = (RECORDING_FILE, STEPS_FILE, rank_file(role[0]), rank_steps_file(role[0]))
             paths += [file.recording / name for name in names]
     return paths
+
+
+def _state_at(path: Path, remote: Remote | None) -> tuple[object, ...]:
+    there = remote.state(path) if remote is not None else None
+    return there or (os.path.abspath(path), *_state(path))
 
 
 def _state(path: Path) -> tuple[int, int]:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
+import os
 import pickle
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from trace_doctor.engine import Examination, Sizes
-from trace_doctor.errors import DamagedCapture, TraceDoctorError
+from trace_doctor.errors import DamagedCapture, TraceDoctorError, UsageError
 from trace_doctor.evidence.base import Facts, Options
 from trace_doctor.inputs.group_examination import (
     Answer,
@@ -25,13 +25,16 @@ from trace_doctor.inputs.group_examination import (
 )
 from trace_doctor.inputs.group_format import decode, encode
 from trace_doctor.inputs.groups import CaptureGroup, groups_of
+from trace_doctor.inputs.reading import AS_NEEDED, Reading
 from trace_doctor.inputs.recorded import on_one_clock, with_launcher_warnings
 from trace_doctor.inputs.scope import InputFiles
-from trace_doctor.inputs.summaries import Summaries, lost
+from trace_doctor.inputs.summaries import lost
 from trace_doctor.loaders.discover import Discovery
 from trace_doctor.loaders.progress import Progress
 from trace_doctor.loading import LoadOptions
 from trace_doctor.loading import executor as executors
+from trace_doctor.loading.cluster import Cluster, WorkerLost
+from trace_doctor.loading.doubtful_ranks import located
 from trace_doctor.loading.executor import ChildEnded, ChildNotStarted, Contained, NoRoom
 from trace_doctor.loading.load_files import BASE, NEED, size_of, weight_of
 from trace_doctor.rule import Rule
@@ -40,9 +43,8 @@ log = logging.getLogger("trace_doctor")
 
 MANY = 64
 """capture groups from which on captures are not kept in memory"""
-NO_PANELS = f"from {MANY} ranks on no zoomable panels: their captures are not kept in memory"
-TIMEOUT_S = 3600.0
-"""of one group: whatever takes longer is lost, and the others go on"""
+NO_PANELS = "no zoomable panels: captures were read one after the other and are not kept in memory"
+_TIMEOUT_S = 3600.0
 
 
 class Streamed:
@@ -55,7 +57,7 @@ class Streamed:
         load: LoadOptions,
         options: Options,
         rank: int | None,
-        summaries: Summaries | None = None,
+        reading: Reading = AS_NEEDED,
     ) -> None:
         self.groups = groups_of(discovery.found)
         self.files = InputFiles.of(discovery)
@@ -65,8 +67,9 @@ class Streamed:
         """what could not be done, for the limits of the result"""
         self.discovery, self._paths = discovery, paths
         self._load, self._options, self._rank = load, options, rank
-        self._summaries = summaries
-        self._width, self._memory = self._shares()
+        self._summaries, self._scheduler = reading.summaries, reading.scheduler
+        self._timeout_s, self._remote = reading.timeout_s, reading.remote
+        self._width, self._memory = self._shares() if self._scheduler is None else (1, None)
         self._group_of: dict[tuple[int, str], CaptureGroup] = {}
         self._first_answers: dict[tuple[int, str], Answer] = {}
         self._request: Request | None = None
@@ -81,9 +84,12 @@ class Streamed:
         """Of every capture, by rank and path. `detail` is not collected: a page has no room for that of many ranks. Raises
         NoCaptures without any."""
         self.files, self.limits = InputFiles.of(self.discovery), []
-        examined = list(self.examined(rules, progress))
+        order = {group.name: number for number, group in enumerate(self.groups)}
+        examined = sorted(self.examined(rules, progress), key=lambda pair: order[pair[0].name])
         for group, outcome in examined:
             self._note(group, outcome)
+        if self._remote is not None:
+            self._remote.compare()
         captures_by_rank = sorted(
             (c.examination for c in on_one_clock(examined)), key=lambda e: (e.rank, e.summary.path)
         )
@@ -108,9 +114,11 @@ class Streamed:
             else:
                 yield group, known
         progress.expect(sum(size_of(f.path) for g in unknown for f in g.files))
-        for group, outcome in self._each(_examined, ((g, (g, request)) for g in unknown), progress):
+        for group, outcome in self._each(_examined, [(g, (g, request)) for g in unknown], progress):
             if summaries is not None:
                 summaries.note(group, outcome)
+            if self._scheduler is not None:  # of its processes no bytes are heard
+                progress.read(sum(size_of(f.path) for f in group.files))
             yield (
                 group,
                 lost(group, outcome) if isinstance(outcome, TraceDoctorError) else decode(outcome, rules),
@@ -118,7 +126,8 @@ class Streamed:
 
     def _note(self, group: CaptureGroup, examined: GroupExamination) -> None:
         unread = dict(examined.unread)
-        self.files.add_read([f for f in group.files if f.display not in unread], examined.identities)
+        read = [f for f in group.files if f.display not in unread]
+        self.files.add_read(read, located(examined.identities, read))
         for file in group.files:
             if file.display in unread:
                 self.files.add_unread(file, unread[file.display])
@@ -137,7 +146,7 @@ class Streamed:
         groups = {g.name: g for g in self.groups}
         changed = [n for n in by_group if self._summaries is not None and self._summaries.changed(groups[n])]
         names = [name for name in by_group if name not in changed]
-        calls = ((groups[name], (groups[name], self._request, by_group[name])) for name in names)
+        calls = [(groups[name], (groups[name], self._request, by_group[name])) for name in names]
         answers, unanswered = dict(self._first_answers), changed
         for group, outcome in self._each(_answered, calls, Progress()):
             results = [] if isinstance(outcome, TraceDoctorError) else pickle.loads(outcome)
@@ -147,8 +156,9 @@ class Streamed:
                 answers[each.rank, each.path] = answer
         if unanswered:
             count = f"{len(unanswered)} capture{'s' if len(unanswered) > 1 else ''}"
+            first = next(name for name in by_group if name in unanswered)
             self.limits.append(
-                f"{count} could not be read again, so fixes are not replayed together: {unanswered[0]}"
+                f"{count} could not be read again, so fixes are not replayed together: {first}"
             )
         return [answers[each.rank, each.path] for each in asked]
 
@@ -165,10 +175,40 @@ class Streamed:
     def _each(
         self,
         call: Callable[..., bytes],
-        calls: Iterator[tuple[CaptureGroup, tuple[Any, ...]]],
+        calls: Sequence[tuple[CaptureGroup, tuple[Any, ...]]],
         progress: Progress,
     ) -> Iterator[tuple[CaptureGroup, Any]]:
-        """Each group with what its call returns, or the error that its process ended with, in the order of the calls."""
+        """Each group with what its call returns, or the error that its process ended with, as they end. Files at a URL are here
+        from before its call until it has ended."""
+        if not calls:
+            return
+        if (remote := self._remote) is None:
+            yield from self._called(call, calls, progress)
+            return
+        unread: list[tuple[CaptureGroup, DamagedCapture]] = []
+
+        def fetched() -> Iterator[tuple[CaptureGroup, tuple[Any, ...]]]:
+            for group, arguments in calls:
+                progress("reading", group.name)
+                try:
+                    remote.fetch(group)
+                except DamagedCapture as error:
+                    unread.append((group, error))
+                else:
+                    yield group, arguments
+
+        for group, outcome in self._called(call, fetched(), progress):
+            remote.drop(group)
+            yield group, outcome
+        yield from unread
+
+    def _called(
+        self,
+        call: Callable[..., bytes],
+        calls: Iterable[tuple[CaptureGroup, tuple[Any, ...]]],
+        progress: Progress,
+    ) -> Iterator[tuple[CaptureGroup, Any]]:
+        """A call whose worker was killed is made again when no other is under way: the cause may have been another one."""
         lock = threading.Lock()
 
         def read(count: int) -> None:
@@ -176,24 +216,58 @@ class Streamed:
                 progress.read(count)
 
         with self._executor(read) as executor:
-            waiting: deque[tuple[CaptureGroup, tuple[Any, ...], Future[bytes] | None]] = deque()
+            pending: dict[Future[bytes], tuple[CaptureGroup, tuple[Any, ...]]] = {}
+            again: list[tuple[CaptureGroup, tuple[Any, ...]]] = []
             for group, arguments in calls:
                 with lock:
                     progress("reading", group.name)
-                future = executor.submit(call, *arguments) if executor is not None else None
-                waiting.append((group, arguments, future))
-                if len(waiting) >= 2 * self._width or executor is None:
-                    yield _outcome(call, *waiting.popleft())
-            while waiting:
-                yield _outcome(call, *waiting.popleft())
+                if executor is None:
+                    yield _outcome(call, group, arguments, None)
+                    continue
+                pending[executor.submit(call, *arguments)] = group, arguments
+                if len(pending) >= 2 * self._width:
+                    yield from _ended(call, pending, again)
+            while pending:
+                yield from _ended(call, pending, again)
+            for group, arguments in again:
+                assert executor is not None
+                yield _outcome(call, group, arguments, executor.submit(call, *arguments))
 
     @contextmanager
-    def _executor(self, read: Callable[[int], None]) -> Iterator[Contained | None]:
-        if not executors.usable() or not _can_be_sent(self._request):
+    def _executor(self, read: Callable[[int], None]) -> Iterator[Contained | Cluster | None]:
+        sendable, timeout_s = _can_be_sent(self._request), self._timeout_s or _TIMEOUT_S
+        if self._scheduler is not None:
+            if not sendable:
+                raise UsageError("--executor dask: a rule of the program itself cannot be sent to a worker")
+            with Cluster(self._scheduler, timeout_s) as cluster:
+                self._width = cluster.width
+                cluster.check(self._request, os.path.abspath(self.groups[0].files[0].path.parent))
+                yield cluster
+            return
+        if not executors.usable() or not sendable:
+            if self._timeout_s is not None:
+                raise UsageError(
+                    "--rank-timeout: captures are read in this process here, which cannot be ended"
+                )
             yield None
             return
-        with Contained(self._width, read, TIMEOUT_S) as executor:
+        with Contained(self._width, read, timeout_s) as executor:
             yield executor
+
+
+def _ended(
+    call: Callable[..., bytes],
+    pending: dict[Future[bytes], tuple[CaptureGroup, tuple[Any, ...]]],
+    again: list[tuple[CaptureGroup, tuple[Any, ...]]],
+) -> Iterator[tuple[CaptureGroup, Any]]:
+    """The calls that have ended, at least one; those whose worker was killed go to `again`."""
+    done = wait(pending, return_when=FIRST_COMPLETED).done
+    for future in [future for future in pending if future in done]:
+        group, arguments = pending.pop(future)
+        if isinstance(future.exception(), WorkerLost):
+            again.append((group, arguments))
+        else:
+            yield _outcome(call, group, arguments, future)
 
 
 def _outcome(

@@ -12,6 +12,7 @@ from trace_doctor.evidence.packed import UnusableSummary
 from trace_doctor.inputs.group_examination import GroupExamination, Request
 from trace_doctor.inputs.group_format import decode
 from trace_doctor.inputs.groups import CaptureGroup
+from trace_doctor.inputs.remote import Remote
 from trace_doctor.inputs.store import Shard, ShardDone, ShardGroup, Store, asked_of, discovered, key_of
 from trace_doctor.loaders.discover import Discovery
 from trace_doctor.loaders.discover import Ignored as IgnoredFile
@@ -32,6 +33,7 @@ class Summaries:
     store: Store
     shard: Shard | None = None
     """None: all groups, of which a result is made at once"""
+    remote: Remote | None = None
     own: Sequence[CaptureGroup] = ()
     """the groups of the shard"""
     reused: int = 0
@@ -53,7 +55,7 @@ class Summaries:
             self.store.forget_done(self.shard)
         self._asked, self._discovered, self._total = asked_of(request), discovered(groups), len(groups)
         self.own = [group for group in groups if self.shard is None or self.shard.holds(group)]
-        self._keys = {group.name: key_of(group, self._asked) for group in self.own}
+        self._keys = {group.name: key_of(group, self._asked, self.remote) for group in self.own}
         self._lost, self.reused = {}, 0
 
     def known(self, group: CaptureGroup, rules: Sequence[Rule]) -> GroupExamination | None:
@@ -77,7 +79,7 @@ class Summaries:
 
     def changed(self, group: CaptureGroup) -> bool:
         """Whether its files are others than those that were examined, or gone."""
-        return key_of(group, self._asked) != self._keys[group.name]
+        return key_of(group, self._asked, self.remote) != self._keys[group.name]
 
     def finish(self, discovery: Discovery, paths: Sequence[str | Path]) -> ShardDone:
         """Says that the shard is whole."""

@@ -60,7 +60,7 @@ def identity_of(file: CaptureFile, content: Run | Snapshot) -> FileIdentity:
     identity = FileIdentity(
         path=str(file.path),
         display=file.display,
-        folder=str(file.path.parent if role is None else file.recording),
+        folder=_folder_of(file),
         rank=content.rank,
         role_rank=None if role is None else role[0],
         is_trace=isinstance(content, Run),
@@ -77,6 +77,20 @@ def identity_of(file: CaptureFile, content: Run | Snapshot) -> FileIdentity:
         versions=tuple((what, str(info[what])) for what in _COMMON if info.get(what)),
         span=(int(content.ts[0]), int(content.end.max())) if content.base_ns and len(content) else None,
     )
+
+
+def located(identities: Sequence[FileIdentity], files: Sequence[CaptureFile]) -> list[FileIdentity]:
+    """What was kept of files, with the places where they are now: those of a URL are elsewhere each time."""
+    now = {f.display: f for f in files}
+    return [
+        replace(i, path=str(f.path), folder=_folder_of(f)) if (f := now.get(i.display)) is not None else i
+        for i in identities
+    ]
+
+
+def _folder_of(file: CaptureFile) -> str:
+    is_recorded = file.recording is not None and recordings.role_of(file.path.name) is not None
+    return str(file.recording if is_recorded else file.path.parent)
 
 
 def doubtful_ranks(files: Sequence[FileIdentity], only: int | None = None) -> list[str]:

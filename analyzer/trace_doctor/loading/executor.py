@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from multiprocessing.connection import Connection
@@ -48,7 +49,7 @@ def usable() -> bool:
 class Contained(Executor):
     """`width` calls at a time. A function of a module and its arguments go to the child as a pickle; what it returns comes
     back with its arrays mapped (`mapped`), what it raises as it is. `read` hears of the bytes of files that calls have read
-    (`loaders.progress.listening`), from whichever thread. A call that is silent for `timeout_s` seconds is ended.
+    (`loaders.progress.listening`), from whichever thread. A call that takes longer than `timeout_s` seconds is ended.
     """
 
     def __init__(
@@ -67,7 +68,11 @@ class Contained(Executor):
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """The call. Its exception may be ChildEnded, ChildNotStarted or NoRoom beside those of `fn`."""
-        return self._threads.submit(self._call, fn, args, kwargs)
+        return self._threads.submit(self._call, self._timeout_s, fn, args, kwargs)
+
+    def submit_within(self, timeout_s: float, fn: Callable[..., T], /, *args: Any) -> Future[T]:
+        """The same with a time of its own."""
+        return self._threads.submit(self._call, timeout_s, fn, args, {})
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Ends all children; calls under way end with ChildEnded."""
@@ -79,17 +84,19 @@ class Contained(Executor):
         for child in self._children if wait else ():
             child.fate()
 
-    def _call(self, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
+    def _call(
+        self, timeout_s: float | None, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> T:
         child: _Child | None = getattr(self._mine, "child", None)
         if child is None:
             child = self._mine.child = self._started()
         try:
-            succeeded, value = child.call((fn, args, kwargs), self._read, self._timeout_s)
+            succeeded, value = child.call((fn, args, kwargs), self._read, timeout_s)
         except TimeoutError:
             self._mine.child = None
             child.end()
             child.fate()
-            raise ChildEnded(f"was silent for {self._timeout_s:g} s and was ended") from None
+            raise ChildEnded(f"took longer than {timeout_s:g} s and was ended") from None
         except (EOFError, OSError):
             self._mine.child = None
             raise ChildEnded(child.fate()) from None
@@ -139,9 +146,10 @@ class _Child:
 
     def call(self, request: object, read: Callable[[int], None], timeout_s: float | None) -> tuple[bool, Any]:
         """Whether the call succeeded, and its value or exception. Raises EOFError and OSError where the process is gone, and
-        TimeoutError where it says nothing for so long."""
+        TimeoutError where it takes longer."""
         self._connection.send(request)
-        while isinstance(message := self._message(timeout_s), int):
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        while isinstance(message := self._message(end), int):
             read(message)
         if message is not None:
             return False, message
@@ -150,8 +158,8 @@ class _Child:
         with os.fdopen(descriptor, "rb") as file:
             return True, mapped_arrays.read(file)
 
-    def _message(self, timeout_s: float | None) -> Any:
-        if not self._connection.poll(timeout_s):
+    def _message(self, end: float | None) -> Any:
+        if not self._connection.poll(None if end is None else max(0.0, end - time.monotonic())):
             raise TimeoutError
         return self._connection.recv()
 
