@@ -16,9 +16,11 @@ from warm_commands import FRESH, MAIN
 from trace_doctor.api import analyze, analyze_shard
 from trace_doctor.errors import NoCaptures, UsageError
 from trace_doctor.inputs import remote
+from trace_doctor.reporters import render
 from trace_doctor.testing import SnapshotBuilder
 
 fsspec = pytest.importorskip("fsspec")
+pytest.importorskip("fsspec.implementations.memory")
 URL = "memory://bucket/job"
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -172,6 +174,39 @@ def test_nothing_there_is_said_with_its_url(bucket: Any, tmp_path: Path) -> None
         analyze("nosuch://bucket/job")
     with pytest.raises(UsageError, match="one machine"):
         analyze_shard(URL, summaries=tmp_path, shard="0/2")
+
+
+class Signed(fsspec.implementations.memory.MemoryFileSystem):  # type: ignore[misc]
+    """Objects behind an address that holds a password and a signature, as those of HTTP do."""
+
+    protocol = "signed"
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return super()._strip_protocol(
+            "memory://" + path.partition("?")[0].rpartition("@")[2].removeprefix("signed://")
+        )
+
+    def unstrip_protocol(self, name: str) -> str:
+        return f"signed://me:hunter2@{name.lstrip('/')}?X-Signature=0123abcd"
+
+
+def test_no_password_and_no_signature_of_a_url_is_shown(
+    bucket: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    fsspec.register_implementation("signed", Signed, clobber=True)
+    bucket.pipe("/bucket/job/rank9.json", b"{")
+    result = analyze("signed://me:hunter2@bucket/job?X-Signature=0123abcd")
+    written = render(result, "html") + render(result, "json") + caplog.text
+    for url in (
+        "signed://me:hunter2@bucket/none?X-Signature=0123abcd",
+        "s4://me:hunter2@b/c?X-Signature=0123abcd",
+    ):
+        with pytest.raises((NoCaptures, UsageError)) as error:
+            analyze(url)
+        written += str(error.value)
+    assert "signed://bucket/none?***" in written
+    assert "hunter2" not in written and "0123abcd" not in written
 
 
 def test_without_fsspec_the_extra_is_named(tmp_path: Path) -> None:

@@ -45,6 +45,14 @@ _MARGIN = 1 << 28
 """bytes that stay free where captures are put"""
 
 
+_IN_TEXT = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+://)(?:[^\s/?#'\"]*@)?([^\s?#'\"]*)([?#][^\s'\"]*)?")
+
+
+def shown(text: str) -> str:
+    """A text whose URLs hold neither a user with a password nor a query, which may be a signature."""
+    return _IN_TEXT.sub(lambda m: f"{m[1]}{m[2]}{'?***' if m[3] else ''}", text)
+
+
 def is_url(path: object) -> bool:
     """Whether a path is one of another file system."""
     return isinstance(path, str) and _URL.match(path) is not None
@@ -79,21 +87,23 @@ class Remote:
         url = str(path)
         system, key, listed = _listed(url)
         top = self.folder / str(len(self._urls)) / (_last(key) or "root")
-        self._urls[str(top)] = url.rstrip("/")
+        self._urls[str(top)] = shown(url).rstrip("/")
         files = {}
         for name, info in listed.items():
             if info.get("type", "file") != "file" or name.endswith("/"):
                 continue
             below = name.strip("/").removeprefix(key.strip("/")).strip("/")
-            shown = below or _last(key)
+            listed_as = shown(below or _last(key))
             try:
                 place = _place(top, below)
                 found = _Object(
-                    system, name, system.unstrip_protocol(name), int(info["size"]), _version(info)
+                    system, name, shown(system.unstrip_protocol(name)), int(info["size"]), _version(info)
                 )
                 place.parent.mkdir(parents=True, exist_ok=True)
             except (OSError, ValueError, TypeError, KeyError) as why:
-                self._refused.append(Ignored(shown, f"cannot be read from there ({why})", unread=True))
+                self._refused.append(
+                    Ignored(listed_as, shown(f"cannot be read from there ({why})"), unread=True)
+                )
                 continue
             files[place] = found
         self._objects |= files
@@ -133,7 +143,7 @@ class Remote:
                 self._fetch(found, file.path)
             except Exception as error:  # each file system has its own
                 self.drop(group)
-                cause = str(error) or type(error).__name__
+                cause = shown(str(error)) or type(error).__name__
                 raise DamagedCapture(f"{group.name}: {found.url} cannot be read: {cause}") from None
 
     def drop(self, group: CaptureGroup) -> None:
@@ -165,7 +175,7 @@ class Remote:
                     file.seek(0)
                     self._write_begin(place, file.read(length), digest)
             except Exception as error:  # each file system has its own
-                log.info("%s cannot be compared: %s", self._objects[place].url, error)
+                log.info("%s cannot be compared: %s", self._objects[place].url, shown(str(error)))
 
     def _fetch(self, found: _Object, place: Path) -> None:
         if shutil.disk_usage(self.folder).free < found.size + _MARGIN:
@@ -198,7 +208,7 @@ class Remote:
                 place.unlink(missing_ok=True)
                 found = self._objects.pop(place)
                 cause = begin if isinstance(begin, Exception) else "it has changed since it was found"
-                self._refused.append(Ignored(found.url, f"cannot be read: {cause}", unread=True))
+                self._refused.append(Ignored(found.url, shown(f"cannot be read: {cause}"), unread=True))
 
     def _write_begin(self, place: Path, begin: bytes, end: str = "") -> None:
         """The rest is a hole, whose end tells apart what is another object."""
@@ -233,7 +243,9 @@ def _listed(url: str) -> tuple[Any, str, dict[str, dict[str, Any]]]:
     try:
         import fsspec
     except ImportError as error:
-        raise UsageError(f"{url}: a URL needs fsspec ({error}): pip install 'trace-doctor[remote]'") from None
+        raise UsageError(
+            f"{shown(url)}: a URL needs fsspec ({error}): pip install 'trace-doctor[remote]'"
+        ) from None
     try:
         system, key = fsspec.core.url_to_fs(url)
         if listed := system.find(key, detail=True):
@@ -241,8 +253,8 @@ def _listed(url: str) -> tuple[Any, str, dict[str, dict[str, Any]]]:
     except FileNotFoundError:
         pass
     except Exception as error:  # each file system has its own
-        raise UsageError(f"{url}: {str(error) or type(error).__name__}") from None
-    raise NoCaptures(f"{url}: nothing is there")
+        raise UsageError(shown(f"{url}: {str(error) or type(error).__name__}")) from None
+    raise NoCaptures(f"{shown(url)}: nothing is there")
 
 
 def _version(info: dict[str, Any]) -> str:
