@@ -43,6 +43,23 @@ def test_the_result_holds_the_excess_of_each_rank_and_its_verdict_names_the_root
     assert not trace_doctor.analyze(tmp_path, select=["TD101"]).jobs
 
 
+def test_a_wait_that_another_group_hands_on_is_owned_by_the_rank_that_delays_the_job(tmp_path: Path) -> None:
+    """Rank 5 delays its tensor-parallel group, whose other ranks then come late to their data-parallel groups."""
+    job = hybrid(4, 1, 4, micro=1, layers=4, faults=Faults(slow={5: 1.2}))
+    for rank, b in enumerate(traces(job)):
+        b.write(tmp_path / f"rank{rank}.json")
+    result = trace_doctor.analyze(tmp_path, select=["TD602"])
+    [late] = result.findings
+    assert late.saving is not None and late.saving.time_us_per_step is not None
+    owned = {
+        row.rank: (row.total_ns - row.unowned_ns) / 5e3
+        for row in result.ownership
+        if row.part == "exposed_comm" and late.id in row.findings
+    }
+    assert sorted(owned) == [rank for rank in range(16) if rank != 5]
+    assert all(us > 0.9 * late.saving.time_us_per_step for us in owned.values()), owned
+
+
 def test_the_timeline_keeps_the_rank_that_delays_the_job_and_usual_ones(tmp_path: Path) -> None:
     for rank, b in enumerate(traces(hybrid(2, 2, 5, faults=Faults(slow={19: 1.3})))):
         b.write(tmp_path / f"rank{rank}.json")

@@ -10,8 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from trace_doctor.arrays import I64, Bool
-
-F64 = npt.NDArray[np.float64]
+from trace_doctor.arrays import F64 as F64
 
 KINDS = (
     "send",
