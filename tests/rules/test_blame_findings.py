@@ -120,3 +120,18 @@ def test_uneven_batches(tmp_path: Path) -> None:
 def test_overlapped_communication(tmp_path: Path) -> None:
     [found] = _findings(fsdp(8, 2, faults=Faults(slow={5: 1.2})), tmp_path)
     assert (found.code, found.location.ranks) == ("TD602", [5])
+
+
+def test_exposed_communication_is_told_by_process_group_and_apart_from_waiting(tmp_path: Path) -> None:
+    """Waiting for rank 5 makes the all-reduces of its tensor-parallel group look longer than the reduce-scatters."""
+    for rank, b in enumerate(traces(hybrid(4, 1, 4, micro=1, faults=Faults(slow={5: 1.3})))):
+        b.write(tmp_path / f"rank{rank}.json")
+    [found] = trace_doctor.analyze(tmp_path, select=["TD601"]).findings
+    assert "(reduce-scatter of data-parallel replicas and all-reduce of tensor-parallel layers)" in found.message
+    assert "is waiting for rank 5 (TD602), 0.800 ms reduce-scatter of" in found.message
+    assert "0.240 ms all-reduce of tensor-parallel layers." in found.message
+    assert "also on ranks 1-15" in found.message
+    assert [fix.title for fix in found.fixes] == [
+        "Start the collective asynchronously",
+        "Reduce the tensor-parallel degree, or its collectives",
+    ]
