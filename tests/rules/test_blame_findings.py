@@ -26,8 +26,12 @@ def test_the_rank_that_delays_the_job_is_named_with_what_it_costs(tmp_path: Path
     job, healthy = hybrid(**SMALL, faults=Faults(slow={3: 1.2})), hybrid(**SMALL)
     [found] = _findings(job, tmp_path)
     assert (found.code, found.severity, found.location.ranks) == ("TD602", "warning", [3])
-    assert "A step takes" in found.message
-    assert found.message.endswith("for rank 3 (compute), in 5 of 5 steps.")
+    assert found.message.startswith("Rank 3 delays all 12 ranks by ")
+    assert (
+        "in 5 of 5 steps: it runs as many kernels as ranks with the same role, and computes 1.2"
+        in found.message
+    )
+    assert "nvidia-smi -q -d CLOCK" in found.fixes[0].title
     assert found.saving is not None and found.saving.time_us_per_step is not None
     assert found.saving.time_us_per_step == pytest.approx((job.step_ns - healthy.step_ns) / 1e3, rel=0.1)
 
@@ -41,6 +45,20 @@ def test_the_result_holds_the_excess_of_each_rank_and_its_verdict_names_the_root
     assert max(job.rows, key=lambda row: sum(us or 0 for us in row.excess_us)).ranks == [3]
     assert result.summary.verdict.startswith(result.findings[0].message.rstrip("."))
     assert not trace_doctor.analyze(tmp_path, select=["TD101"]).jobs
+
+
+def test_a_rank_that_runs_more_kernels_is_not_called_slow(tmp_path: Path) -> None:
+    for rank, b in enumerate(traces(hybrid(**SMALL, faults=Faults(slow={3: 1.2})))):
+        if rank == 3:  # half of each product is a kernel of its own
+            halves = [dict(e, dur=e["dur"] / 2) for e in b.events if "gemm" in e["name"]]
+            for event in (e for e in b.events if "gemm" in e["name"]):
+                event["dur"] /= 2
+                event["ts"] += event["dur"]
+            b.events += halves
+        b.write(tmp_path / f"rank{rank}.json")
+    [found] = trace_doctor.analyze(tmp_path, select=["TD602"]).findings
+    assert found.message.endswith("in 5 of 5 steps: excess time in compute.")
+    assert found.fixes[0].title == "Investigate rank 3"
 
 
 def test_a_wait_that_another_group_hands_on_is_owned_by_the_rank_that_delays_the_job(tmp_path: Path) -> None:
@@ -72,7 +90,8 @@ def test_the_timeline_keeps_the_rank_that_delays_the_job_and_usual_ones(tmp_path
 def test_slow_in_some_steps(tmp_path: Path) -> None:
     job = hybrid(**SMALL, steps=6, faults=Faults(loading={3: (20 * MS, (2, 4))}))
     [found] = _findings(job, tmp_path)
-    assert "for rank 3 (data loading), in 2 of 6 steps." in found.message
+    assert found.message.startswith("Rank 3 delays all 12 ranks by ")
+    assert found.message.endswith("in 2 of 6 steps: excess time in data loading.")
 
 
 def test_of_one_step_it_is_an_info_finding(tmp_path: Path) -> None:
@@ -80,7 +99,7 @@ def test_of_one_step_it_is_an_info_finding(tmp_path: Path) -> None:
     assert (found.severity, found.confidence) == ("info", "low")
     assert "Only 1 step was observed." in found.message
     verdict = trace_doctor.analyze(tmp_path, select=["TD602"]).summary.verdict
-    assert "for rank 3 (compute), which is not certain (seen in 1 step: record five or more)" in verdict
+    assert "computes 1.40 times as long, which is not certain (seen in 1 step: record five or more)" in verdict
 
 
 def test_where_nobody_is_slow_no_rank_is_said_to_cause_the_waiting(tmp_path: Path) -> None:
@@ -127,7 +146,9 @@ def test_exposed_communication_is_told_by_process_group_and_apart_from_waiting(t
     for rank, b in enumerate(traces(hybrid(4, 1, 4, micro=1, faults=Faults(slow={5: 1.3})))):
         b.write(tmp_path / f"rank{rank}.json")
     [found] = trace_doctor.analyze(tmp_path, select=["TD601"]).findings
-    assert "(reduce-scatter of data-parallel replicas and all-reduce of tensor-parallel layers)" in found.message
+    assert (
+        "(reduce-scatter of data-parallel replicas and all-reduce of tensor-parallel layers)" in found.message
+    )
     assert "is waiting for rank 5 (TD602), 0.800 ms reduce-scatter of" in found.message
     assert "0.240 ms all-reduce of tensor-parallel layers." in found.message
     assert "also on ranks 1-15" in found.message
