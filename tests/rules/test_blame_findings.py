@@ -28,7 +28,7 @@ def test_the_rank_that_delays_the_job_is_named_with_what_it_costs(tmp_path: Path
     assert (found.code, found.severity, found.location.ranks) == ("TD602", "warning", [3])
     assert found.message.startswith("Rank 3 delays all 12 ranks by ")
     assert (
-        "in 5 of 5 steps: it runs as many kernels as ranks with the same role, and computes 1.2"
+        "in 5 of 5 steps. It runs as many kernels as ranks with the same role, and computes 1.2"
         in found.message
     )
     assert "nvidia-smi -q -d CLOCK" in found.fixes[0].title
@@ -99,7 +99,9 @@ def test_of_one_step_it_is_an_info_finding(tmp_path: Path) -> None:
     assert (found.severity, found.confidence) == ("info", "low")
     assert "Only 1 step was observed." in found.message
     verdict = trace_doctor.analyze(tmp_path, select=["TD602"]).summary.verdict
-    assert "computes 1.40 times as long, which is not certain (seen in 1 step: record five or more)" in verdict
+    assert (
+        "of a step of 40.2 ms (17.8%), which is not certain (seen in 1 step: record five or more)" in verdict
+    )
 
 
 def test_where_nobody_is_slow_no_rank_is_said_to_cause_the_waiting(tmp_path: Path) -> None:

@@ -76,6 +76,8 @@ class CollectiveExposure(Evidence, frozen=True):
     share_of_step: float
     kinds: tuple[ExposedKind, ...]
     """all collectives of the capture, those with most exposed time first"""
+    launched_late: bool
+    """whether the work behind most of the intervals was launched too late to begin half of them earlier"""
     spans: tuple[Span, ...]
     """the longest of the intervals"""
     removal: Removal
@@ -112,6 +114,7 @@ class CollectiveExposure(Evidence, frozen=True):
             saved_us=outcome.saved_us_per_step,
             share_of_step=outcome.share_of_step,
             kinds=_by_kind(facts, own),
+            launched_late=_launched_late(facts, own),
             spans=tuple(facts[Moments].longest(exposed, "exposed communication")),
             removal=removal,
             ddp=wrappers.ddp,
@@ -189,6 +192,19 @@ def _in_forward(facts: Facts, rows: I64) -> tuple[bool, Bool]:
         for call in calls
     ]
     return True, np.array(apart) & (own >= 0) & (at < last[own])
+
+
+def _launched_late(facts: Facts, own: Collectives) -> bool:
+    run, launches = facts.run, facts[Launches]
+    rows = np.setdiff1d(run.gpu, own.rows)
+    rows = rows[np.argsort(run.ts[rows], kind="stable")]
+    behind = np.searchsorted(run.ts[rows], own.lasting[:, 1])
+    has_next = behind < len(rows)
+    spans = own.lasting[has_next]
+    calls = np.array([launches.launch_of(row) for row in rows[behind[has_next]].tolist()], dtype=np.int64)
+    launched = np.where(calls >= 0, run.end[np.maximum(calls, 0)], spans[:, 0])
+    earlier = np.clip(spans[:, 1] - launched, 0, spans[:, 1] - spans[:, 0])
+    return bool(2 * earlier.sum() < total(spans))
 
 
 def _removal(facts: Facts, own: Collectives) -> Removal:

@@ -301,7 +301,7 @@ class ExposedCollectives(Rule):
         Invalid("of tensor parallelism inside FSDP", lambda: _rank(600, mark="FSDP::pre_forward"), fixes=("dist.all_reduce",)),
         Invalid("of DeepSpeed", lambda: _rank(600, name=_ALL_GATHER, mark="DeepSpeedEngine.forward"), fixes=("overlap_comm",)),
         Invalid("of the user's own", lambda: _rank(600, mark="forward"), fixes=("async_op",)),
-        Invalid("of a host that is behind", _host_is_behind, message="hardly shorten the step", severity="info", thresholds={"min_saving": NOTE_FROM}),
+        Invalid("of a host that is behind", _host_is_behind, message="hardly shorten the simulated step: the next kernels are launched so late", severity="info", thresholds={"min_saving": NOTE_FROM}),
         Invalid("in part waiting for the other rank", lambda: _waiting_for_the_other(400), saving_us=400, claims=2, message="exposed for 0.900 ms per step (47%). Of it 0.500 ms is waiting for other ranks and 0.400 ms transfer."),
         Invalid(
             "the other rank has less to win",
@@ -385,10 +385,12 @@ class ExposedCollectives(Rule):
             *_of_it(own, ranks, kinds),
         ]
         if not gains:
-            who = "GPU" if own.has_gpu else "main thread"
-            sentences.append(
-                f"Overlapping it would hardly shorten the step, because the {who} waits for other things."
+            why = (
+                ": the next kernels are launched so late that the GPU would then wait for the host"
+                if own.has_gpu and own.launched_late
+                else ""
             )
+            sentences.append(f"Overlapping it would hardly shorten the simulated step{why}.")
         if once:
             sentences.append("Most of it is in one step.")
         yield Claim(
