@@ -10,6 +10,7 @@ from simulated_jobs.traces import traces
 
 import trace_doctor
 from trace_doctor.model import Finding
+from trace_doctor.reporters import render
 
 SMALL = {"tensor": 2, "pipeline": 2, "data": 3}
 
@@ -76,6 +77,17 @@ def test_a_wait_that_another_group_hands_on_is_owned_by_the_rank_that_delays_the
     }
     assert sorted(owned) == [rank for rank in range(16) if rank != 5]
     assert all(us > 0.9 * late.saving.time_us_per_step for us in owned.values()), owned
+
+
+def test_the_table_of_captures_says_of_each_rank_that_it_waits_for_the_slow_one(tmp_path: Path) -> None:
+    """A short wait for data loading, which each rank has of its own, stood there alone."""
+    for rank, b in enumerate(traces(hybrid(2, 1, 3, micro=1, faults=Faults(slow={3: 1.2})))):
+        b.write(tmp_path / f"rank{rank}.json")
+    result = trace_doctor.analyze(tmp_path)
+    page = render(result, "html", zoom=False)
+    shown = page[page.index("The most severe finding of each capture") :].partition("</table>")[0]
+    assert shown.count("Straggler delays all ranks") == 6
+    assert [f.title for f in result.findings if f.code == "TD101"] == ["Short waits for data loading"]
 
 
 def test_the_timeline_keeps_the_rank_that_delays_the_job_and_usual_ones(tmp_path: Path) -> None:
