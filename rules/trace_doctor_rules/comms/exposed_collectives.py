@@ -12,11 +12,10 @@ from msgspec import Struct
 from trace_doctor import NOTE_FROM, Claim, Confidence, Context, Fix, Rule, Saving, Table, threshold
 from trace_doctor.evidence.distributed.blame.evidence import JobBlame
 from trace_doctor.evidence.distributed.collectives import RankedCollectives
-from trace_doctor.evidence.distributed.ranks import listed
+from trace_doctor.evidence.distributed.ranks import listed, named
 from trace_doctor.evidence.durations import milliseconds
 from trace_doctor.evidence.intervals import NOTHING, covered, intervals, subtract, total
 from trace_doctor.evidence.trace.recorded_operators import RecordedLaunches
-from trace_doctor.model import ranks_text
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules import techniques
 from trace_doctor_rules._shared import spans_of, table
@@ -497,7 +496,7 @@ def _of_it(
 def _waits(ranks: _Ranks) -> list[tuple[float, str]]:
     """(ns of a steady step, for whom) of the waiting."""
     rest = (ranks.wait_ns - ranks.late_ns, "other ranks")
-    return [(ranks.late_ns, f"{ranks_text(ranks.late)} (TD602)"), rest] if ranks.late else [rest]
+    return [(ranks.late_ns, f"{named(ranks.late).lower()} (TD602)"), rest] if ranks.late else [rest]
 
 
 def _of_this_rank(ctx: Context, own: CollectiveExposure) -> Sequence[tuple[int, int]]:
