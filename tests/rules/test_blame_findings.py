@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,9 @@ def test_the_table_of_captures_says_of_each_rank_that_it_waits_for_the_slow_one(
         b.write(tmp_path / f"rank{rank}.json")
     result = trace_doctor.analyze(tmp_path)
     page = render(result, "html", zoom=False)
+    groups = page[page.index("Kind of collective") :].partition("</table>")[0]
+    assert re.search(r"rank 2, \d+ of 10, with no excess time", groups), "it hands on to ranks 0 and 4"
+    assert re.search(r"rank 3, \d+ of 20<", groups)
     shown = page[page.index("The most severe finding of each capture") :].partition("</table>")[0]
     assert shown.count("Straggler delays all ranks") == 6
     assert [f.title for f in result.findings if f.code == "TD101"] == ["Short waits for data loading"]
