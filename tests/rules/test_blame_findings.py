@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from simulated_jobs.traces import traces
 
 import trace_doctor
 from trace_doctor.model import Finding
+from trace_doctor.reporters import render
 
 SMALL = {"tensor": 2, "pipeline": 2, "data": 3}
 
@@ -26,8 +28,12 @@ def test_the_rank_that_delays_the_job_is_named_with_what_it_costs(tmp_path: Path
     job, healthy = hybrid(**SMALL, faults=Faults(slow={3: 1.2})), hybrid(**SMALL)
     [found] = _findings(job, tmp_path)
     assert (found.code, found.severity, found.location.ranks) == ("TD602", "warning", [3])
-    assert "A step takes" in found.message
-    assert found.message.endswith("for rank 3 (compute), in 5 of 5 steps.")
+    assert found.message.startswith("Rank 3 delays all 12 ranks by ")
+    assert (
+        "in 5 of 5 steps. It runs as many kernels as ranks with the same role, and computes 1.2"
+        in found.message
+    )
+    assert "nvidia-smi -q -d CLOCK" in found.fixes[0].title
     assert found.saving is not None and found.saving.time_us_per_step is not None
     assert found.saving.time_us_per_step == pytest.approx((job.step_ns - healthy.step_ns) / 1e3, rel=0.1)
 
@@ -43,6 +49,51 @@ def test_the_result_holds_the_excess_of_each_rank_and_its_verdict_names_the_root
     assert not trace_doctor.analyze(tmp_path, select=["TD101"]).jobs
 
 
+def test_a_rank_that_runs_more_kernels_is_not_called_slow(tmp_path: Path) -> None:
+    for rank, b in enumerate(traces(hybrid(**SMALL, faults=Faults(slow={3: 1.2})))):
+        if rank == 3:  # half of each product is a kernel of its own
+            halves = [dict(e, dur=e["dur"] / 2) for e in b.events if "gemm" in e["name"]]
+            for event in (e for e in b.events if "gemm" in e["name"]):
+                event["dur"] /= 2
+                event["ts"] += event["dur"]
+            b.events += halves
+        b.write(tmp_path / f"rank{rank}.json")
+    [found] = trace_doctor.analyze(tmp_path, select=["TD602"]).findings
+    assert found.message.endswith("in 5 of 5 steps: excess time in compute.")
+    assert found.fixes[0].title == "Investigate rank 3"
+
+
+def test_a_wait_that_another_group_hands_on_is_owned_by_the_rank_that_delays_the_job(tmp_path: Path) -> None:
+    """Rank 5 delays its tensor-parallel group, whose other ranks then come late to their data-parallel groups."""
+    job = hybrid(4, 1, 4, micro=1, layers=4, faults=Faults(slow={5: 1.2}))
+    for rank, b in enumerate(traces(job)):
+        b.write(tmp_path / f"rank{rank}.json")
+    result = trace_doctor.analyze(tmp_path, select=["TD602"])
+    [late] = result.findings
+    assert late.saving is not None and late.saving.time_us_per_step is not None
+    owned = {
+        row.rank: (row.total_ns - row.unowned_ns) / 5e3
+        for row in result.ownership
+        if row.part == "exposed_comm" and late.id in row.findings
+    }
+    assert sorted(owned) == [rank for rank in range(16) if rank != 5]
+    assert all(us > 0.9 * late.saving.time_us_per_step for us in owned.values()), owned
+
+
+def test_the_table_of_captures_says_of_each_rank_that_it_waits_for_the_slow_one(tmp_path: Path) -> None:
+    """A short wait for data loading, which each rank has of its own, stood there alone."""
+    for rank, b in enumerate(traces(hybrid(2, 1, 3, micro=1, faults=Faults(slow={3: 1.2})))):
+        b.write(tmp_path / f"rank{rank}.json")
+    result = trace_doctor.analyze(tmp_path)
+    page = render(result, "html", zoom=False)
+    groups = page[page.index("Kind of collective") :].partition("</table>")[0]
+    assert re.search(r"rank 2, \d+ of 10, with no excess time", groups), "it hands on to ranks 0 and 4"
+    assert re.search(r"rank 3, \d+ of 20<", groups)
+    shown = page[page.index("The most severe finding of each capture") :].partition("</table>")[0]
+    assert shown.count("Straggler delays all ranks") == 6
+    assert [f.title for f in result.findings if f.code == "TD101"] == ["Short waits for data loading"]
+
+
 def test_the_timeline_keeps_the_rank_that_delays_the_job_and_usual_ones(tmp_path: Path) -> None:
     for rank, b in enumerate(traces(hybrid(2, 2, 5, faults=Faults(slow={19: 1.3})))):
         b.write(tmp_path / f"rank{rank}.json")
@@ -55,7 +106,8 @@ def test_the_timeline_keeps_the_rank_that_delays_the_job_and_usual_ones(tmp_path
 def test_slow_in_some_steps(tmp_path: Path) -> None:
     job = hybrid(**SMALL, steps=6, faults=Faults(loading={3: (20 * MS, (2, 4))}))
     [found] = _findings(job, tmp_path)
-    assert "for rank 3 (data loading), in 2 of 6 steps." in found.message
+    assert found.message.startswith("Rank 3 delays all 12 ranks by ")
+    assert found.message.endswith("in 2 of 6 steps: excess time in data loading.")
 
 
 def test_of_one_step_it_is_an_info_finding(tmp_path: Path) -> None:
@@ -63,7 +115,9 @@ def test_of_one_step_it_is_an_info_finding(tmp_path: Path) -> None:
     assert (found.severity, found.confidence) == ("info", "low")
     assert "Only 1 step was observed." in found.message
     verdict = trace_doctor.analyze(tmp_path, select=["TD602"]).summary.verdict
-    assert "for rank 3 (compute), which is not certain (seen in 1 step: record five or more)" in verdict
+    assert (
+        "of a step of 40.2 ms (17.8%), which is not certain (seen in 1 step: record five or more)" in verdict
+    )
 
 
 def test_where_nobody_is_slow_no_rank_is_said_to_cause_the_waiting(tmp_path: Path) -> None:
@@ -103,3 +157,20 @@ def test_uneven_batches(tmp_path: Path) -> None:
 def test_overlapped_communication(tmp_path: Path) -> None:
     [found] = _findings(fsdp(8, 2, faults=Faults(slow={5: 1.2})), tmp_path)
     assert (found.code, found.location.ranks) == ("TD602", [5])
+
+
+def test_exposed_communication_is_told_by_process_group_and_apart_from_waiting(tmp_path: Path) -> None:
+    """Waiting for rank 5 makes the all-reduces of its tensor-parallel group look longer than the reduce-scatters."""
+    for rank, b in enumerate(traces(hybrid(4, 1, 4, micro=1, faults=Faults(slow={5: 1.3})))):
+        b.write(tmp_path / f"rank{rank}.json")
+    [found] = trace_doctor.analyze(tmp_path, select=["TD601"]).findings
+    assert (
+        "(reduce-scatter of data-parallel replicas and all-reduce of tensor-parallel layers)" in found.message
+    )
+    assert "is waiting for rank 5 (TD602), 0.800 ms reduce-scatter of" in found.message
+    assert "0.240 ms all-reduce of tensor-parallel layers." in found.message
+    assert "also on ranks 1-15" in found.message
+    assert [fix.title for fix in found.fixes] == [
+        "Start the collective asynchronously",
+        "Reduce the tensor-parallel degree, or its collectives",
+    ]

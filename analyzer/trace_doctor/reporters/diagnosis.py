@@ -120,7 +120,7 @@ def _lower(sentence: str) -> str:
 
 
 def _fault(first: Finding, result: Result) -> str:
-    if _names_who_delays(first, result):
+    if names_who_delays(first, result):
         return first.message.rstrip(".")
     title = first.title or first.name
     saving = first.saving
@@ -134,7 +134,7 @@ def _fault(first: Finding, result: Result) -> str:
     return title
 
 
-def _names_who_delays(finding: Finding, result: Result) -> bool:
+def names_who_delays(finding: Finding, result: Result) -> bool:
     """Whether its message says who delays a job of several process groups, by how much and why: more than any title."""
     return any(
         job.blamed == finding.location.ranks

@@ -6,13 +6,14 @@ import re
 from typing import Self
 
 import numpy as np
+from msgspec import Struct
 
 from trace_doctor import NotCaptured, Saving, Span
 from trace_doctor.arrays import I64, Bool
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.distributed.collectives import Collectives, kind_of
 from trace_doctor.evidence.distributed.parallelism import Parallelism
-from trace_doctor.evidence.intervals import covered, holds, intervals, pairs, total
+from trace_doctor.evidence.intervals import covered, holds, intersect, intervals, pairs, total, union
 from trace_doctor.evidence.names.event_names import is_backward
 from trace_doctor.evidence.names.kernel_names import kernel_class
 from trace_doctor.evidence.replay.what_if import Removal, Replay
@@ -24,6 +25,34 @@ from trace_doctor.evidence.trace.threads import Threads
 from trace_doctor.run import Cat
 
 
+class ExposedKind(Struct, frozen=True):
+    """The collectives of one kind in process groups of one kind."""
+
+    name: str
+    """as people call it: `all-reduce`"""
+    parallelism: str
+    """whose they are: TENSOR, DATA, or empty where nothing says"""
+    count: int
+    """of the capture"""
+    ns: int
+    """of the capture"""
+    intervals: tuple[tuple[int, int], ...]
+    """(start, end) ns of them in `CollectiveExposure.intervals`"""
+    per_step: float
+    """in a steady step"""
+    group_size: int | None
+    """ranks of the largest process group, where the file names it"""
+
+    @property
+    def exposed_ns(self) -> int:
+        """Of all steady steps."""
+        return sum(end - start for start, end in self.intervals)
+
+    def __str__(self) -> str:
+        name = "other collectives" if self.name == "collectives" else self.name
+        return f"{name} of {self.parallelism}" if self.parallelism else name
+
+
 class CollectiveExposure(Evidence, frozen=True):
     """Raises NotCaptured where there is no collective, or nothing that could run beside one."""
 
@@ -33,8 +62,6 @@ class CollectiveExposure(Evidence, frozen=True):
     """the same, of a step"""
     steady: tuple[tuple[int, int], ...]
     """(start, end) ns of each steady step on the device"""
-    per_step: float
-    """collectives of the kind that has most of it, of a step"""
     steady_ns: int
     """of a step: its length"""
     steps: int
@@ -47,8 +74,10 @@ class CollectiveExposure(Evidence, frozen=True):
     saved_us: float
     """per step"""
     share_of_step: float
-    kinds: tuple[tuple[str, int, int, int], ...]
-    """(kind, number, ns, ns of it in `intervals`) of all collectives of the capture, the one with most in them first"""
+    kinds: tuple[ExposedKind, ...]
+    """all collectives of the capture, those with most exposed time first"""
+    launched_late: bool
+    """whether the work behind most of the intervals was launched too late to begin half of them earlier"""
     spans: tuple[Span, ...]
     """the longest of the intervals"""
     removal: Removal
@@ -57,12 +86,8 @@ class CollectiveExposure(Evidence, frozen=True):
     deepspeed: bool
     sparse_pipeline: bool
     """TorchRec's TrainPipelineSparseDist"""
-    tensor_parallel: bool
-    """whether the kind that has most of it belongs to layers that are split over ranks"""
     trains: bool
     """whether the capture has a backward pass"""
-    group_size: int | None
-    """ranks of the process group of that kind, where the file names it"""
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
@@ -77,16 +102,10 @@ class CollectiveExposure(Evidence, frozen=True):
         outcome = replay.without(removal)
         wrappers = facts[Parallelism]
         steady = tuple(steps.on_device("steady"))
-        asked = _asked_for(facts, own)
-        kinds = _by_kind(own, asked)
-        of_first = np.array(asked) == kinds[0][0]
-        in_steady = holds(intervals(steady), run.ts[own.rows[of_first]])
-        group_size = int(own.group_size[of_first].max())
         return cls(
             intervals=tuple(exposed),
             exposed_ns=total(own.lasting) / steps.count,
             steady=steady,
-            per_step=int(in_steady.sum()) / steps.count,
             steady_ns=steps.step_ns,
             steps=steps.count,
             has_gpu=replay.graph is not None,
@@ -94,36 +113,57 @@ class CollectiveExposure(Evidence, frozen=True):
             saving=outcome.saving(),
             saved_us=outcome.saved_us_per_step,
             share_of_step=outcome.share_of_step,
-            kinds=kinds,
+            kinds=_by_kind(facts, own),
+            launched_late=_launched_late(facts, own),
             spans=tuple(facts[Moments].longest(exposed, "exposed communication")),
             removal=removal,
             ddp=wrappers.ddp,
             fsdp=wrappers.fsdp,
             deepspeed=wrappers.deepspeed,
             sparse_pipeline=wrappers.sparse_pipeline,
-            tensor_parallel=_of_split_layers(facts, own, of_first, kinds[0][0]),
             trains=bool(run.is_named(is_backward).any()),
-            group_size=group_size if group_size > 0 else None,
         )
 
 
+TENSOR, DATA = "tensor-parallel layers", "data-parallel replicas"
 _SPLIT = ("all-reduce", "all-gather", "reduce-scatter")
-_NAMED = re.compile(r"(?:^|[^a-z])tp(?:$|[^a-z])|tensor", re.IGNORECASE)
+_NAMES = {
+    TENSOR: re.compile(r"(?:^|[^a-z])tp(?:$|[^a-z])|tensor", re.IGNORECASE),
+    DATA: re.compile(r"(?:^|[^a-z])(?:[hf]s|d)?dp(?:$|[^a-z])|data", re.IGNORECASE),
+}
 _PER_STEP = 2
 """a split layer has one in its forward at least, a model more than one such layer; a loss or a norm is averaged once"""
 
 
-def _of_split_layers(facts: Facts, own: Collectives, of_kind: Bool, kind: str) -> bool:
-    """Whether most of the exposed time is of groups that say so; else of collectives that alternate with matrix products in forward
-    (and are as many in backward). Those of gradients come in backward or behind it."""
-    run, steps, rows = facts.run, facts[Steps], own.rows[of_kind]
-    if kind not in _SPLIT or run.device[rows[0]] < 0:
+def _parallelism(facts: Facts, own: Collectives, kinds: list[str]) -> list[str]:
+    """TENSOR, DATA or nothing for each collective: as its process group says, else tensor parallel where the collectives of the
+    group alternate with matrix products."""
+    found = [""] * len(kinds)
+    silent: dict[tuple[str, str], list[int]] = {}
+    for at, args in enumerate(facts.run.args(own.rows)):
+        if kinds[at] not in _SPLIT:
+            continue
+        description, name = (str(args.get(f"Process Group {each}", "")) for each in ("Description", "Name"))
+        named = [each for each, pattern in _NAMES.items() if pattern.search(description or name)]
+        if len(named) == 1:
+            found[at] = named[0]
+        elif not description:
+            silent.setdefault((kinds[at], own.keys[at][1]), []).append(at)
+    for places in silent.values():
+        of_group = np.isin(np.arange(len(kinds)), places)
+        if _alternates(facts, own, of_group):
+            for at in places:
+                found[at] = TENSOR
+    return found
+
+
+def _alternates(facts: Facts, own: Collectives, of_group: Bool) -> bool:
+    """Whether most of the exposed time is of collectives that alternate with matrix products in forward (and are as many in
+    backward). Those of gradients come in backward or behind it."""
+    run, steps, rows = facts.run, facts[Steps], own.rows[of_group]
+    if run.device[rows[0]] < 0:
         return False
     exposed = covered(pairs(run.ts[rows], run.end[rows]), own.lasting)
-    groups = [str(args.get("Process Group Description", "")) for args in run.args(rows)]
-    if any(groups):
-        named = np.array([_NAMED.search(group) is not None for group in groups])
-        return bool(2 * exposed[named].sum() > exposed.sum())
     trains, forward = _in_forward(facts, rows)
     products = np.sort(run.ts[run.named(lambda name: kernel_class(name).kind == "gemm", Cat.KERNEL)])
     alternating = np.diff(np.searchsorted(products, np.append(run.ts[rows[forward]], steps.window[1]))) > 0
@@ -154,6 +194,19 @@ def _in_forward(facts: Facts, rows: I64) -> tuple[bool, Bool]:
     return True, np.array(apart) & (own >= 0) & (at < last[own])
 
 
+def _launched_late(facts: Facts, own: Collectives) -> bool:
+    run, launches = facts.run, facts[Launches]
+    rows = np.setdiff1d(run.gpu, own.rows)
+    rows = rows[np.argsort(run.ts[rows], kind="stable")]
+    behind = np.searchsorted(run.ts[rows], own.lasting[:, 1])
+    has_next = behind < len(rows)
+    spans = own.lasting[has_next]
+    calls = np.array([launches.launch_of(row) for row in rows[behind[has_next]].tolist()], dtype=np.int64)
+    launched = np.where(calls >= 0, run.end[np.maximum(calls, 0)], spans[:, 0])
+    earlier = np.clip(spans[:, 1] - launched, 0, spans[:, 1] - spans[:, 0])
+    return bool(2 * earlier.sum() < total(spans))
+
+
 def _removal(facts: Facts, own: Collectives) -> Removal:
     if facts[Replay].graph is not None:
         return Removal(gpu_rows=tuple(own.rows[~own.set_up].tolist()))
@@ -177,11 +230,24 @@ def _asked_for(facts: Facts, own: Collectives) -> list[str]:
     return kinds
 
 
-def _by_kind(own: Collectives, kinds: list[str]) -> tuple[tuple[str, int, int, int], ...]:
-    of = np.array(kinds)
-    took, exposed = own.end - own.start, covered(pairs(own.start, own.end), own.lasting)
-    rows = [
-        (kind, int((of == kind).sum()), int(took[of == kind].sum()), int(exposed[of == kind].sum()))
-        for kind in sorted(set(kinds))
-    ]
-    return tuple(sorted(rows, key=lambda r: (-r[3], -r[2], r[0])))
+def _by_kind(facts: Facts, own: Collectives) -> tuple[ExposedKind, ...]:
+    kinds = _asked_for(facts, own)
+    of = list(zip(kinds, _parallelism(facts, own, kinds), strict=True))
+    steps = facts[Steps]
+    steady = holds(intervals(steps.on_device("steady")), own.start)
+    found = []
+    for kind in sorted(set(of)):
+        rows = np.array([each == kind for each in of])
+        spans = pairs(own.start[rows], own.end[rows])
+        size = int(own.group_size[rows].max())
+        found.append(
+            ExposedKind(
+                *kind,
+                count=len(spans),
+                ns=int((spans[:, 1] - spans[:, 0]).sum()),
+                intervals=tuple((s, e) for s, e in intersect(union(spans), own.lasting).tolist()),
+                per_step=int((rows & steady).sum()) / steps.count,
+                group_size=size if size > 0 else None,
+            )
+        )
+    return tuple(sorted(found, key=lambda each: (-each.exposed_ns, -each.ns, each.name)))

@@ -10,14 +10,16 @@ import numpy as np
 from msgspec import Struct
 
 from trace_doctor import NOTE_FROM, Claim, Confidence, Context, Fix, Rule, Saving, Table, threshold
+from trace_doctor.evidence.distributed.blame.evidence import JobBlame
 from trace_doctor.evidence.distributed.collectives import RankedCollectives
+from trace_doctor.evidence.distributed.ranks import listed, named
 from trace_doctor.evidence.durations import milliseconds
-from trace_doctor.evidence.intervals import covered, intervals, subtract
+from trace_doctor.evidence.intervals import NOTHING, covered, intervals, subtract, total
 from trace_doctor.evidence.trace.recorded_operators import RecordedLaunches
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules import techniques
 from trace_doctor_rules._shared import spans_of, table
-from trace_doctor_rules.comms._exposed_collectives_evidence import CollectiveExposure
+from trace_doctor_rules.comms._exposed_collectives_evidence import TENSOR, CollectiveExposure, ExposedKind
 
 _ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*, unsigned long, ncclWork*)"
 _SEND = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
@@ -207,8 +209,8 @@ class ExposedCollectives(Rule):
     (DeepEP, symmetric memory, all-reduces of vLLM, SGLang and TensorRT-LLM), with the time in which no compute ran
     alongside. With traces of several ranks that overlap in time only the transfer counts: the duration on the rank that
     arrives last. If ranks of a process group were not read, the last may be one of them: what takes longer than the fastest of
-    that size on the ranks that were read is then waiting or transfer. Collectives are of tensor-parallel layers if their process group
-    says so, or if they alternate with matrix products in forward.
+    that size on the ranks that were read is then waiting or transfer. Collectives are of tensor-parallel layers or
+    data-parallel replicas if their process group says so, and of the former if it says nothing and they alternate with matrix products in forward.
 
     How the saving is estimated
     The captured steps are simulated without the collectives. With several ranks it is at most their exposed transfer, and at
@@ -240,7 +242,7 @@ class ExposedCollectives(Rule):
     title = "Communication is not overlapped with compute"
     about = ("exposed_comm",)
     needs = (CollectiveExposure,)
-    wants = (RankedCollectives,)
+    wants = (RankedCollectives, JobBlame)
     to_pass = (RecordedLaunches,)
 
     min_share: float = threshold(
@@ -298,7 +300,7 @@ class ExposedCollectives(Rule):
         Invalid("of tensor parallelism inside FSDP", lambda: _rank(600, mark="FSDP::pre_forward"), fixes=("dist.all_reduce",)),
         Invalid("of DeepSpeed", lambda: _rank(600, name=_ALL_GATHER, mark="DeepSpeedEngine.forward"), fixes=("overlap_comm",)),
         Invalid("of the user's own", lambda: _rank(600, mark="forward"), fixes=("async_op",)),
-        Invalid("of a host that is behind", _host_is_behind, message="hardly shorten the step", severity="info", thresholds={"min_saving": NOTE_FROM}),
+        Invalid("of a host that is behind", _host_is_behind, message="hardly shorten the simulated step: the next kernels are launched so late", severity="info", thresholds={"min_saving": NOTE_FROM}),
         Invalid("in part waiting for the other rank", lambda: _waiting_for_the_other(400), saving_us=400, claims=2, message="exposed for 0.900 ms per step (47%). Of it 0.500 ms is waiting for other ranks and 0.400 ms transfer."),
         Invalid(
             "the other rank has less to win",
@@ -375,18 +377,19 @@ class ExposedCollectives(Rule):
         confidence: Confidence = "high" if told and own.usable else "medium"
         if not gains or guess or own.steps == 1 or (ranks is None and not own.has_gpu):
             confidence = "low"
-        kinds = [kind for kind, *_, exposed_ns in own.kinds if exposed_ns]
-        named = ["other collectives" if kind == "collectives" else kind for kind in kinds[1:2]]
+        kinds = _by_transfer(ctx, own)
         sentences = [
-            f"Communication ({' and '.join([*kinds[:1], *named])}{' of tensor-parallel layers' if own.tensor_parallel else ''}) is exposed for {milliseconds(own.exposed_ns / 1e3)} per step "
-            f"({own.exposed_ns / own.steady_ns:.0%}).",
-            *_of_it(own, ranks),
+            f"Communication ({' and '.join(str(kind) for kind, _ in kinds[:2])}) is exposed for "
+            f"{milliseconds(own.exposed_ns / 1e3)} per step ({own.exposed_ns / own.steady_ns:.0%}).",
+            *_of_it(own, ranks, kinds),
         ]
         if not gains:
-            who = "GPU" if own.has_gpu else "main thread"
-            sentences.append(
-                f"Overlapping it would hardly shorten the step, because the {who} waits for other things."
+            why = (
+                ": the next kernels are launched so late that the GPU would then wait for the host"
+                if own.has_gpu and own.launched_late
+                else ""
             )
+            sentences.append(f"Overlapping it would hardly shorten the simulated step{why}.")
         if once:
             sentences.append("Most of it is in one step.")
         yield Claim(
@@ -399,13 +402,14 @@ class ExposedCollectives(Rule):
             fixes=_fixes(kinds, own),
             removal=own.removal if gains and ranks is None else None,
             owned=parts,
-            key=kinds[0],
+            key=kinds[0][0].name,
         )
 
 
 class _Ranks(Struct, frozen=True):
     """What the collectives of a job say about those of one rank, ns of a steady step beside no compute."""
 
+    rank: int
     transfer_ns: float
     wait_ns: float
     untold_ns: float
@@ -415,6 +419,12 @@ class _Ranks(Struct, frozen=True):
     least_ns: float
     """in collectives on the rank that has least of it: what it does besides sets the pace of all"""
     least_rank: int
+    late: tuple[int, ...] = ()
+    """ranks that delay a job of several process groups"""
+    late_ns: float = 0.0
+    """the part of `wait_ns` for them"""
+    most_ns: float = 0.0
+    """the longest wait of a rank"""
 
 
 def _among_ranks(ctx: Context) -> _Ranks | None:
@@ -424,33 +434,69 @@ def _among_ranks(ctx: Context) -> _Ranks | None:
         return None
     own = ranked.ranks.index(ctx.rank)
     least = min(ranked.in_collectives_ns)
+    blame, steady = ctx.get(JobBlame), ctx[CollectiveExposure]
+    late = tuple(rank for root in blame.verdict.roots for rank in root.ranks) if blame is not None else ()
+    positions = [ranked.ranks.index(rank) for rank in late if rank in ranked.ranks]
+    for_them = covered(intervals(steady.intervals), ranked.waits_for(positions, ctx.rank)) if positions else 0
     return _Ranks(
+        ctx.rank,
         ranked.transfer_ns[own],
         ranked.wait_ns[own],
         ranked.untold_ns[own],
         ranked.read,
         least,
         ranked.ranks[ranked.in_collectives_ns.index(least)],
+        late,
+        min(float(np.sum(for_them)) / steady.steps, ranked.wait_ns[own]),
+        max(ranked.wait_ns),
     )
 
 
-def _of_it(own: CollectiveExposure, ranks: _Ranks | None) -> Iterator[str]:
+def _by_transfer(ctx: Context, own: CollectiveExposure) -> list[tuple[ExposedKind, float]]:
+    """The kinds that are exposed, each with its ns of a steady step, the longest first: without waiting for other ranks, where they
+    were recorded, as that makes a kind look longer where a late rank takes part."""
+    ranked = ctx.get(RankedCollectives)
+    waits = NOTHING
+    if ranked is not None and ctx.rank in ranked.ranks:
+        waits = ranked.waits_for(range(len(ranked.ranks)), ctx.rank)
+    moving = [
+        (kind, total(subtract(intervals(kind.intervals), waits)) / own.steps)
+        for kind in own.kinds
+        if kind.exposed_ns
+    ]
+    return sorted(moving, key=lambda each: -each[1])
+
+
+def _of_it(
+    own: CollectiveExposure, ranks: _Ranks | None, kinds: Sequence[tuple[ExposedKind, float]]
+) -> Iterator[str]:
     """Sentences: what the exposed time is, and which rank limits what can be gained."""
     if ranks is None:
         yield "One rank's trace does not tell how much of it is waiting for other ranks."
         return
     transfer = min(own.exposed_ns, ranks.transfer_ns)
-    waiting, moving = milliseconds(ranks.wait_ns / 1e3), milliseconds(transfer / 1e3)
-    if ranks.untold_ns >= _WORTH_SAYING * own.exposed_ns:
+    said = _WORTH_SAYING * own.exposed_ns
+    parts = [f"{milliseconds(ns / 1e3)} is waiting for {who}" for ns, who in _waits(ranks) if ns >= said]
+    if ranks.untold_ns >= said:
         read, size = ranks.read
         yield (
-            f"Of it {waiting} is waiting for other ranks, {moving} transfer and {milliseconds(ranks.untold_ns / 1e3)} "
-            f"waiting or transfer: {read} of {size} ranks were read."
+            f"Of it {milliseconds(ranks.wait_ns / 1e3)} is waiting for other ranks, {milliseconds(transfer / 1e3)} transfer and "
+            f"{milliseconds(ranks.untold_ns / 1e3)} waiting or transfer: {read} of {size} ranks were read."
         )
-    elif ranks.wait_ns >= _WORTH_SAYING * own.exposed_ns:
-        yield f"Of it {waiting} is waiting for other ranks and {moving} transfer."
+    elif len(shown := [f"{milliseconds(ns / 1e3)} {kind}" for kind, ns in kinds if ns >= said]) > 1:
+        yield f"Of it {listed([*parts, *shown])}."
+    elif parts:
+        yield f"Of it {listed([*parts, f'{milliseconds(transfer / 1e3)} transfer'])}."
+    if ranks.rank in ranks.late and ranks.most_ns >= said:
+        yield f"Other ranks also wait up to {milliseconds(ranks.most_ns / 1e3)} for {'it' if len(ranks.late) == 1 else 'these ranks'} (TD602)."
     if ranks.least_ns < (1 - _WORTH_SAYING) * (transfer + ranks.untold_ns):
         yield f"Rank {ranks.least_rank} limits the gain to {milliseconds(ranks.least_ns / 1e3)}."
+
+
+def _waits(ranks: _Ranks) -> list[tuple[float, str]]:
+    """(ns of a steady step, for whom) of the waiting."""
+    rest = (ranks.wait_ns - ranks.late_ns, "other ranks")
+    return [(ranks.late_ns, f"{named(ranks.late).lower()} (TD602)"), rest] if ranks.late else [rest]
 
 
 def _of_this_rank(ctx: Context, own: CollectiveExposure) -> Sequence[tuple[int, int]]:
@@ -483,7 +529,7 @@ def _table(own: CollectiveExposure) -> Table:
     return table(
         "Collectives by kind",
         {"kind": "text", "count": "count", "total": "us", "exposed (steady)": "us"},
-        [[kind, count, ns / 1e3, exposed / 1e3] for kind, count, ns, exposed in own.kinds],
+        [[str(kind), kind.count, kind.ns / 1e3, kind.exposed_ns / 1e3] for kind in own.kinds],
     )
 
 
@@ -492,15 +538,30 @@ FEW = 2
 _VERIFY = "record the same steps again: TD601 is gone, or its time is shorter"
 
 
-def _fixes(kinds: list[str], own: CollectiveExposure) -> list[Fix]:
-    """By what the capture shows: the wrapper, and that it is the one that asks for such collectives."""
-    if own.tensor_parallel:
-        return [techniques.split_layers(_VERIFY, kinds[0], own.group_size, trains=own.trains)]
+_BESIDE = 0.2
+"""part of the longest kind from which on another one gets its advice too"""
+
+
+def _fixes(kinds: Sequence[tuple[ExposedKind, float]], own: CollectiveExposure) -> list[Fix]:
+    """Of the kind that takes most, and of those of other process groups that take much."""
+    most, least = kinds[0][0], _BESIDE * kinds[0][1]
+    others = [kind for kind, ns in kinds[1:] if ns >= least and kind.parallelism != most.parallelism]
+    found = [
+        fix for kind in (most, *others) for fix in _fixes_of(kind, {each.name for each, _ in kinds[:2]}, own)
+    ]
+    return list({fix.title: fix for fix in found}.values())
+
+
+def _fixes_of(kind: ExposedKind, names: set[str], own: CollectiveExposure) -> list[Fix]:
+    """By what the capture shows: the wrapper, and that it is the one that asks for such collectives. `names`: of the two kinds
+    that take most."""
+    if kind.parallelism == TENSOR:
+        return [techniques.split_layers(_VERIFY, kind.name, kind.group_size, trains=own.trains)]
     if own.deepspeed:
         return [techniques.overlap_in_deepspeed(_VERIFY)]
-    if own.fsdp and {"all-gather", "reduce-scatter", "collectives"} & set(kinds[:2]):
+    if own.fsdp and {"all-gather", "reduce-scatter", "collectives"} & names:
         return [techniques.prefetch_shards(_VERIFY)]
-    if own.ddp and kinds[0] in ("all-reduce", "collectives"):
+    if own.ddp and kind.name in ("all-reduce", "collectives"):
         both = [techniques.ddp_buckets(_VERIFY), techniques.ddp_fewer_bytes(_VERIFY)]
-        return [*(both if own.per_step <= FEW else reversed(both)), techniques.no_sync(_VERIFY)]
-    return [techniques.overlap_collective(_VERIFY, kinds[0], pipelined=own.sparse_pipeline)]
+        return [*(both if kind.per_step <= FEW else reversed(both)), techniques.no_sync(_VERIFY)]
+    return [techniques.overlap_collective(_VERIFY, kind.name, pipelined=own.sparse_pipeline)]

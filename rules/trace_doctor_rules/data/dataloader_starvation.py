@@ -407,6 +407,7 @@ class DataLoaderStarvation(TimeRule):
         yield Claim(
             message=_message(data_waits, site, " ".join(filter(None, doubts))),
             confidence=confidence,
+            title="Short waits for data loading" if brief else "",
             severity="info" if confidence == "low" or brief else None,
             saving=outcome.saving(),
             location=location(site, device=data_waits.device, ts_us=moments.ts_us(longest[0])),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trace_doctor.model import LOOKED, Column, Finding, Result
+from trace_doctor.reporters.diagnosis import names_who_delays
 from trace_doctor.reporters.html.dom import Child, Html, el
 from trace_doctor.reporters.html.parts import Columns, Row, anchors, badge, data_table, gain
 from trace_doctor.reporters.labels import Names, main_rows
@@ -71,9 +72,15 @@ def _called(result: Result, names: Names, number: int) -> Html:
 
 
 def _findings(result: Result, number: int) -> tuple[Finding | None, int]:
-    """The most severe one that names the capture, and how many more do."""
-    path = result.inputs[number].path
-    own = [f for f in result.findings if f.input == number or path in _elsewhere(f)]
+    """The most severe one that names the capture or a rank that all of its job wait for, and how many more do."""
+    path, job = result.inputs[number].path, result.inputs[number].job
+    own = [
+        f
+        for f in result.findings
+        if f.input == number
+        or path in _elsewhere(f)
+        or (names_who_delays(f, result) and result.inputs[f.input].job == job)
+    ]
     return (own[0], len(own) - 1) if own else (None, 0)
 
 

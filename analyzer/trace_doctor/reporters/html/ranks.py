@@ -182,13 +182,13 @@ def _table(job: JobDelays, names: list[str], part: PartOf) -> Html:
 def _groups(job: JobDelays) -> Html:
     columns: Columns = [
         "Process group",
-        "Collectives",
+        "Kind of collective",
         Column("Wait per step", "us"),
         Column("Transfers, times the usual", "count"),
     ]
     columns += ["Last to arrive"]
     rows: list[Row] = [
-        [_group(lag), ", ".join(lag.kinds), lag.wait_us, _rounded(lag.transfer), _last(lag)]
+        [_group(lag), ", ".join(lag.kinds), lag.wait_us, _rounded(lag.transfer), _last(lag, job)]
         for lag in job.groups
     ]
     return data_table(
@@ -211,5 +211,17 @@ def _group(lag: GroupLag) -> Html:
     return el("span", f"{ranks_text(lag.ranks)}{part}")
 
 
-def _last(lag: GroupLag) -> str:
-    return "not captured" if lag.last is None else f"rank {lag.last}, {lag.last_in:,} of {lag.collectives:,}"
+_HANDS_ON = 0.1
+"""part of the wait of a group below which the excess time of its last rank does not explain it"""
+
+
+def _last(lag: GroupLag, job: JobDelays) -> str:
+    """With a word where that rank only hands on what it waited for in another group."""
+    if lag.last is None:
+        return "not captured"
+    own = next((row.excess_us for row in job.rows if row.ranks == [lag.last]), [None])
+    known = [us for us in own if us is not None]
+    excess = sum(known) / len(known) if known else None
+    hands_on = lag.wait_us and excess is not None and excess < _HANDS_ON * lag.wait_us
+    note = ", with no excess time of its own" if hands_on else ""
+    return f"rank {lag.last}, {lag.last_in:,} of {lag.collectives:,}{note}"

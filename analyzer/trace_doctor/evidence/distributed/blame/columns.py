@@ -9,9 +9,8 @@ import numpy.typing as npt
 from msgspec import Struct
 from msgspec.structs import replace
 
+from trace_doctor.arrays import F64 as F64
 from trace_doctor.arrays import I64, Bool
-
-F64 = npt.NDArray[np.float64]
 
 KINDS = (
     "send",
