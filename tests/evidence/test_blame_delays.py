@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from trace_doctor.testing.job_columns import columns, side_by_side
-from trace_doctor.testing.parallel_jobs import MS, Faults, Job, hybrid
+from simulated_jobs.columns import columns, side_by_side
+from simulated_jobs.programs import MS, Faults, Job, hybrid
 
 from trace_doctor.evidence.distributed.blame.delays import delays
 from trace_doctor.evidence.distributed.blame.model import model
