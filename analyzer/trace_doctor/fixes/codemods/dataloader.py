@@ -123,7 +123,7 @@ class _Loader:
         with sketched(change):
             if doubt:
                 raise refusal(script, self.call, doubt)
-            if "num_workers" in names:
+            if names - {*_ORDER[1:]}:  # the count, where it is passed or where it comes from
                 refuse_open_files(self.project, script, self.call)
             refuse_batches_on_gpu(self.project, script, self.call)
             refuse_explained(script, self.call, names & set(_ORDER))
