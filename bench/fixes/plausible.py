@@ -59,6 +59,10 @@ _MULTIPLIES = re.compile(
     rf"|(?i:{_FOREIGN_MODEL})",
     re.MULTILINE,
 )
+_CONVOLUTION = re.compile(r"(?i:conv)(?:_?transpose)?\d(?:d|x\d)")
+_PRODUCT = re.compile(
+    r"Linear\(|matmul|\b(?:add|badd)?b?mm\(|einsum|tensordot|[\w)\]] ?@ ?[\w(]|[aA]ttention|LSTM|GRU|RNN|Transformer"
+)
 _WITHOUT_MODELS = sys.stdlib_module_names | frozenset(
     [
         "torch",
@@ -214,8 +218,14 @@ def may_convolve(program: Program) -> bool:
 
 @lru_cache(maxsize=16)
 def may_multiply(program: Program) -> bool:
-    """Whether a program may multiply matrices."""
-    return _imports_unknown(program) or any(map(_MULTIPLIES.search, _texts(program)))
+    """Whether matrix products may be a good part of what a program computes: not beside more convolutions than products, which
+    use TF32 by default."""
+    if not _imports_unknown(program) and not any(map(_MULTIPLIES.search, _texts(program))):
+        return False
+    convolutions, products = (
+        sum(len(kind.findall(text)) for text in _texts(program)) for kind in (_CONVOLUTION, _PRODUCT)
+    )
+    return convolutions <= products
 
 
 @lru_cache(maxsize=16)

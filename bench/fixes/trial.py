@@ -23,11 +23,14 @@ from checks import Checker
 from evidence import Site, findings
 
 from trace_doctor.fixes import Plan, plan
+from trace_doctor.fixes.plan import requirements
 from trace_doctor.fixes.resolved import PlannedFix
 from trace_doctor.model import Finding, Result
 from trace_doctor.program.source_tree import SourceTree
+from trace_doctor.program.versions import parse, pinned_bounds
 
 TORCH = "2.6"
+"""what the captures are said to be of, but where the project is for an older one"""
 OUTCOMES = ("safe", "unsafe", "shown", "typed", "by hand", "nothing", "no fault")
 _FRAMEWORKS = (
     ("TRL", r"^\s*(?:from|import) trl\b"),
@@ -122,7 +125,7 @@ def _run_one(asked: tuple[str, Path, float]) -> tuple[Trial, str]:
 
 def _run(source: Path, repository: str, trial: Trial) -> None:
     tree = SourceTree(source)
-    checker = Checker(tree)
+    checker, torch = Checker(tree), _torch(source)
     all_ = findings(tree)
     main = next((s.file for s, _, _ in all_ if s is not None and s.kind == "loop"), None)
     if main is None:
@@ -130,11 +133,11 @@ def _run(source: Path, repository: str, trial: Trial) -> None:
         return
     for file in {s.file for s, _, _ in all_ if s is not None and s.kind == "loop"}:
         mine = [f for s, _, f in all_ if s is None or s.file == file]
-        made = plan(Result(findings=mine), source, tree=tree, torch_version=TORCH)
+        made = plan(Result(findings=mine), source, tree=tree, torch_version=torch)
         trial.together.update(i.status for i in made.items)
-        trial.complaints += [(f"{source} {file} together", w) for w in _together(checker, made, mine)]
+        trial.complaints += [(f"{source} {file} together", w) for w in _together(checker, made, mine, torch)]
     for site, exact, finding in all_:
-        made = plan(Result(findings=[finding]), source, tree=tree, torch_version=TORCH)
+        made = plan(Result(findings=[finding]), source, tree=tree, torch_version=torch)
         script = site.file if site else main
         kind = framework(tree, script)
         trial.scripts.setdefault(kind, set()).add((str(source), script))
@@ -144,7 +147,7 @@ def _run(source: Path, repository: str, trial: Trial) -> None:
             if item.fix.codemod is not None and not item.diff:
                 told = {"reason": item.why, "place": item.candidates, "sketch": item.sketch}
                 trial.unpatched.update(["all", *(name for name, said in told.items() if said)])
-        wrong = checker.complaints(made, [finding], torch_version=TORCH)
+        wrong = checker.complaints(made, [finding], torch_version=torch)
         trial.complaints += [(f"{source} {finding.id}", w) for w in wrong]
         trial.patches += [
             _record(repository, source, kind, site, exact, item) for item in made.items if item.fix.codemod
@@ -152,9 +155,15 @@ def _run(source: Path, repository: str, trial: Trial) -> None:
     trial.messages, trial.files = checker.messages, checker.files
 
 
-def _together(checker: Checker, made: Plan, mine: list[Finding]) -> list[str]:
+def _torch(source: Path) -> str:
+    """TORCH, or the newest that a project allows."""
+    newest = pinned_bounds(requirements(source if source.is_dir() else source.parent, "README*")).max
+    return min((parse(TORCH), TORCH), (newest, ".".join(map(str, newest))))[1] if newest else TORCH
+
+
+def _together(checker: Checker, made: Plan, mine: list[Finding], torch: str) -> list[str]:
     try:
-        return checker.complaints(made, mine, torch_version=TORCH)
+        return checker.complaints(made, mine, torch_version=torch)
     except Exception as error:
         return [f"{type(error).__name__}: {error}"]
 

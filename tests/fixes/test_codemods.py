@@ -99,7 +99,7 @@ CASES = [case for path in sorted((Path(__file__).parent / "cases").glob("*.md"))
 EDITS = [case for case in CASES if case.after is not None]
 RELEASES = ("1.13", "2.0", "2.1", "2.6", "2.15")
 OF_OLD = re.compile(
-    r"torch\.(?:b?float16|float32|channels_last|backends\.cudnn\.benchmark|backends\.cuda\.matmul\.allow_tf32|utils\.checkpoint\.\w+"
+    r"torch\.(?:b?float16|float32|is_grad_enabled|channels_last|backends\.cudnn\.benchmark|backends\.cuda\.matmul\.allow_tf32|utils\.checkpoint\.\w+"
     r"|(?:arange|ones|randn|zeros)(?:\(device\))?|nn\.functional\.cross_entropy|cuda\.amp\.GradScaler"
     r"|utils\.data\.(?:DataLoader(?:\(\w+\))?|get_worker_info)|nn\.parallel\.DistributedDataParallel"
     r"|nn\.Module\.(?:|__init__|to|cuda|zero_grad|all|masked_fill)(?:\(\w+\))?"

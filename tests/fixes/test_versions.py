@@ -116,6 +116,8 @@ def before(form: Form) -> tuple[int, int]:
 
 
 WRITTEN = {
+    "torch.utils.data.DataLoader(persistent_workers)": "DataLoader(d, num_workers=2, persistent_workers=True)",
+    "torch.optim.Adam(fused)": "opt = Adam(p, fused=True)",
     "torch.autocast": "with torch.autocast(device_type=device.type, dtype=torch.bfloat16):",
     "torch.utils.checkpoint.checkpoint(use_reentrant)": "x = checkpoint(block, x, use_reentrant=False)",
     "torch.optim.SGD(foreach)": "opt = SGD(p, foreach=True)",
@@ -168,6 +170,28 @@ def test_forms_of_old_are_no_forms_of_new() -> None:
         "f(scale=1)",
     ):
         assert refused_form(TorchBounds(), "", code) is None
+
+
+def test_an_edit_says_where_the_project_is_for_an_older_torch(tmp_path: Path) -> None:
+    """The recorded torch has it; who installs what the project names would get an error."""
+    (tmp_path / "train.py").write_text(
+        "import torch\nmodel = torch.nn.Linear(4, 2).cuda()\noptimizer = torch.optim.Adam(model.parameters())\n"
+        "for x in loader:\n    model(x).sum().backward()\n    optimizer.step()\n"
+    )
+    given = Result(
+        findings=[finding(Fix(title="t", kind="patch", codemod="optimizer-args", params={"fused": True}))]
+    )
+    for name, text, notes in (
+        ("requirements.txt", "torch>=1.4.0", 1),
+        ("README.md", "Requires PyTorch == 0.4.1", 1),
+        ("requirements.txt", "torch>=2.1", 0),
+    ):
+        for old in ("requirements.txt", "README.md"):
+            (tmp_path / old).unlink(missing_ok=True)
+        (tmp_path / name).write_text(text)
+        item = plan(given, tmp_path, torch_version="2.6").items[0]
+        assert item.status == "ready" and item.change is not None
+        assert sum("the files of the project name torch" in note for note in item.change.notes) == notes
 
 
 def finding(fix: Fix) -> Finding:

@@ -7,11 +7,20 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import libcst as cst
 
+from trace_doctor.program.dataflow import method_of
 from trace_doctor.program.place import refusal
 from trace_doctor.program.project import Project
-from trace_doctor.program.queries.loops import names_in
+from trace_doctor.program.queries.loops import method_calls, names_in
 from trace_doctor.program.queries.reached import reached
-from trace_doctor.program.script import Script, assigned_names, dotted, literal, method_name, receiver
+from trace_doctor.program.script import (
+    Script,
+    argument,
+    assigned_names,
+    dotted,
+    literal,
+    method_name,
+    receiver,
+)
 
 _LARGEST_FP16 = 65504.0
 _SMALLEST_FP16 = 2.0**-25
@@ -36,7 +45,28 @@ _WIDENS = (
     "type",
     "type_as",
 )
+_SWITCH_WORDS = ("dtype", "amp", "precision", "fp16", "bf16", "half")
+_SWITCH = re.compile(
+    r"--(?:use[-_]|enable[-_]|compute[-_])?(?:dtype|amp|(?:mixed[-_])?precision|fp16|bf16|half)"
+)
+"""options that choose the precision of a program"""
+_OWN_TYPE = re.compile(r"[A-Z_]*DTYPE[A-Z_]*")
+_AS_TOLD = ("torch.", "math.", "numpy.", "builtins.")
+"""what takes 16-bit tensors, or none"""
 _LOGS = ("log", "log_", "log2", "log10", "log1p", "logit")
+
+
+def refuse_own_precision(program: Project) -> None:
+    """Raises NoEdit where a program has a setting of its precision: an option of the command line, or a type of its own that
+    it casts to."""
+    for script in program.scripts_with("DTYPE", *_SWITCH_WORDS):
+        for call, _ in method_calls(script, "add_argument"):
+            if any(_SWITCH.fullmatch(str(literal(a.value))) for a in call.args if a.keyword is None):
+                raise refusal(script, call, "the program has an option for its precision")
+        for call, _ in method_calls(script, "to"):
+            arg = argument(call, "dtype", 0)
+            if arg is not None and isinstance(arg.value, cst.Name) and _OWN_TYPE.fullmatch(arg.value.value):
+                raise refusal(script, call, f"the program chooses its precision itself, by {arg.value.value}")
 
 
 def refuse_half_precision(
@@ -52,8 +82,27 @@ def refuse_half_precision(
     for where, node in (*reached(program, script, run), *more):
         for bad, why in _unfit(program, where, node, dtype):
             raise refusal(where, bad, why)
+    for where, call in _foreign_kernels(program):
+        raise refusal(
+            where, call, f"{where.code(call.func)}() gets {dtype} tensors without custom_fwd(cast_inputs=...)"
+        )
     if dtype == "bfloat16" and (reader := _numpy_reader(program, script, run, home)) is not None:
         raise refusal(*reader, "NumPy reads the result, and it has no bfloat16")
+
+
+def _foreign_kernels(program: Project) -> Iterator[tuple[Script, cst.Call]]:
+    """Calls of an extension in the `forward` of an autograd.Function of the program that does not have its inputs cast."""
+    for script in program.scripts_with("Function"):
+        for owner in script.all(cst.ClassDef):
+            forward = method_of(owner, "forward")
+            if forward is None or "torch.autograd.Function" not in program.bases(script, owner):
+                continue
+            if any("custom_fwd" in script.code(d) for d in forward.decorators):
+                continue
+            for call in script.all(cst.Call, within=forward):
+                name = script.qualified(call.func)
+                if name and not name.startswith(_AS_TOLD) and program.definition(script, call.func) is None:
+                    yield script, call
 
 
 def _unfit(

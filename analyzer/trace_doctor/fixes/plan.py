@@ -115,14 +115,15 @@ def plan(
     """
     tree = tree or SourceTree(source)
     prefix = git_prefix(tree.root)
-    torch = bounds(result, _requirements(tree.root), torch_version)
+    torch = bounds(result, requirements(tree.root), torch_version)
     excerpts = {name: dict(lines) for name, lines in result.source_excerpts.items()}
     used = {(row.input, row.device) for row in result.time_ledger if row.device >= 0}
     one_device = bool(used) and len({number for number, _ in used}) == len(used)
     executed = Executed(result.lines_run or (), without_effect)
     jobs = [capture.job for capture in result.inputs]
     source_ = _Source(
-        tree, prefix, torch, _named_files(result, jobs, tree), jobs, excerpts, one_device, executed, ran
+        tree, prefix, torch, _named_files(result, jobs, tree), jobs, excerpts, one_device, executed,
+        requirements(tree.root, "README*"), ran,
     )  # fmt: skip
     labels = {s.upper() for s in select}
     selected = (f for f in result.findings if is_selected(f, [s.partition(".")[0] for s in select]))
@@ -174,6 +175,8 @@ class _Source:
     one_device: bool
     """whether each captured process is known to have used a single GPU"""
     executed: Executed
+    pins: Sequence[str]
+    """texts that may say which torch the project is for"""
     ran: Sequence[str] = ()
     """scripts that the captured run is known to have loaded; empty where that is not known"""
 
@@ -208,6 +211,7 @@ def _resolve(finding: Finding, index: int, fix: Fix, source: _Source) -> Planned
         after = [(file, new_bytes(file, changes, source.tree)) for file, changes in change.files]
         with sketched(change):
             _check_versions(change, source.torch)
+        change = _with_pins(change, source.pins)
     except NoEdit as refusal:
         bare = replace(bare, status=refusal.kind, why=refusal.why, fix=_instead(fix, refusal))
         return replace(bare, candidates=refusal.candidates, sketch=sketch_of(refusal.sketches))
@@ -251,6 +255,13 @@ def _check_versions(change: Change, torch: TorchBounds) -> None:
         form = versions.refused_form(torch, file.text, editing.apply(file, changes))
         if form is not None:
             raise NoEdit("display", versions.needs(form.name))
+
+
+def _with_pins(change: Change, pins: Sequence[str]) -> Change:
+    """With a note where the project says that an older torch than the edit needs will do."""
+    texts = ((file.text, editing.apply(file, changes)) for file, changes in change.files)
+    notes = [note for texts in texts if (note := versions.beyond_pins(pins, *texts))]
+    return replace(change, notes=(*change.notes, *notes[:1]))
 
 
 def _instead(fix: Fix, refusal: NoEdit) -> Fix:
@@ -391,7 +402,7 @@ def _once(mod: Codemod, place: Place, params: Parameters, change: Change) -> Cha
 
 def _packages(tree: SourceTree, names: list[str]) -> dict[str, tuple[int, int]]:
     texts = (tree.data(n) for n in names if b"check_min_version(" in tree.data(n))
-    return minimum_versions(_requirements(tree.root), (data.decode("utf-8", "replace") for data in texts))
+    return minimum_versions(requirements(tree.root), (data.decode("utf-8", "replace") for data in texts))
 
 
 def _place(target: Target | None, source: _Source, anywhere: Place) -> Place | None:
@@ -474,10 +485,10 @@ def _short(path: str) -> str:
     return "/".join(path.replace("\\", "/").split("/")[-2:])
 
 
-def _requirements(root: Path) -> list[str]:
+def requirements(root: Path, *more: str) -> list[str]:
     """Texts that say what the scripts of a folder need, there and in the folders around it in its git work tree; the nearest
-    first."""
-    patterns = ("requirements*.txt", "pyproject.toml", "environment*.y*ml", "setup.cfg", "setup.py")
+    first. `more`: patterns of further files."""
+    patterns = ("requirements*.txt", "pyproject.toml", "environment*.y*ml", "setup.cfg", "setup.py", *more)
     folders = [root, *islice(root.resolve().parents, git_prefix(root).count("/"))]
     paths = [path for folder in folders for pattern in patterns for path in sorted(folder.glob(pattern))]
     plain = (p for p in paths if p.is_file() and not p.is_symlink() and p.stat().st_size < 200_000)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import libcst as cst
 
 from trace_doctor.program.dataflow import dataflow_of
-from trace_doctor.program.edits import Change
+from trace_doctor.program.edits import Change, sketched
 from trace_doctor.program.place import Place, refusal
 from trace_doctor.program.queries.loops import evaluates, in_handler
 from trace_doctor.program.script import Script, literal
+
+_RESETS = ("torch.cuda.reset_peak_memory_stats", "torch.cuda.reset_max_memory_allocated")
+_PEAKS = ("torch.cuda.max_memory_allocated", "torch.cuda.max_memory_reserved")
+_SAVES = ("torch.save(", "save_pretrained", "state_dict", "save_model", "save_checkpoint", "save_state")
 
 
 def refuse_off_the_path(place: Place, change: Change, *, steps: bool) -> None:
@@ -36,6 +40,19 @@ def refuse_off_the_path(place: Place, change: Change, *, steps: bool) -> None:
                     raise refusal(
                         file, node, "the edit would stand in evaluation code, which the capture does not name"
                     )
+
+
+def refuse_measurement(change: Change) -> None:
+    """Raises NoEdit for an edit of a script that trains to measure: it resets the peak of GPU memory, reads it, and saves
+    nothing of what it trained. What it reports would be of another program."""
+    for file, _ in change.files:
+        if not isinstance(file, Script) or any(word in file.text for word in _SAVES):
+            continue
+        if "backward(" in file.text and file.calls(*_RESETS) and (reads := file.calls(*_PEAKS)):
+            with sketched(change):
+                raise refusal(
+                    file, reads[0], "the script measures GPU memory, and would report another figure"
+                )
 
 
 def _shut(script: Script, node: cst.CSTNode) -> str | None:

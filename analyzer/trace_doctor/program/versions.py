@@ -55,7 +55,8 @@ def bounds(result: Result, requirements: Iterable[str] = (), torch_version: str 
 
 
 _PIN = re.compile(
-    r"""(?:^|[\s"'\[,])(?:py)?torch\s*(?P<op>==|>=|~=|=)\s*(?P<version>\d+\.\d+)""", re.MULTILINE
+    r"""(?:^|[\s"'\[,])(?:py)?torch\s*(?P<op>==|>=|~=|=)\s*(?P<version>\d+\.\d+)""",
+    re.MULTILINE | re.IGNORECASE,
 )
 _COMMENT = re.compile(r"(?m)(?:^|\s)#.*$")
 
@@ -97,11 +98,12 @@ def _with(callee: str, argument: str) -> str:
 OLDEST: Version = (2, 0)
 """what a fix may count on where nothing is known"""
 FORMS: tuple[Form, ...] = (
+    Form("torch.utils.data.DataLoader(persistent_workers)", (1, 7), r"\bpersistent_workers="),
     Form("torch.autocast", (1, 10), r"\bautocast\((?:device_type=)?(?![^()]*['\"](?:mps|mtia))"),
     Form("torch.utils.checkpoint.checkpoint(use_reentrant)", (1, 11), _with("checkpoint", "use_reentrant=")),
     Form("torch.optim.SGD(foreach)", (1, 12), r"\bforeach="),
     Form("torch.set_float32_matmul_precision", (1, 12), r"\bset_float32_matmul_precision\("),
-    Form("torch.optim.Adam(fused)", (2, 0)),
+    Form("torch.optim.Adam(fused)", (2, 0), r"\bfused=True"),
     Form("torch.optim.AdamW(fused)", (2, 0)),
     Form("torch.utils.data.DataLoader(prefetch_factor=None)", (2, 0), r"\bprefetch_factor=[^,\n]*\bNone\b"),
     Form(
@@ -152,6 +154,17 @@ _ALIAS = re.compile(r"(?m)^\s*import torch as (\w+)")
 def accepts(torch: TorchBounds, name: str) -> bool:
     """Whether every version that this can be accepts a form of the table."""
     return torch.oldest >= _BY_NAME[name].since
+
+
+def beyond_pins(requirements: Iterable[str], before: str, after: str) -> str:
+    """What an edit needs that the oldest torch of requirement files does not have, in words; empty where they name none, or it has
+    all: the recorded torch may be newer."""
+    least = pinned_bounds(requirements).min
+    form = refused_form(TorchBounds(least, least), before, after) if least is not None else None
+    if form is None or least is None:
+        return ""
+    since, old = (".".join(map(str, version)) for version in (form.since, least))
+    return f"{form.name} needs torch {since} or newer; the files of the project name torch {old}"
 
 
 def needs(name: str) -> str:

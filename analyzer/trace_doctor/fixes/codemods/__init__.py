@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from trace_doctor.fixes.comments import with_comments_named
-from trace_doctor.fixes.ran import refuse_off_the_path
+from trace_doctor.fixes.ran import refuse_measurement, refuse_off_the_path
 from trace_doctor.model.parameters import PARAMETERS, Parameters
 from trace_doctor.program.edits import Change
 from trace_doctor.program.place import Place
@@ -76,6 +76,7 @@ def codemod(
         def run_and_check(place: Place, values: P) -> Change:
             change = run(place, values)
             refuse_off_the_path(place, change, steps=scope == "line")
+            refuse_measurement(change)
             return with_comments_named(change)
 
         _REGISTRY[name] = Codemod(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import libcst as cst
 
 from trace_doctor.fixes.codemods import codemod
 from trace_doctor.model.parameters import Parameters
-from trace_doctor.program.edits import Change, Edit, NoEdit, add_arguments, insert_after
+from trace_doctor.program.edits import Change, Edit, NoEdit, add_arguments, insert_after, shares_line, wrap
 from trace_doctor.program.place import Place, already, candidate, only, refusal
 from trace_doctor.program.queries.imports import name_for
 from trace_doctor.program.queries.loops import method_calls
@@ -25,7 +27,7 @@ _INSTEAD = {
 @codemod(
     "checkpoint-blocks",
     Parameters,
-    adds="torch utils checkpoint checkpoint_sequential use_reentrant False len gradient_checkpointing_enable",
+    adds="torch utils checkpoint checkpoint_sequential use_reentrant False len is_grad_enabled gradient_checkpointing_enable",
     words=("ModuleList", "Sequential", "from_pretrained"),
     elsewhere=True,
 )
@@ -43,8 +45,18 @@ def checkpoint_blocks(place: Place, params: Parameters) -> Change:
         return _pretrained(place)
     uses = here or _of_trained(place, uses)
     script, call = only(uses, "run repeated blocks", "")
-    if script.code(call.func).startswith("self."):
-        return _sequential(script, call)
+    change = _sequential(script, call) if script.code(call.func).startswith("self.") else _block(script, call)
+    importers = place.program.importers(script)
+    if len(importers) > 1:
+        change = replace(
+            change,
+            notes=(*change.notes, f"changes the training of all that import it: {', '.join(importers)}"),
+        )
+    return _with_gradients(place, script, call, change)
+
+
+def _block(script: Script, call: cst.Call) -> Change:
+    """`block(x)` in a loop over a list of blocks."""
     name, imports = name_for(script, _CHECKPOINT, call)
     if not call.args or any(a.star for a in call.args):
         raise refusal(script, call, "what the block is called with cannot be seen")
@@ -53,6 +65,22 @@ def checkpoint_blocks(place: Place, params: Parameters) -> Change:
     edits = [Edit(start, end, name), Edit(first, first, f"{script.code(call.func)}, ")]
     edits += add_arguments(script, call, {"use_reentrant": "False"})
     return Change(script, (*imports, *edits), script.line(call))
+
+
+def _with_gradients(place: Place, script: Script, call: cst.Call, change: Change) -> Change:
+    """The edit under `if torch.is_grad_enabled():` where the program runs without gradients as well, where there is nothing to
+    recompute and checkpoint() would only keep the state of the random numbers."""
+    statement = script.statement_of(call)
+    simple = isinstance(statement, cst.BaseSmallStatement) and not shares_line(script, statement)
+    if not simple or not place.program.scripts_with("no_grad", "inference_mode"):
+        return change
+    assert isinstance(statement, cst.BaseSmallStatement)
+    torch, imports = name_for(script, "torch", call)
+    unit = script.level(script.indent(statement))
+    code = script.code(statement).replace("\n", f"\n{unit}")
+    before = insert_after(script, statement, f"else:\n{script.indent(statement)}{unit}{code}", "without")
+    inside = wrap(script, statement, statement, f"if {torch}.is_grad_enabled():")
+    return replace(change, edits=(*imports, *change.edits, *inside, before))
 
 
 def _of_trained(place: Place, uses: list[tuple[Script, cst.Call]]) -> list[tuple[Script, cst.Call]]:

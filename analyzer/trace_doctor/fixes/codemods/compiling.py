@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 import libcst as cst
 
@@ -12,6 +13,8 @@ from trace_doctor.model.parameters import Compile, MarkDynamic
 from trace_doctor.program.dataflow import dataflow_of, method_of, parameters
 from trace_doctor.program.edits import Change, Edit, NoEdit, insert_after, insert_before, sketched
 from trace_doctor.program.place import Place, already, on_line, only, refusal
+from trace_doctor.program.project import Project
+from trace_doctor.program.queries.accumulated import accumulates
 from trace_doctor.program.queries.imports import name_for
 from trace_doctor.program.queries.kept import kept_output
 from trace_doctor.program.queries.loops import Loop, method_calls
@@ -52,6 +55,10 @@ _RENAMED = (
 _OVERWRITTEN = (
     "the output is still held when the model runs again, which overwrites it in CUDA graphs: clone() it first"
 )
+_ACCUMULATED = (
+    "gradients of several backward passes are added up before the optimizer steps, and CUDA graphs write the next over those "
+    "of the one before: compile without CUDA graphs"
+)
 
 
 def takes_graphs(params: Compile) -> bool:
@@ -80,14 +87,19 @@ def compile_model(place: Place, params: Compile) -> Change:
     params: any of `mode`, `dynamic`, `fullgraph`, `backend`. From torch 2.2 on in place, which keeps the names in
     checkpoints; before that and where the version is not known by torch.compile(model).
     """
-    model, notes = _model(place), replicas(place, _COPIES)
+    step, model = _step_and_model(place)
+    notes = (*replicas(place, _COPIES), *_called_around(place.program, model))
     script, options = model.script, _arguments(params)
     name, whole = ready(model, place.program, "torch.compile")
     edit = insert_after(script, whole, f"{name}.compile({options})", "compile-model")
     in_place = Change(script, (edit,), script.line(whole), notes=notes)
-    if takes_graphs(params) and (kept := kept_output(place.program, model)) is not None:
-        with sketched(in_place):
-            raise refusal(*kept, _OVERWRITTEN)
+    with sketched(in_place):
+        _refuse_copies(place.program)
+        if takes_graphs(params):
+            if accumulates(step):
+                raise refusal(step.script, step.backward, _ACCUMULATED)
+            if (kept := kept_output(place.program, model)) is not None:
+                raise refusal(*kept, _OVERWRITTEN)
     if accepts(place.torch, "torch.nn.Module.compile"):
         return in_place
     if place.program.scripts_with(*_STATE):
@@ -99,14 +111,32 @@ def compile_model(place: Place, params: Compile) -> Change:
     return Change(script, (*imports, edit), script.line(whole), notes=notes)
 
 
-def _model(place: Place) -> Model:
+def _step_and_model(place: Place) -> tuple[Step, Model]:
     refuse_done(place.scripts, _INSTEAD)
     step = find_step(place)
     _refuse_compiled(step.script)
     model = find_model(step)
     if model.script is not step.script:
         _refuse_compiled(model.script)
-    return model
+    return step, model
+
+
+def _refuse_copies(program: Project) -> None:
+    """Raises NoEdit where a program makes copies of its model itself, on one GPU as well."""
+    for script in program.scripts_with("replicate"):
+        for call in script.calls("torch.nn.parallel.replicate", "torch.nn.parallel.replicate.replicate"):
+            raise refusal(script, call, f"the copies that replicate() makes of the model {_COPIES}")
+
+
+def _called_around(program: Project, model: Model) -> Iterator[str]:
+    """Notes on calls of `model.forward()`, which compile() does not change."""
+    made = {id(call) for _, call in model.constructions}
+    for script in program.scripts_with(".forward("):
+        for call, receiver in method_calls(script, "forward"):
+            if any(id(origin) in made for _, origin in program.of(script, receiver)):
+                where = f"{script.name}:{script.line(call)}"
+                yield f"{where} calls {script.code(call.func)}() directly, which stays as it is, not compiled"
+                return
 
 
 def _refuse_compiled(script: Script) -> None:

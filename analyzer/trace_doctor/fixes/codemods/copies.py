@@ -24,7 +24,15 @@ from trace_doctor.program.queries.dataloaders import loader_of, refuse_batches_o
 from trace_doctor.program.queries.imports import name_for
 from trace_doctor.program.queries.loops import changes_in_place, method_calls, names_in, trains
 from trace_doctor.program.queries.training import Model, find_model, find_step, ready, refuse_done, whole_line
-from trace_doctor.program.script import Script, argument, dotted, literal, method_name, receiver
+from trace_doctor.program.script import (
+    Script,
+    argument,
+    assigned_names,
+    dotted,
+    literal,
+    method_name,
+    receiver,
+)
 
 _DEVICE = re.compile(r"device|cuda|xpu|rank|gpu", re.IGNORECASE)
 _INSTEAD = {
@@ -63,6 +71,10 @@ def pinned_copies(place: Place, params: Parameters) -> Change:
     if not edits.files:
         raise already(script, copies[0], "copies from pinned memory already")
     for copy in copies:
+        if (made_anew := _made_anew(script, loop, copy)) is not None:
+            raise refusal(
+                script, made_anew, "the tensor that is copied is made here, in memory that is not pinned"
+            )
         if _written_later(script, loop, copy):
             raise refusal(script, copy, "what is copied is changed in place afterwards")
     refuse_own_batches(program, home, loader)
@@ -128,6 +140,18 @@ def _batch_names(script: Script, loop: cst.For) -> set[str]:
             if names_in(script, each.iter) & names:
                 names |= names_in(script, each.target)
     return names
+
+
+_MAKES = re.compile(r"torch\.(?:(?:\w*Tensor|tensor|from_numpy|stack|cat)$)")
+
+
+def _made_anew(script: Script, loop: cst.For, copy: cst.Call) -> cst.CSTNode | None:
+    """The assignment of the loop that gives what is copied a new tensor, after the loader has pinned the batch."""
+    value, end = receiver(copy), script.span(copy)[0]
+    name = dotted(value) if value is not None else None
+    before = (a for a in script.all(cst.Assign, within=loop.body) if script.span(a)[1] <= end)
+    makes = (a for a in before if name in assigned_names(a) and _MAKES.match(script.callee(a.value)))
+    return next((a for a in makes if name is not None), None)
 
 
 def _written_later(script: Script, loop: cst.For, copy: cst.Call) -> bool:

@@ -21,6 +21,7 @@ from trace_doctor.program.queries.dataloaders import (
     loaders_on_line,
     not_picklable,
     refuse_batches_on_gpu,
+    refuse_open_files,
     training_loaders,
 )
 from trace_doctor.program.queries.values import WhereSet, set_origin, where_set
@@ -122,6 +123,8 @@ class _Loader:
         with sketched(change):
             if doubt:
                 raise refusal(script, self.call, doubt)
+            if names - {*_ORDER[1:]}:  # the count, where it is passed or where it comes from
+                refuse_open_files(self.project, script, self.call)
             refuse_batches_on_gpu(self.project, script, self.call)
             refuse_explained(script, self.call, names & set(_ORDER))
         return change

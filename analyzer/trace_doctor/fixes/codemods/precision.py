@@ -9,7 +9,7 @@ import libcst as cst
 from trace_doctor.fixes.codemods import codemod
 from trace_doctor.fixes.codemods.program import of_process
 from trace_doctor.fixes.grad_scaler import scale_loss
-from trace_doctor.fixes.half_precision import refuse_half_precision
+from trace_doctor.fixes.half_precision import refuse_half_precision, refuse_own_precision
 from trace_doctor.fixes.literals import source_text
 from trace_doctor.model.parameters import Autocast, Parameters
 from trace_doctor.program.dataflow import dataflow_of
@@ -83,6 +83,7 @@ def autocast(place: Place, params: Autocast) -> Change:
     change = _policy(sharded, dtype) if sharded else _under_autocast(place, step, run, params)
     with sketched(change):
         unseen = may_be(step, model_calls(step, step.home))
+        refuse_own_precision(step.program)
         refuse_half_precision(step.program, script, run, step.home, dtype, unseen)
     return change
 

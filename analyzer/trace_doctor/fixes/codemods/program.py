@@ -24,6 +24,7 @@ from trace_doctor.program.queries.imports import (
     end_of_imports,
     last_import,
 )
+from trace_doctor.program.queries.loops import conditional, enclosing_loop, in_handler, loops, trains
 from trace_doctor.program.script import Script, dotted, imported_modules, key_of, literal
 from trace_doctor.program.versions import allocator_variable
 
@@ -59,6 +60,7 @@ def _set_allocator(place: Place, params: AllocatorSetting) -> Change:
     change = _extend(script, params.key, setting) or _extend_outside(place, params.key, setting)
     if change is not None:
         return change
+    _refuse_freeing(place.program)
     first = _first_foreign_import(script)
     if first is None:
         raise NoEdit("unresolved", f"{script.name} imports no torch, so it is not the script that is started")
@@ -91,6 +93,20 @@ def _set_allocator(place: Place, params: AllocatorSetting) -> Change:
         code = f"\n{code}"
     edits.append(insert_before(script, first, code, "allocator-setting"))
     return Change(script, tuple(edits), script.line(first))
+
+
+def _refuse_freeing(program: Project) -> None:
+    """Raises NoEdit where each iteration over batches empties the cache itself, whatever the allocator's segments are."""
+    all_train = bool(program.scripts_with("backward("))
+    for script in program.scripts_with("empty_cache("):
+        for call in script.calls("torch.cuda.empty_cache"):
+            loop = enclosing_loop(script, call)
+            if loop is None or conditional(script, call) or in_handler(script, call):
+                continue
+            innermost = not any(script.within(inner, loop.body) for inner in loops(script))
+            if innermost and (trains(script, loop) or not all_train):
+                why = "each iteration returns the memory here, whatever the allocator's setting: take this call away first"
+                raise refusal(script, call, why)
 
 
 def _last_import_above(script: Script, statement: cst.CSTNode) -> cst.SimpleStatementLine | None:

@@ -37,6 +37,17 @@ _GPU, _CPU = (
 """what is likely a GPU, and what is one although the CPU is spoken of as well"""
 _ONLY_CPU = "only those of the CPU can be pinned, or come from a worker"
 _ON_CPU = re.compile(r"cpu|torch\.(?:Float|Double|Half|BFloat16)Tensor")
+_OPENS = (
+    "h5py.File",
+    "lmdb.open",
+    "lmdb.Environment",
+    "zipfile.ZipFile",
+    "tarfile.open",
+    "tarfile.TarFile",
+    "tables.open_file",
+    "sqlite3.connect",
+    "open",
+)
 _MOVES = ("to", "cuda")
 _OF_TENSORS = ("shape", "dtype", "ndim", "size")
 _MAKE_SAMPLES = ("__init__", "__getitem__", "__getitems__", "__iter__", "__next__", "__call__")
@@ -200,6 +211,20 @@ def _makes_batches(
             runs = reached(project, home, [start]) if isinstance(start, cst.FunctionDef) else [(home, start)]
             for where, within in runs:
                 yield what, where, within
+
+
+def refuse_open_files(project: Project, script: Script, call: cst.Call) -> None:
+    """Raises NoEdit where the dataset of a loader opens a file once, which workers that are forked would read by one shared
+    position or library handle."""
+    dataset = argument(call, "dataset", 0)
+    for where, node in _code_of(project, script, dataset.value) if dataset is not None else ():
+        if not isinstance(node, cst.FunctionDef) or node.name.value != "__init__":
+            continue
+        for assign in where.all(cst.Assign, within=node):
+            name = where.callee(assign.value) if isinstance(assign.value, cst.Call) else ""
+            if name in _OPENS and (dotted(assign.targets[0].target) or "").startswith("self."):
+                why = f"the workers would share the file that {name}() opens here: open it in each worker"
+                raise refusal(where, assign, why)
 
 
 def not_picklable(project: Project, script: Script, call: cst.Call) -> tuple[Script, cst.CSTNode] | None:
