@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from trace_doctor import Cell, Claim, Context, Fix, Rule, Saving, Table, Target, Unit, enough_first, threshold
 from trace_doctor.evidence.memory.blocks import MemoryBlocks, category_name
-from trace_doctor.evidence.memory.classes import ACTIVATIONS
 from trace_doctor.evidence.memory.out_of_memory import Failure, OtherDevice, OutOfMemory
 from trace_doctor.evidence.memory.stages import Stage
 from trace_doctor.evidence.memory.stale_graphs import stale_graphs
@@ -25,8 +24,6 @@ from trace_doctor_rules.memory._repeated_layers import (
     Repeats,
     checkpointing,
     live_when_recomputed,
-    repeats,
-    trains,
     with_the_batch,
 )
 from trace_doctor_rules.memory._shared import (
@@ -38,7 +35,12 @@ from trace_doctor_rules.memory._shared import (
     mib,
     times,
 )
-from trace_doctor_rules.memory.activation_bound import ActivationBound
+from trace_doctor_rules.memory._still_to_come import (
+    StillToCome,
+    repeated_layers,
+    short_in_one_piece,
+    still_to_come,
+)
 
 
 def _fails(
@@ -104,6 +106,22 @@ def _in_pieces(*, rise: int | None = None, trained: bool = False) -> SnapshotBui
     return b
 
 
+def _first_step(optimizer: str = "AdamW", *, copies: int = 1) -> SnapshotBuilder:
+    """The first forward fails; of an equal number of blocks per size older than the record `copies`."""
+    b = SnapshotBuilder()
+    for size in [200, 300] * copies:
+        b.held(size * MIB)
+    with b.zero_grad(optimizer):
+        pass
+    for _ in range(12):
+        for line in range(3):
+            with b.forward(line=30 + line):
+                b.alloc(40 * MIB)
+    with b.forward("/home/me/loss.py", 22, op="log_softmax"):
+        b.oom(600 * MIB, device_free=100 * MIB)
+    return b
+
+
 def _beside(share: float) -> SnapshotBuilder:
     """Another GPU of the process, of which it has reserved this share of what it could have had on the one that failed."""
     b, other = _fails(), SnapshotBuilder(device=1)
@@ -133,11 +151,12 @@ class OutOfMemoryRule(Rule):
     moment. Segments freed just before it are malloc's own retries. Other GPUs of the process are named where it reserves a
     small part of the failing GPU's memory on them. A snapshot does not show other processes, so that files of one rank of
     several are left out. What the step needs later is how far memory rose after the same allocation of the step before.
-    Without one, a forward in training needs at least a gradient as large as the request. A history that ends at its peak without
+    Without one, a forward in training needs at least a gradient as large as the request. Where no step() was before and the
+    record names the optimizer's class, its state counts as well: at most so many copies of the parameters. A history that ends at its peak without
     such an entry is skipped: whether the next allocation failed is not in it.
 
     How the saving is estimated
-    The request has to fit, and what follows it in the step. Each fix says what it gives at most, and "not enough alone" where
+    The request has to fit, what follows it in the step, and the optimizer state that the first step() makes. Each fix says what it gives at most, and "not enough alone" where
     that is less than what is missing. Fixes that are enough come first.
 
     Fix
@@ -196,17 +215,20 @@ class OutOfMemoryRule(Rule):
         Invalid(
             "in pieces, and backward needs more than the pieces",
             lambda: _in_pieces(trained=True),
-            message="would fit. Backward is still to come and likely needs 300 MiB more for its gradient. Largest",
+            message="would fit, but what follows would be 177 MiB short. Backward is still to come and likely needs 300 MiB more for its gradient. Largest",
             fixes=("a part of the tokens", "expandable_segments", "expandable_segments"),
             missing=450 * MIB,
         ),
         Invalid(
             "the step before went on",
             lambda: _in_pieces(rise=200 * MIB),
-            message="would fit. In the step before, memory rose by 200 MiB more after this allocation. Largest",
+            message="would fit, but what follows would be 78 MiB short. In the step before, memory rose by 200 MiB more after this allocation. Largest",
             missing=350 * MIB,
             fix_bytes=(500 * MIB, 272 * MIB, 272 * MIB),
         ),
+        Invalid("before the first step", _first_step, message="The state of AdamW, up to 1,000 MiB, does not exist yet.", missing=2100 * MIB),
+        Invalid("before the first step, an optimizer with or without momentum", lambda: _first_step("SGD"), message="The state of SGD may still be to come", missing=1100 * MIB),
+        Invalid("perhaps in a later step", lambda: _first_step(copies=3), message="The state of AdamW may still be to come", missing=1100 * MIB),
         Invalid("twice", lambda: _fails(again=True), message="memory twice, the last time: 1,024", fixes=("reduce a part of the tokens",)),
         Invalid("the process may take no more", lambda: _fails(free=2 * GIB), message="The process has reached its own limit"),
         Invalid("what was free is not in the file", lambda: _fails(free=None), message="Free memory was not recorded"),
@@ -229,21 +251,21 @@ class OutOfMemoryRule(Rule):
             yield self._claim(failure)
 
     def _claim(self, f: Failure) -> Claim:
-        device, layers = f.device, _layers(f)
+        device, layers = f.device, repeated_layers(f)
         site = device.stacks.site(f.stack)
         where = f" in {device.place(f.stack)}" if f.stack >= 0 else ""
         alive = device.history.alive(f.moment)
         held = device.holders(alive)
         top = max((v, k) for k, v in device.at(f.moment).items())
         spare = f.nearly_empty(self.nearly_empty)
-        later = _later(f, trains(device, alive & device.classes.where(ACTIVATIONS), layers))
-        fixes: Sequence[Fix] = self._fixes(f, layers, spare, later, target(site))
-        missing = None if f.missing is None else f.missing + later
+        later = still_to_come(f, layers)
+        fixes: Sequence[Fix] = self._fixes(f, layers, spare, later.in_step, target(site))
+        missing = None if f.missing is None else f.missing + later.bytes
         if missing is not None:
             fixes = enough_first(fixes, missing)
         return Claim(
-            message=f"GPU {device.device} ran out of memory{_again(f)}: {mib(f.requested)} requested{where}{_state(f)} "
-            f"{_later_words(f, later)}"
+            message=f"GPU {device.device} ran out of memory{_again(f)}: {mib(f.requested)} requested{where}{_state(f, later)} "
+            f"{later.words}"
             + (
                 _spare(spare)
                 or f"Largest category: {category_name(top[1])}, {in_one_unit(top[0], f.live)} allocated."
@@ -301,16 +323,6 @@ def _gives(fix: Fix, saved: int, change: str) -> Fix:
     return replace(fix, saving=Saving(bytes=saved, basis="bound", how=change)) if saved else fix
 
 
-def _layers(f: Failure) -> Repeats | None:
-    return repeats(
-        f.device,
-        f.moment,
-        stale_graphs(f.device),
-        min_stacks=ActivationBound.min_stacks,
-        min_explained=ActivationBound.min_explained,
-    )
-
-
 def _fewer_activations(f: Failure, layers: Repeats | None, later: int) -> list[Fix]:
     device, moment = f.device, f.moment
     saved, change = device.at(moment)["activations"], "without any activation"
@@ -340,26 +352,11 @@ def _of_its_kind(f: Failure) -> int:
     return int(device.history.size[np.isin(stack, alike)].sum())
 
 
-def _later(f: Failure, training: bool) -> int:
-    """What the step needs behind this request: as it did the step before, else at least a gradient of its size."""
-    if f.rise_before is not None:
-        return f.rise_before
-    return f.requested if training and f.stage == Stage.FORWARD else 0
-
-
-def _later_words(f: Failure, later: int) -> str:
-    if not later:
-        return ""
-    if f.rise_before is not None:
-        return f"In the step before, memory rose by {mib(later)} more after this allocation. "
-    return f"Backward is still to come and likely needs {mib(later)} more for its gradient. "
-
-
 def _again(f: Failure) -> str:
     return f" {times(f.count)}, the last time" if f.count > 1 else ""
 
 
-def _state(f: Failure) -> str:
+def _state(f: Failure, later: StillToCome) -> str:
     if f.device_free is None or f.cached is None or f.largest_gap is None:
         return ". Free memory was not recorded."
     cached = (
@@ -369,18 +366,21 @@ def _state(f: Failure) -> str:
     )
     text = f", {mib(f.device_free)} free, {cached}."
     if f.fits_if_packed:
-        return f"{text} Without fragmentation this request would fit."
+        packed = f"{text} Without fragmentation this request would fit"
+        short = short_in_one_piece(f, later)
+        return f"{packed}, but what follows would be {mib(short)} short." if short else f"{packed}."
     if f.limited:
         return f"{text} The process has reached its own limit (set_per_process_memory_fraction)."
     return f"{text} It is {mib(f.requested - f.device_free - f.cached)} short even without fragmentation."
 
 
-def _numbers(f: Failure, later: int) -> Table:
+def _numbers(f: Failure, later: StillToCome) -> Table:
     rows: list[list[Cell]] = [
         ["requested", f.requested],
         ["free on the device", f.device_free],
         ["missing for this request", f.missing],
-        ["needed later in the step", later or None],
+        ["needed later in the step", later.in_step or None],
+        ["optimizer state to come, at most", later.state or None],
         ["reserved by this process", f.reserved],
         ["allocated (requested bytes)", f.live],
         ["cached, not allocated", f.cached],
