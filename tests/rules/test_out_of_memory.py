@@ -73,6 +73,14 @@ def test_what_follows_counts(captures_dir: Path) -> None:
     assert "state of AdamW, up to 7,660 MiB, does not exist yet" in finding.message
     assert finding.missing_bytes == pytest.approx((166 + 4008 + 7660) * MIB, rel=0.001)
     alone = {f.title: f.short for f in finding.fixes}
+    assert [title for title, short in alone.items() if short == 0] == list(alone)[:3]
+    assert list(alone)[:4] == [
+        "Fuse the output layer with the loss",
+        "Checkpoint the remaining layers too",
+        "Accumulate gradients",
+        "Compute the loss in chunks",
+    ]
+    assert alone["Compute the loss in chunks"] == pytest.approx((166 + 7660 - 4008) * MIB, rel=0.001)
     assert (
         alone["Enable expandable_segments"]
         == alone["Set max_split_size_mb"]
@@ -81,4 +89,6 @@ def test_what_follows_counts(captures_dir: Path) -> None:
     fragmented = next(f for f in result.findings if f.code == "TD402")
     assert "This is not enough alone: what follows would be 11,028 MiB short." in fragmented.message
     assert "not enough alone" in render(result, "html")
-    assert next(o for o in result.outcomes if o.code == "TD407").reason.startswith("no optimizer step recorded")
+    assert next(o for o in result.outcomes if o.code == "TD407").reason.startswith(
+        "no optimizer step recorded"
+    )

@@ -19,7 +19,7 @@ from trace_doctor.snapshot import NO_STACK
 from trace_doctor.testing import GIB, MIB, Invalid, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
 from trace_doctor_rules._shared import table, target
-from trace_doctor_rules.memory._remedies import GENERAL, kind_of, remedies
+from trace_doctor_rules.memory._remedies import GENERAL, LOSS, kind_of, remedies
 from trace_doctor_rules.memory._repeated_layers import (
     Repeats,
     checkpointing,
@@ -216,7 +216,7 @@ class OutOfMemoryRule(Rule):
             "in pieces, and backward needs more than the pieces",
             lambda: _in_pieces(trained=True),
             message="would fit, but what follows would be 177 MiB short. Backward is still to come and likely needs 300 MiB more for its gradient. Largest",
-            fixes=("a part of the tokens", "expandable_segments", "expandable_segments"),
+            fixes=("the tokens at a time", "tokens", "expandable_segments", "expandable_segments"),
             missing=450 * MIB,
         ),
         Invalid(
@@ -224,12 +224,12 @@ class OutOfMemoryRule(Rule):
             lambda: _in_pieces(rise=200 * MIB),
             message="would fit, but what follows would be 78 MiB short. In the step before, memory rose by 200 MiB more after this allocation. Largest",
             missing=350 * MIB,
-            fix_bytes=(500 * MIB, 272 * MIB, 272 * MIB),
+            fix_bytes=(500 * MIB, 272 * MIB, 272 * MIB, 200 * MIB),
         ),
         Invalid("before the first step", _first_step, message="The state of AdamW, up to 1,000 MiB, does not exist yet.", missing=2100 * MIB),
         Invalid("before the first step, an optimizer with or without momentum", lambda: _first_step("SGD"), message="The state of SGD may still be to come", missing=1100 * MIB),
         Invalid("perhaps in a later step", lambda: _first_step(copies=3), message="The state of AdamW may still be to come", missing=1100 * MIB),
-        Invalid("twice", lambda: _fails(again=True), message="memory twice, the last time: 1,024", fixes=("reduce a part of the tokens",)),
+        Invalid("twice", lambda: _fails(again=True), message="memory twice, the last time: 1,024", fixes=("part of the tokens", "hidden states",)),
         Invalid("the process may take no more", lambda: _fails(free=2 * GIB), message="The process has reached its own limit"),
         Invalid("what was free is not in the file", lambda: _fails(free=None), message="Free memory was not recorded"),
         Invalid("without stacks", lambda: _fails(stacks=None), message="requested, 100 MiB free"),
@@ -237,12 +237,12 @@ class OutOfMemoryRule(Rule):
         Invalid(
             "activations hold most",
             lambda: _fails(held=GIB),
-            fixes=("a part of the tokens", "accumulation", "checkpoint("),
+            fixes=("tokens at a time", "hidden states", "accumulation", "checkpoint("),
             thresholds={"main_holder": 480 / 1504},
         ),
-        Invalid("another GPU is nearly empty", lambda: _beside(0.09), message="This process reserves at most 238 MiB on GPU 1.", fixes=("cuda:1", "a part of the tokens")),
-        Invalid("another GPU is in use", lambda: _beside(0.11), message="Largest category", fixes=("a part of the tokens",)),
-        Invalid("optimizer state holds most", lambda: _fails(held=GIB, state=True), fixes=("a part of the tokens", "8-bit")),
+        Invalid("another GPU is nearly empty", lambda: _beside(0.09), message="This process reserves at most 238 MiB on GPU 1.", fixes=("cuda:1", "tokens at a time", "hidden states")),
+        Invalid("another GPU is in use", lambda: _beside(0.11), message="Largest category", fixes=("tokens at a time", "hidden states",)),
+        Invalid("optimizer state holds most", lambda: _fails(held=GIB, state=True), fixes=("hidden states", "8-bit", "tokens at a time")),
         Invalid("without a retry", lambda: _fails(retries=False), message="1,024 MiB requested"),
     ]  # fmt: skip
 
@@ -302,12 +302,7 @@ class OutOfMemoryRule(Rule):
         if f.fits_if_packed and f.cached is not None:
             packed = "with all that is cached in one piece"
             fixes += [_gives(fix, f.cached, packed) for fix in expandable_segments(device.history.settings)]
-        made = _of_its_kind(f) + f.requested + (min(later, f.requested) if f.stage == Stage.FORWARD else 0)
-        fixes += [
-            _gives(fix, made, "without this request and what the same code has made")
-            for fix in remedies(device.stacks, [f.stack], place)
-            if fix.title != GENERAL
-        ]
+        fixes += _of_this_request(f, later, place)
         if at["activations"] >= self.main_holder * f.live:
             fixes += _fewer_activations(f, layers, later)
         if at["optimizer_state"] >= self.main_holder * f.live:
@@ -321,6 +316,36 @@ _STATE = techniques.less_optimizer_state("optimizer state in a new snapshot is s
 
 def _gives(fix: Fix, saved: int, change: str) -> Fix:
     return replace(fix, saving=Saving(bytes=saved, basis="bound", how=change)) if saved else fix
+
+
+def _of_this_request(f: Failure, later: int, place: Target | None) -> list[Fix]:
+    """By what asked. A loss in chunks still keeps the log-softmax of all for backward; one fused with the output layer keeps
+    no logits either."""
+    made = _of_its_kind(f) + f.requested + (min(later, f.requested) if f.stage == Stage.FORWARD else 0)
+    how = "without this request, what the same code has made, and its gradient"
+    found = [fix for fix in remedies(f.device.stacks, [f.stack], place) if fix.title != GENERAL]
+    if not later or kind_of(f.device.stacks, f.stack) != LOSS:
+        return [_gives(fix, made, how) for fix in found]
+    chunked, fused, *rest = found
+    return [
+        _gives(
+            chunked,
+            made - f.requested,
+            "without the copies and the gradient, of which one chunk exists at a time",
+        ),
+        _gives(fused, made + _logits(f), f"{how}, nor the logits"),
+        *rest,
+    ]
+
+
+def _logits(f: Failure) -> int:
+    """What the layer behind the loss has made, of the request's size or, in 16 bits, half of it."""
+    history, stacks = f.device.history, f.device.stacks
+    alike = history.alive(f.moment) & (history.stack >= 0)
+    alike &= (history.size == f.requested) | (2 * history.size == f.requested)
+    return int(
+        sum(history.size[b] for b in np.flatnonzero(alike) if kind_of(stacks, int(history.stack[b])) != LOSS)
+    )
 
 
 def _fewer_activations(f: Failure, layers: Repeats | None, later: int) -> list[Fix]:
