@@ -22,6 +22,7 @@ from trace_doctor_rules._shared import table, target
 from trace_doctor_rules.memory._remedies import GENERAL, LOSS, kind_of, remedies
 from trace_doctor_rules.memory._repeated_layers import (
     Repeats,
+    checkpointed,
     checkpointing,
     live_when_recomputed,
     with_the_batch,
@@ -33,6 +34,7 @@ from trace_doctor_rules.memory._shared import (
     holders,
     in_one_unit,
     mib,
+    size,
     times,
 )
 from trace_doctor_rules.memory._still_to_come import (
@@ -109,8 +111,8 @@ def _in_pieces(*, rise: int | None = None, trained: bool = False) -> SnapshotBui
 def _first_step(optimizer: str = "AdamW", *, copies: int = 1) -> SnapshotBuilder:
     """The first forward fails; of an equal number of blocks per size older than the record `copies`."""
     b = SnapshotBuilder()
-    for size in [200, 300] * copies:
-        b.held(size * MIB)
+    for count in [200, 300] * copies:
+        b.held(count * MIB)
     with b.zero_grad(optimizer):
         pass
     for _ in range(12):
@@ -270,6 +272,7 @@ class OutOfMemoryRule(Rule):
                 _spare(spare)
                 or f"Largest category: {category_name(top[1])}, {in_one_unit(top[0], f.live)} allocated."
             ),
+            title=self._title(f, layers, top),
             confidence="high",
             severity="critical",
             location=location(site, device=device.device),
@@ -283,6 +286,22 @@ class OutOfMemoryRule(Rule):
             missing_bytes=missing,
             key=f"{site.function if site else ''}",
         )
+
+    def _title(self, f: Failure, layers: Repeats | None, top: tuple[int, str]) -> str:
+        """With what filled the memory, where the record tells."""
+        held, category = top
+        if category not in _FILLS or held < self.main_holder * f.live:
+            return self.title
+        what = category_name(category)
+        if (
+            category == "activations"
+            and layers is not None
+            and self.main_holder * f.live <= layers.bytes <= held
+        ):
+            held = layers.bytes
+            what += f" of {layers.count} layers{'' if checkpointed(f.device, int(layers.stacks[0])) else ' without checkpointing'}"
+        who = "the loss requested" if kind_of(f.device.stacks, f.stack) == LOSS else "requested:"
+        return f"{self.title}: {in_one_unit(held, f.live)} are {what}; {who} {size(f.requested)} more"
 
     def _fixes(
         self,
@@ -310,6 +329,7 @@ class OutOfMemoryRule(Rule):
         return fixes or _fewer_activations(f, layers, later)
 
 
+_FILLS = ("activations", "gradients", "optimizer_state", "parameters")
 _FITS = "the step runs through, and the activations in a new snapshot are smaller"
 _STATE = techniques.less_optimizer_state("optimizer state in a new snapshot is smaller")
 
