@@ -300,8 +300,10 @@ class OutOfMemoryRule(Rule):
         ):
             held = layers.bytes
             what += f" of {layers.count} layers{'' if checkpointed(f.device, int(layers.stacks[0])) else ' without checkpointing'}"
-        who = "the loss requested" if kind_of(f.device.stacks, f.stack) == LOSS else "requested:"
-        return f"{self.title}: {in_one_unit(held, f.live)} are {what}; {who} {size(f.requested)} more"
+        more = f"{size(f.requested)} more were requested"
+        if kind_of(f.device.stacks, f.stack) == LOSS:
+            more = f"the loss requested {size(f.requested)} more"
+        return f"{self.title}: {in_one_unit(held, f.live)} are {what}; {more}"
 
     def _fixes(
         self,
