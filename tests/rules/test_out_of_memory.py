@@ -101,6 +101,10 @@ def test_what_follows_counts(captures_dir: Path) -> None:
     assert finding.missing_bytes == pytest.approx((166 + 4008 + 7660) * MIB, rel=0.001)
     alone = {f.title: f.short for f in finding.fixes}
     gives = {f.title: f.saving.bytes for f in finding.fixes if f.saving}
+    assert any(
+        f.saving and "this request and what follows in the step included" in f.saving.how
+        for f in finding.fixes
+    )
     assert gives["Checkpoint the remaining layers too"] == pytest.approx(
         21.0 * GIB, rel=0.002
     )  # 32 inputs stay

@@ -378,14 +378,16 @@ def _fewer_activations(f: Failure, layers: Repeats | None, later: int) -> list[F
         saved = f.live - int(recomputed[moment])
         change = f"with only the last tensor of each of {layers.count} layers saved"
     of_batch = int(device.history.size[with_the_batch(device) & device.history.alive(moment)].sum())
+    half = "with half of all that grows with the batch"
     if f.stage in (Stage.FORWARD, Stage.BACKWARD):
         of_batch += f.requested + later
+        half += ", this request and what follows in the step included"
     return [
         *(_gives(fix, saved, change) for fix in checkpointing(device, layers, _FITS)),
         _gives(
             techniques.gradient_accumulation(_FITS),
             of_batch // 2,
-            "with half of all that grows with the batch",
+            half,
         ),
     ]
 
