@@ -49,7 +49,7 @@ TOPICS: Mapping[str, tuple[str, ...]] = {
         "mark_dynamic",
         "set-call-args",
     ),
-    "The loss in the graph": ("compile_loss", "chunked_loss"),
+    "The loss in the graph": ("compile_loss", "chunked_loss", "fused_loss"),
     "Regional compilation": ("compile_blocks",),
     "Batch size": ("larger_batch", "raise_batch", "fill_the_gpu"),
     "Gradient accumulation": ("gradient_accumulation",),

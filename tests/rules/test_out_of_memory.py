@@ -11,6 +11,9 @@ from trace_doctor.model import Finding
 from trace_doctor.reporters import render
 from trace_doctor.testing import GIB, MIB, SnapshotBuilder
 
+Frame = tuple[str, int, str]
+MODULE: Frame = ("/venv/site-packages/torch/nn/modules/module.py", 1790, "_call_impl")
+CHECKPOINT: Frame = ("/venv/site-packages/torch/utils/checkpoint.py", 496, "checkpoint")
 FIX = "Place layers on the other GPUs"
 
 
@@ -62,25 +65,65 @@ def test_the_devices_of_other_ranks_are_not_offered(tmp_path: Path) -> None:
     assert any(t.title == "Other GPUs of this process" for t in finding.evidence)
 
 
+@pytest.mark.parametrize(("frames", "words"), [([], " without checkpointing"), ([CHECKPOINT], "")])
+def test_the_headline_says_what_filled_the_memory(frames: list[Frame], words: str, tmp_path: Path) -> None:
+    b = SnapshotBuilder()
+    b.held(GIB)
+    for _ in range(12):
+        for line in range(3):
+            here = [
+                ("/home/me/model.py", 30 + line, "forward"),
+                MODULE,
+                *frames,
+                ("/home/me/train.py", 9, "main"),
+            ]
+            b.alloc(80 * MIB, frames=here)
+    with b.forward("/home/me/loss.py", 22, op="log_softmax"):
+        b.oom(600 * MIB, device_free=100 * MIB)
+    finding = next(f for f in analyze(b.write(tmp_path / "snapshot.pickle")).findings if f.code == "TD410")
+    assert finding.title == (
+        f"GPU ran out of memory: 2.81 GiB of 3.81 GiB are activations of 12 layers{words}; the loss requested 600 MiB more"
+    )
+
+
 @pytest.mark.captures
-def test_what_backward_needs_next_counts(captures_dir: Path) -> None:
-    """The loss needs 166 MiB more than is free, and 807 MiB are cached. Its gradient, as large as the request, is next."""
+def test_what_follows_counts(captures_dir: Path) -> None:
+    """The loss needs 166 MiB more than is free, and 807 MiB are cached. Its gradient, as large as the request, is next; the
+    state of AdamW comes with the first step."""
     folder = captures_dir / "snapshots" / "cornell-sysphotonics_ccl-bench"
     result = analyze(next(iter(sorted(folder.glob("*rank0*")))))
     finding = next(f for f in result.findings if f.code == "TD410")
     assert "Backward is still to come and likely needs 4,008 MiB more" in finding.message
-    alone = {f.title: f.short for f in finding.fixes}
-    enough = [title for title, short in alone.items() if short == 0]
-    assert (
-        enough
-        == list(alone)[:3]
-        == ["Chunk or fuse the loss", "Checkpoint the remaining layers too", "Accumulate gradients"]
+    assert "state of AdamW, up to 7,660 MiB, does not exist yet" in finding.message
+    assert finding.title.endswith(
+        "23.0 GiB of 33.7 GiB are activations of 16 layers without checkpointing; the loss requested 3.91 GiB more"
     )
+    assert finding.missing_bytes == pytest.approx((166 + 4008 + 7660) * MIB, rel=0.001)
+    alone = {f.title: f.short for f in finding.fixes}
+    gives = {f.title: f.saving.bytes for f in finding.fixes if f.saving}
+    assert any(
+        f.saving and "this request and what follows in the step included" in f.saving.how
+        for f in finding.fixes
+    )
+    assert gives["Checkpoint the remaining layers too"] == pytest.approx(
+        21.0 * GIB, rel=0.002
+    )  # 32 inputs stay
+    assert [title for title, short in alone.items() if short == 0] == list(alone)[:3]
+    assert list(alone)[:4] == [
+        "Fuse the output layer with the loss",
+        "Checkpoint the remaining layers too",
+        "Accumulate gradients",
+        "Compute the loss in chunks",
+    ]
+    assert alone["Compute the loss in chunks"] == pytest.approx((166 + 7660 - 4008) * MIB, rel=0.001)
     assert (
         alone["Enable expandable_segments"]
         == alone["Set max_split_size_mb"]
-        == pytest.approx(3367 * MIB, rel=0.001)
+        == pytest.approx((3367 + 7660) * MIB, rel=0.001)
     )
-    text = render(result, "text")
-    assert "Chunk or fuse the loss [up to 11.7 GiB, manual" in text
+    fragmented = next(f for f in result.findings if f.code == "TD402")
+    assert "This is not enough alone: what follows would be 11,028 MiB short." in fragmented.message
     assert "not enough alone" in render(result, "html")
+    assert next(o for o in result.outcomes if o.code == "TD407").reason.startswith(
+        "no optimizer step recorded"
+    )

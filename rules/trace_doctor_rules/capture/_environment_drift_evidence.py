@@ -51,7 +51,7 @@ class Environments(JobEvidence, frozen=True):
     def build(cls, ranks: Sequence[RankSummary]) -> Self:
         if len(ranks) < 2:
             raise NotCaptured(
-                "the trace of one rank only",
+                "fewer than two ranks with a profiler trace",
                 "record the same steps on every rank and analyze the folder with all traces",
             )
         by_rank = [summary[Environment].values for summary in ranks]

@@ -141,7 +141,7 @@ class RankImbalance(Rule):
         Valid("even, with a backlog on one of them", _with_backlog),
         Valid("not that different", lambda: _job(1000, 1500, 1000), thresholds={"min_difference": 0.5}),
         Valid("a small part of the step", lambda: _job(1000, 1500, 1000), thresholds={"min_share": 0.5}),
-        Valid("one rank alone", lambda: _job(1000), skipped="one rank"),
+        Valid("one rank alone", lambda: _job(1000), skipped="fewer than two ranks"),
     ]
     INVALID = [
         Invalid("rank 1 computes a third longer", lambda: _job(1000, 1500, 1000), saving_us=333, message="Rank 1 computes 1.50 ms per step. The mean of 3 ranks is 1.17 ms, the minimum 1.00 ms.", confidence="medium"),

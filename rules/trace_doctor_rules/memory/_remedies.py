@@ -112,7 +112,11 @@ def remedies(
             fixes[kind] = _fix(kind, stacks, stack, target)
     if next(iter(fixes), None) != OTHER:
         fixes.pop(OTHER, None)
-    return list(fixes.values())
+    loss = fixes.get(LOSS)
+    each = (
+        [fix, techniques.fused_loss(fix.verify, target)] if fix is loss else [fix] for fix in fixes.values()
+    )
+    return [fix for pair in each for fix in pair]
 
 
 def _fix(kind: str, stacks: MemoryStacks, stack: int, target: Target | None) -> Fix:

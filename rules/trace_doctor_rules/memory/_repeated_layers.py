@@ -66,9 +66,13 @@ def repeats(
 
 def live_when_recomputed(device: DeviceBlocks, repeats: Repeats, stale: StaleGraphs) -> I64:
     """Live bytes at every moment if every layer kept the last block it makes, from which the next one starts,
-    and nothing else from its own end until backward comes to it. What is stale is gone before the next forward."""
+    and nothing else from its own end until backward comes to it. What is stale is gone before the next forward. Where every other
+    layer is checkpointed already, what that keeps stays."""
     history = device.history
-    blocks = np.flatnonzero(_recorded(device) & np.isin(history.stack, repeats.stacks))
+    again = repeats.stacks
+    if not checkpointed(device, int(again[0])):
+        again = again[[not checkpointed(device, s) for s in again.tolist()]]
+    blocks = np.flatnonzero(_recorded(device) & np.isin(history.stack, again))
     blocks = blocks[np.lexsort((history.born[blocks], history.stack[blocks]))]
     stacks, begins, counts = np.unique(history.stack[blocks], return_index=True, return_counts=True)
     nth = np.arange(len(blocks)) - np.repeat(begins, counts)
@@ -126,6 +130,11 @@ def checkpointing(device: DeviceBlocks, layers: Repeats | None, verify: str) -> 
     if not any(_CHECKPOINT.search(f.filename) for f in device.stacks.snapshot.frames):
         return [techniques.checkpoint_blocks(verify)]
     return [] if layers is None else [techniques.checkpoint_other_layers(verify)]
+
+
+def checkpointed(device: DeviceBlocks, stack: int) -> bool:
+    """Whether checkpointing is around what allocates there."""
+    return any(_CHECKPOINT.search(f.filename) for f in device.stacks.snapshot.frames_of(stack))
 
 
 def _recorded(device: DeviceBlocks) -> Bool:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from trace_doctor import Claim, Context, Fix, NotCaptured, Rule, Saving, Table, threshold
 from trace_doctor.evidence.memory.allocator import asker, growths
@@ -19,6 +20,7 @@ from trace_doctor.testing import MIB, Invalid, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
 from trace_doctor_rules._shared import table
 from trace_doctor_rules.memory._shared import MiB, already, expandable_segments, in_one_unit, mib
+from trace_doctor_rules.memory._still_to_come import repeated_layers, short_in_one_piece, still_to_come
 
 _VERIFY = "peak reserved and peak allocated bytes of a new snapshot are closer together"
 Bytes = npt.NDArray[np.int64]
@@ -72,6 +74,17 @@ def _fails(*, asked: int, free: int, live: int = 800, expandable: bool = False) 
     return b
 
 
+def _fails_in_training() -> SnapshotBuilder:
+    """The loss would fit in one piece, its gradient would not."""
+    b = _fails(asked=500, free=300)
+    b.entries.pop()
+    with b.zero_grad():
+        b.temporary(MIB)
+    with b.forward("/home/me/loss.py", 22, op="log_softmax"):
+        b.oom(500 * MIB, device_free=300 * MIB)
+    return b
+
+
 def _peak_passes() -> SnapshotBuilder:
     """At the end most of the reserved memory is free, because the peak is over."""
     b = SnapshotBuilder()
@@ -87,7 +100,7 @@ class Fragmentation(Rule):
 
     What it does
     Compares peak reserved with peak allocated memory. For a failed allocation it checks whether the free bytes, on the device
-    and in the cache, would have been enough in one piece.
+    and in the cache, would have been enough in one piece, and whether they would have been for what follows as well.
 
     Why is this bad
     Reserved memory that is not allocated is of no use. The job needs a larger device than its tensors do, or runs out of memory
@@ -167,6 +180,7 @@ class Fragmentation(Rule):
         Invalid("and a request that nothing would fit", lambda: _growing(oom=9000), message="62% is never used. For the 9,000 MiB request that failed this is not enough alone."),
         Invalid("and a request that would have fitted", lambda: _growing(oom=1200), message="is never used. A 1,200 MiB request"),
         Invalid("with segments that grow", lambda: _fails(asked=500, free=300, expandable=True), message="already enabled.", fixes=("bucket",)),
+        Invalid("a failure that would have fitted, but not what follows", _fails_in_training, message="20 MiB. This is not enough alone: what follows would be "),
         Invalid(
             "a failure that would have fitted",
             lambda: _fails(asked=500, free=300),
@@ -202,6 +216,7 @@ class Fragmentation(Rule):
 def _claim(device: DeviceBlocks, reserved: Bytes, failure: Failure | None, unused: int | None) -> Claim:
     history = device.history
     failed = failure if failure is not None and failure.fits_if_packed else None
+    short = short_in_one_piece(failed, still_to_come(failed, repeated_layers(failed))) if failed else None
     growth = growths(history)
     last = int(growth[reserved[growth + 1].argmax()]) if len(growth) else 0
     stack = failed.stack if failed is not None else asker(history, last)
@@ -217,6 +232,8 @@ def _claim(device: DeviceBlocks, reserved: Bytes, failure: Failure | None, unuse
             f"A {mib(failed.requested)} request failed with {mib(failed.device_free or 0)} free and {mib(failed.cached or 0)} cached. "
             f"Without fragmentation this request would fit: the largest cached block is {mib(failed.largest_gap or 0)}."
         )
+        if short:
+            parts.append(f"This is not enough alone: what follows would be {mib(short)} short.")
     if failed is None and failure is not None and failure.fits_if_packed is False:
         parts.append(f"For the {mib(failure.requested)} request that failed this is not enough alone.")
     return Claim(
@@ -234,7 +251,7 @@ def _claim(device: DeviceBlocks, reserved: Bytes, failure: Failure | None, unuse
         ),
         location=location(site, device=device.device),
         evidence=[_growths(device, reserved)],
-        fixes=_fixes(history.settings),
+        fixes=[replace(fix, short=short) for fix in _fixes(history.settings)],
         key="failed" if unused is None else "reserved",
     )
 

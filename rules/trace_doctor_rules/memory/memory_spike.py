@@ -157,7 +157,7 @@ class MemorySpike(Rule):
             line=43,
         ),
         Invalid("lines that call one function of a library", cases.one_function_of_a_library, saving_bytes=100 * MIB, line=41),
-        Invalid("the loss of a language model", cases.loss, saving_bytes=900 * MIB, fixes=("Chunk or fuse the loss",)),
+        Invalid("the loss of a language model", cases.loss, saving_bytes=900 * MIB, fixes=("Compute the loss in chunks", "Fuse the output layer")),
         Invalid("a list of temporaries for all parameters of an optimizer", cases.foreach, saving_bytes=560 * MIB, codemod="optimizer-args"),
         Invalid("workspace of fused attention", lambda: cases.in_backward("ScaledDotProductEfficientAttentionBackward0"), codemod="sdpa-backend"),
     ]  # fmt: skip

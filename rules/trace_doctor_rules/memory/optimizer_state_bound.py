@@ -10,6 +10,7 @@ from trace_doctor import Claim, Context, NotCaptured, Rule, threshold
 from trace_doctor.evidence.memory.blocks import DeviceBlocks, MemoryBlocks
 from trace_doctor.evidence.memory.classes import OPTIMIZER_STATE
 from trace_doctor.evidence.memory.device_memory import DeviceMemory
+from trace_doctor.evidence.memory.out_of_memory import Failure
 from trace_doctor.evidence.memory.stages import Stage
 from trace_doctor.evidence.memory.timeline import CAPTURE_ADVICE
 from trace_doctor.evidence.memory.whole_steps import PeakPassed
@@ -27,6 +28,7 @@ from trace_doctor_rules.memory._shared import (
 )  # fmt: skip
 
 _VERIFY = "optimizer state in a new snapshot is smaller"
+_REACHES_STEP = f"a smaller batch, so that optimizer.step() is reached: {CAPTURE_ADVICE}"
 
 
 def _train(
@@ -37,6 +39,19 @@ def _train(
     if oom:
         with b.forward("/home/me/model.py", 31):
             b.oom(oom * MIB, device_free=oom // 2 * MIB)
+    return b
+
+
+def _first_forward() -> SnapshotBuilder:
+    """Memory runs out before the first step(), which would have made the state."""
+    b = SnapshotBuilder()
+    for _ in range(4):
+        b.held(100 * MIB)
+    for line in range(4):
+        with b.forward("/home/me/model.py", 30 + line):
+            b.alloc(200 * MIB)
+    with b.forward("/home/me/model.py", 40):
+        b.oom(500 * MIB, device_free=MIB)
     return b
 
 
@@ -54,7 +69,8 @@ class OptimizerStateBound(Rule):
     Evidence
     A snapshot's history: blocks that step() allocates and that outlive it. Older ones are recognized by their frames, by
     step() freeing them, or by their sizes. The device size comes from a failed allocation, a trace of the run, or the
-    settings. If it is unknown, this is an info finding. A history that ends at its peak, not in a failed allocation, does not pass.
+    settings. If it is unknown, this is an info finding. A history that ends at its peak, not in a failed allocation, does not pass; nor does one
+    in which an allocation fails before the first step(), because the state is made there.
 
     How the saving is estimated
     The reduction of peak allocated bytes with a quarter of the state, which 8 bits instead of 32 leave. State that is already
@@ -101,6 +117,8 @@ class OptimizerStateBound(Rule):
     VALID = [
         Valid("activations are far larger", lambda: _train(activations=2000)),
         Valid("SGD without momentum", lambda: _train(state_copies=0)),
+        Valid("SGD without momentum, and an allocation failed", lambda: _train(state_copies=0, oom=500)),
+        Valid("an allocation failed before the first step", _first_forward, skipped="no optimizer step"),
         Valid("no frames", lambda: _train(stacks=None, state_copies=0), skipped="no frames"),
         Valid("no history", SnapshotBuilder, skipped="no allocation history"),
     ]
@@ -127,6 +145,8 @@ class OptimizerStateBound(Rule):
         claims = list(self._claims(evidence, memory))
         if not claims and evidence.frames_kind == "none":
             raise NotCaptured("no frames recorded", CAPTURE_ADVICE)
+        if not claims and any(map(_without_state, memory.failures.values())):
+            raise NotCaptured("no optimizer step recorded before the failed allocation", _REACHES_STEP)
         yield from claims
 
     def _claims(self, evidence: MemoryBlocks, memory: DeviceMemory) -> Iterator[Claim]:
@@ -167,3 +187,8 @@ class OptimizerStateBound(Rule):
             ],
             key="optimizer-state",
         )
+
+
+def _without_state(failure: Failure) -> bool:
+    """Before the first step there is no state; older state would be among the blocks of that class."""
+    return failure.before_any_step and not failure.device.at(failure.moment)["optimizer_state"]

@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from trace_doctor import Cell, Claim, Context, Fix, Rule, Saving, Table, Target, Unit, enough_first, threshold
 from trace_doctor.evidence.memory.blocks import MemoryBlocks, category_name
-from trace_doctor.evidence.memory.classes import ACTIVATIONS
 from trace_doctor.evidence.memory.out_of_memory import Failure, OtherDevice, OutOfMemory
 from trace_doctor.evidence.memory.stages import Stage
 from trace_doctor.evidence.memory.stale_graphs import stale_graphs
@@ -20,13 +19,12 @@ from trace_doctor.snapshot import NO_STACK
 from trace_doctor.testing import GIB, MIB, Invalid, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
 from trace_doctor_rules._shared import table, target
-from trace_doctor_rules.memory._remedies import GENERAL, kind_of, remedies
+from trace_doctor_rules.memory._remedies import GENERAL, LOSS, kind_of, remedies
 from trace_doctor_rules.memory._repeated_layers import (
     Repeats,
+    checkpointed,
     checkpointing,
     live_when_recomputed,
-    repeats,
-    trains,
     with_the_batch,
 )
 from trace_doctor_rules.memory._shared import (
@@ -36,9 +34,15 @@ from trace_doctor_rules.memory._shared import (
     holders,
     in_one_unit,
     mib,
+    size,
     times,
 )
-from trace_doctor_rules.memory.activation_bound import ActivationBound
+from trace_doctor_rules.memory._still_to_come import (
+    StillToCome,
+    repeated_layers,
+    short_in_one_piece,
+    still_to_come,
+)
 
 
 def _fails(
@@ -104,6 +108,22 @@ def _in_pieces(*, rise: int | None = None, trained: bool = False) -> SnapshotBui
     return b
 
 
+def _first_step(optimizer: str = "AdamW", *, copies: int = 1) -> SnapshotBuilder:
+    """The first forward fails; of an equal number of blocks per size older than the record `copies`."""
+    b = SnapshotBuilder()
+    for count in [200, 300] * copies:
+        b.held(count * MIB)
+    with b.zero_grad(optimizer):
+        pass
+    for _ in range(12):
+        for line in range(3):
+            with b.forward(line=30 + line):
+                b.alloc(40 * MIB)
+    with b.forward("/home/me/loss.py", 22, op="log_softmax"):
+        b.oom(600 * MIB, device_free=100 * MIB)
+    return b
+
+
 def _beside(share: float) -> SnapshotBuilder:
     """Another GPU of the process, of which it has reserved this share of what it could have had on the one that failed."""
     b, other = _fails(), SnapshotBuilder(device=1)
@@ -133,11 +153,12 @@ class OutOfMemoryRule(Rule):
     moment. Segments freed just before it are malloc's own retries. Other GPUs of the process are named where it reserves a
     small part of the failing GPU's memory on them. A snapshot does not show other processes, so that files of one rank of
     several are left out. What the step needs later is how far memory rose after the same allocation of the step before.
-    Without one, a forward in training needs at least a gradient as large as the request. A history that ends at its peak without
+    Without one, a forward in training needs at least a gradient as large as the request. Where no step() was before and the
+    record names the optimizer's class, its state counts as well: at most so many copies of the parameters. A history that ends at its peak without
     such an entry is skipped: whether the next allocation failed is not in it.
 
     How the saving is estimated
-    The request has to fit, and what follows it in the step. Each fix says what it gives at most, and "not enough alone" where
+    The request has to fit, what follows it in the step, and the optimizer state that the first step() makes. Each fix says what it gives at most, and "not enough alone" where
     that is less than what is missing. Fixes that are enough come first.
 
     Fix
@@ -196,18 +217,21 @@ class OutOfMemoryRule(Rule):
         Invalid(
             "in pieces, and backward needs more than the pieces",
             lambda: _in_pieces(trained=True),
-            message="would fit. Backward is still to come and likely needs 300 MiB more for its gradient. Largest",
-            fixes=("a part of the tokens", "expandable_segments", "expandable_segments"),
+            message="would fit, but what follows would be 177 MiB short. Backward is still to come and likely needs 300 MiB more for its gradient. Largest",
+            fixes=("the tokens at a time", "tokens", "expandable_segments", "expandable_segments"),
             missing=450 * MIB,
         ),
         Invalid(
             "the step before went on",
             lambda: _in_pieces(rise=200 * MIB),
-            message="would fit. In the step before, memory rose by 200 MiB more after this allocation. Largest",
+            message="would fit, but what follows would be 78 MiB short. In the step before, memory rose by 200 MiB more after this allocation. Largest",
             missing=350 * MIB,
-            fix_bytes=(500 * MIB, 272 * MIB, 272 * MIB),
+            fix_bytes=(500 * MIB, 272 * MIB, 272 * MIB, 200 * MIB),
         ),
-        Invalid("twice", lambda: _fails(again=True), message="memory twice, the last time: 1,024", fixes=("reduce a part of the tokens",)),
+        Invalid("before the first step", _first_step, message="The state of AdamW, up to 1,000 MiB, does not exist yet.", missing=2100 * MIB),
+        Invalid("before the first step, an optimizer with or without momentum", lambda: _first_step("SGD"), message="The state of SGD may still be to come", missing=1100 * MIB),
+        Invalid("perhaps in a later step", lambda: _first_step(copies=3), message="The state of AdamW may still be to come", missing=1100 * MIB),
+        Invalid("twice", lambda: _fails(again=True), message="memory twice, the last time: 1,024", fixes=("part of the tokens", "hidden states",)),
         Invalid("the process may take no more", lambda: _fails(free=2 * GIB), message="The process has reached its own limit"),
         Invalid("what was free is not in the file", lambda: _fails(free=None), message="Free memory was not recorded"),
         Invalid("without stacks", lambda: _fails(stacks=None), message="requested, 100 MiB free"),
@@ -215,12 +239,12 @@ class OutOfMemoryRule(Rule):
         Invalid(
             "activations hold most",
             lambda: _fails(held=GIB),
-            fixes=("a part of the tokens", "accumulation", "checkpoint("),
+            fixes=("tokens at a time", "hidden states", "accumulation", "checkpoint("),
             thresholds={"main_holder": 480 / 1504},
         ),
-        Invalid("another GPU is nearly empty", lambda: _beside(0.09), message="This process reserves at most 238 MiB on GPU 1.", fixes=("cuda:1", "a part of the tokens")),
-        Invalid("another GPU is in use", lambda: _beside(0.11), message="Largest category", fixes=("a part of the tokens",)),
-        Invalid("optimizer state holds most", lambda: _fails(held=GIB, state=True), fixes=("a part of the tokens", "8-bit")),
+        Invalid("another GPU is nearly empty", lambda: _beside(0.09), message="This process reserves at most 238 MiB on GPU 1.", fixes=("cuda:1", "tokens at a time", "hidden states")),
+        Invalid("another GPU is in use", lambda: _beside(0.11), message="Largest category", fixes=("tokens at a time", "hidden states",)),
+        Invalid("optimizer state holds most", lambda: _fails(held=GIB, state=True), fixes=("hidden states", "8-bit", "tokens at a time")),
         Invalid("without a retry", lambda: _fails(retries=False), message="1,024 MiB requested"),
     ]  # fmt: skip
 
@@ -229,25 +253,26 @@ class OutOfMemoryRule(Rule):
             yield self._claim(failure)
 
     def _claim(self, f: Failure) -> Claim:
-        device, layers = f.device, _layers(f)
+        device, layers = f.device, repeated_layers(f)
         site = device.stacks.site(f.stack)
         where = f" in {device.place(f.stack)}" if f.stack >= 0 else ""
         alive = device.history.alive(f.moment)
         held = device.holders(alive)
         top = max((v, k) for k, v in device.at(f.moment).items())
         spare = f.nearly_empty(self.nearly_empty)
-        later = _later(f, trains(device, alive & device.classes.where(ACTIVATIONS), layers))
-        fixes: Sequence[Fix] = self._fixes(f, layers, spare, later, target(site))
-        missing = None if f.missing is None else f.missing + later
+        later = still_to_come(f, layers)
+        fixes: Sequence[Fix] = self._fixes(f, layers, spare, later.in_step, target(site))
+        missing = None if f.missing is None else f.missing + later.bytes
         if missing is not None:
             fixes = enough_first(fixes, missing)
         return Claim(
-            message=f"GPU {device.device} ran out of memory{_again(f)}: {mib(f.requested)} requested{where}{_state(f)} "
-            f"{_later_words(f, later)}"
+            message=f"GPU {device.device} ran out of memory{_again(f)}: {mib(f.requested)} requested{where}{_state(f, later)} "
+            f"{later.words}"
             + (
                 _spare(spare)
                 or f"Largest category: {category_name(top[1])}, {in_one_unit(top[0], f.live)} allocated."
             ),
+            title=self._title(f, layers, top),
             confidence="high",
             severity="critical",
             location=location(site, device=device.device),
@@ -261,6 +286,24 @@ class OutOfMemoryRule(Rule):
             missing_bytes=missing,
             key=f"{site.function if site else ''}",
         )
+
+    def _title(self, f: Failure, layers: Repeats | None, top: tuple[int, str]) -> str:
+        """With what filled the memory, where the record tells."""
+        held, category = top
+        if category not in _FILLS or held < self.main_holder * f.live:
+            return self.title
+        what = category_name(category)
+        if (
+            category == "activations"
+            and layers is not None
+            and self.main_holder * f.live <= layers.bytes <= held
+        ):
+            held = layers.bytes
+            what += f" of {layers.count} layers{'' if checkpointed(f.device, int(layers.stacks[0])) else ' without checkpointing'}"
+        more = f"{size(f.requested)} more were requested"
+        if kind_of(f.device.stacks, f.stack) == LOSS:
+            more = f"the loss requested {size(f.requested)} more"
+        return f"{self.title}: {in_one_unit(held, f.live)} are {what}; {more}"
 
     def _fixes(
         self,
@@ -280,12 +323,7 @@ class OutOfMemoryRule(Rule):
         if f.fits_if_packed and f.cached is not None:
             packed = "with all that is cached in one piece"
             fixes += [_gives(fix, f.cached, packed) for fix in expandable_segments(device.history.settings)]
-        made = _of_its_kind(f) + f.requested + (min(later, f.requested) if f.stage == Stage.FORWARD else 0)
-        fixes += [
-            _gives(fix, made, "without this request and what the same code has made")
-            for fix in remedies(device.stacks, [f.stack], place)
-            if fix.title != GENERAL
-        ]
+        fixes += _of_this_request(f, later, place)
         if at["activations"] >= self.main_holder * f.live:
             fixes += _fewer_activations(f, layers, later)
         if at["optimizer_state"] >= self.main_holder * f.live:
@@ -293,6 +331,7 @@ class OutOfMemoryRule(Rule):
         return fixes or _fewer_activations(f, layers, later)
 
 
+_FILLS = ("activations", "gradients", "optimizer_state", "parameters")
 _FITS = "the step runs through, and the activations in a new snapshot are smaller"
 _STATE = techniques.less_optimizer_state("optimizer state in a new snapshot is smaller")
 
@@ -301,13 +340,33 @@ def _gives(fix: Fix, saved: int, change: str) -> Fix:
     return replace(fix, saving=Saving(bytes=saved, basis="bound", how=change)) if saved else fix
 
 
-def _layers(f: Failure) -> Repeats | None:
-    return repeats(
-        f.device,
-        f.moment,
-        stale_graphs(f.device),
-        min_stacks=ActivationBound.min_stacks,
-        min_explained=ActivationBound.min_explained,
+def _of_this_request(f: Failure, later: int, place: Target | None) -> list[Fix]:
+    """By what asked. A loss in chunks still keeps the log-softmax of all for backward; one fused with the output layer keeps
+    no logits either."""
+    made = _of_its_kind(f) + f.requested + (min(later, f.requested) if f.stage == Stage.FORWARD else 0)
+    how = "without this request, what the same code has made, and its gradient"
+    found = [fix for fix in remedies(f.device.stacks, [f.stack], place) if fix.title != GENERAL]
+    if not later or kind_of(f.device.stacks, f.stack) != LOSS:
+        return [_gives(fix, made, how) for fix in found]
+    chunked, fused, *rest = found
+    return [
+        _gives(
+            chunked,
+            made - f.requested,
+            "without the copies and the gradient, of which one chunk exists at a time",
+        ),
+        _gives(fused, made + _logits(f), f"{how}, nor the logits"),
+        *rest,
+    ]
+
+
+def _logits(f: Failure) -> int:
+    """What the layer behind the loss has made, of the request's size or, in 16 bits, half of it."""
+    history, stacks = f.device.history, f.device.stacks
+    alike = history.alive(f.moment) & (history.stack >= 0)
+    alike &= (history.size == f.requested) | (2 * history.size == f.requested)
+    return int(
+        sum(history.size[b] for b in np.flatnonzero(alike) if kind_of(stacks, int(history.stack[b])) != LOSS)
     )
 
 
@@ -319,14 +378,16 @@ def _fewer_activations(f: Failure, layers: Repeats | None, later: int) -> list[F
         saved = f.live - int(recomputed[moment])
         change = f"with only the last tensor of each of {layers.count} layers saved"
     of_batch = int(device.history.size[with_the_batch(device) & device.history.alive(moment)].sum())
+    half = "with half of all that grows with the batch"
     if f.stage in (Stage.FORWARD, Stage.BACKWARD):
         of_batch += f.requested + later
+        half += ", this request and what follows in the step included"
     return [
         *(_gives(fix, saved, change) for fix in checkpointing(device, layers, _FITS)),
         _gives(
             techniques.gradient_accumulation(_FITS),
             of_batch // 2,
-            "with half of all that grows with the batch",
+            half,
         ),
     ]
 
@@ -340,26 +401,11 @@ def _of_its_kind(f: Failure) -> int:
     return int(device.history.size[np.isin(stack, alike)].sum())
 
 
-def _later(f: Failure, training: bool) -> int:
-    """What the step needs behind this request: as it did the step before, else at least a gradient of its size."""
-    if f.rise_before is not None:
-        return f.rise_before
-    return f.requested if training and f.stage == Stage.FORWARD else 0
-
-
-def _later_words(f: Failure, later: int) -> str:
-    if not later:
-        return ""
-    if f.rise_before is not None:
-        return f"In the step before, memory rose by {mib(later)} more after this allocation. "
-    return f"Backward is still to come and likely needs {mib(later)} more for its gradient. "
-
-
 def _again(f: Failure) -> str:
     return f" {times(f.count)}, the last time" if f.count > 1 else ""
 
 
-def _state(f: Failure) -> str:
+def _state(f: Failure, later: StillToCome) -> str:
     if f.device_free is None or f.cached is None or f.largest_gap is None:
         return ". Free memory was not recorded."
     cached = (
@@ -369,18 +415,21 @@ def _state(f: Failure) -> str:
     )
     text = f", {mib(f.device_free)} free, {cached}."
     if f.fits_if_packed:
-        return f"{text} Without fragmentation this request would fit."
+        packed = f"{text} Without fragmentation this request would fit"
+        short = short_in_one_piece(f, later)
+        return f"{packed}, but what follows would be {mib(short)} short." if short else f"{packed}."
     if f.limited:
         return f"{text} The process has reached its own limit (set_per_process_memory_fraction)."
     return f"{text} It is {mib(f.requested - f.device_free - f.cached)} short even without fragmentation."
 
 
-def _numbers(f: Failure, later: int) -> Table:
+def _numbers(f: Failure, later: StillToCome) -> Table:
     rows: list[list[Cell]] = [
         ["requested", f.requested],
         ["free on the device", f.device_free],
         ["missing for this request", f.missing],
-        ["needed later in the step", later or None],
+        ["needed later in the step", later.in_step or None],
+        ["optimizer state to come, at most", later.state or None],
         ["reserved by this process", f.reserved],
         ["allocated (requested bytes)", f.live],
         ["cached, not allocated", f.cached],

@@ -66,11 +66,24 @@ def max_split_size(verify: str) -> Fix:
 def chunked_loss(verify: str = LOWER_PEAK, target: Target | None = None) -> Fix:
     """Advice: logits of one chunk of tokens exist at a time, not tokens x vocabulary."""
     return advice(
-        "Chunk or fuse the loss",
-        "logits of all tokens and their fp32 log-softmax need tokens x vocabulary x 4 bytes each. Project and "
-        "reduce a part of the tokens at a time (torchtune CEWithChunkedOutputLoss), or use Liger's "
-        "FusedLinearCrossEntropy (HF: use_liger_kernel=True); keep logits in bf16 until then",
-        f"{LAST_BITS}; the projection to the vocabulary is computed twice",
+        "Compute the loss in chunks",
+        "logits of all tokens and their fp32 log-softmax need tokens x vocabulary x 4 bytes each. Reduce a part of the "
+        "tokens at a time (torchtune CEWithChunkedOutputLoss); keep logits in bf16 until then. Each chunk keeps its "
+        "log-softmax for backward, unless it is in checkpoint()",
+        LAST_BITS,
+        verify,
+        target=target,
+    )
+
+
+def fused_loss(verify: str = LOWER_PEAK, target: Target | None = None) -> Fix:
+    """Advice: the projection to the vocabulary and the loss in one operator, so that no logits are saved."""
+    return advice(
+        "Fuse the output layer with the loss",
+        "pass the hidden states and the output layer's weight to an operator that projects a part of the tokens at a time "
+        "and computes their gradient at once: Liger's LigerFusedLinearCrossEntropyLoss (HF: use_liger_kernel=True). With "
+        "FSDP the weight has to be gathered around the call",
+        f"{LAST_BITS}; the model returns hidden states instead of logits",
         verify,
         target=target,
     )

@@ -92,7 +92,7 @@ class Ranks(JobEvidence, frozen=True):
         members = [m for m in ranks if m.get(TimeLedger) is not None]
         if len(members) < 2:
             raise NotCaptured(
-                "the trace of one rank only",
+                "fewer than two ranks with a profiler trace",
                 "record the same steps on every rank and analyze the folder with all traces",
             )
         splits = [_parts(m) for m in members]

@@ -52,6 +52,8 @@ class Failure(Struct, frozen=True):
     rise_before: int | None = None
     """by how much live memory rose above this request in the step before, from the same allocation on; None where the record
     does not have one"""
+    before_any_step: bool = False
+    """the record shows no optimizer step before this, and no forward that follows a backward: none is known to have been"""
     others: tuple[OtherDevice, ...] = ()
     """devices of the same process"""
 
@@ -129,6 +131,7 @@ def _failure(
         count=count,
         stage=_stage(device, at),
         rise_before=_rise_before(device, at),
+        before_any_step=_before_any_step(device, at),
         others=tuple(_other(snapshot, d, replayed.get(d)) for d in snapshot.devices if d != history.device),
     )
 
@@ -139,6 +142,14 @@ def _stage(device: DeviceBlocks, at: int) -> Stage:
     phase = int(phases.of(np.array([at]))[0])
     behind_forward = phase >= 0 and (phases.after_forward[phase] or phases.stage[phase] == Stage.FORWARD)
     return Stage.FORWARD if stage == Stage.SCRIPT and behind_forward else stage
+
+
+def _before_any_step(device: DeviceBlocks, at: int) -> bool:
+    """An optimizer may step without allocating: the forward of the next step then tells that it has."""
+    ran = device.phases.stage[device.phases.first < at]
+    backward = np.flatnonzero(ran == Stage.BACKWARD)
+    again = len(backward) > 0 and bool((ran[backward[0] :] == Stage.FORWARD).any())
+    return not again and Stage.OPTIMIZER not in ran
 
 
 def _rise_before(device: DeviceBlocks, at: int) -> int | None:
