@@ -10,6 +10,7 @@ from trace_doctor.reporters.html.parts import badge, gain, gain_look, mini_bar, 
 from trace_doctor.reporters.labels import (
     SEVERITIES,
     Names,
+    busy_parts,
     by_hand,
     bytes_of_fix,
     bytes_words,
@@ -117,7 +118,8 @@ def _busy(result: Result) -> Html:
     idle = result.summary.gpu_idle_share
     captures = len({r.input for r in result.time_ledger})
     of = f" of {captures:,} captures together" if captures > 1 else ""
-    note = f"idle {share(idle if idle is not None else 1 - busy)}{of}"
+    parts = [busy_parts(result), f"idle {share(idle if idle is not None else 1 - busy)}{of}"]
+    note = ", ".join(filter(None, parts))
     return tile(name, share(busy), note, extra=mini_bar(busy, "compute"))
 
 
