@@ -249,7 +249,10 @@ class PageableCopies(TimeRule):
         doubtful = copies.stacks and replay.beside(removal, HALF) < self.min_lasting
         yield Claim(
             message=" ".join(
-                [_message(copies, chosen, bare / steps.count, steps.count), *_speed(copies, chosen, steps.count)]
+                [
+                    _message(copies, chosen, bare / steps.count, steps.count),
+                    *_speed(copies, chosen, steps.count),
+                ]
             ),
             title="Pinned host-to-device copies block the host" if copies.pinned[chosen].all() else "",
             confidence=confidence,
@@ -308,7 +311,9 @@ def _speed(copies: DeviceCopies, chosen: npt.NDArray[np.bool_], steps: int) -> I
     else:
         yield f"The {sized.sum():,} pageable copies whose size is known run at {speed}."
     source = (
-        "assumed as no pinned copy shows the link's speed" if copies.link_assumed else "the fastest pinned copy"
+        "assumed as no pinned copy shows the link's speed"
+        if copies.link_assumed
+        else "the fastest pinned copy"
     )
     left = (took - copies.faster)[pageable].sum() / steps / 1e3
     yield f"At {copies.link_gbs:.2g} GB/s, {source}, {two_figures(left)} remain."
