@@ -19,6 +19,7 @@ from trace_doctor.reporters.labels import (
     is_patch,
     main_rows,
     peak_words,
+    skipped_words,
     where,
     where_briefly,
 )
@@ -219,8 +220,8 @@ def _whose(result: Result) -> str:
 def _counts(result: Result) -> Html:
     counts = [(s, sum(f.severity == s for f in result.findings)) for s in SEVERITIES]
     tallies = [el("span", f"{n:,} ", badge(s), class_="tally") for s, n in counts if n]
-    skipped = sum(o.outcome == "skipped" for o in result.outcomes)
-    note = el("a", f"{plural(skipped, 'rule')} skipped", href="#skipped") if skipped else "all rules ran"
+    skipped = [o for o in result.outcomes if o.outcome == "skipped"]
+    note = el("a", skipped_words(skipped), href="#skipped") if skipped else "all rules ran"
     if not result.outcomes:
         note = Html("")
     return tile("Findings", f"{len(result.findings):,}", [*tallies, el("span", note)], class_="counts")
