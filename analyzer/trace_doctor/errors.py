@@ -76,7 +76,8 @@ class NotCaptured(Exception):
     """Evidence that was not recorded. A rule that needs it ends `skipped`, never `passed`.
 
     `reason` says what is missing ("no CUDA kernel in the window"), `capture` how to record it
-    ("activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]").
+    ("activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"); None where the capture could show it and the run has no such
+    thing, as no collective in a job of one process.
     """
 
     def __init__(self, reason: str, capture: str | None = None) -> None:

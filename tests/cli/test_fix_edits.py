@@ -20,11 +20,18 @@ from trace_doctor.fixes.journal import Edit, open_journal
 from trace_doctor.model import Fix, Result, Target
 
 
-def test_apply_makes_no_unsafe_fixes_and_counts_them(job: Path) -> None:
-    done = run("fix", "result.json", "--source", "job", "--apply", "--allow-dirty", cwd=job)
+@pytest.mark.parametrize(
+    ("some", "why"), [((), "all 3 fixes are"), (("--select", "TD101"), "the only fix is")]
+)
+def test_apply_says_that_unsafe_fixes_are_not_applied_and_why(
+    job: Path, some: tuple[str, ...], why: str
+) -> None:
+    done = run("fix", "result.json", "--source", "job", "--apply", "--allow-dirty", *some, cwd=job)
     assert done.returncode == 0, done.stderr
     assert script(job) == SCRIPT
-    assert done.stderr.splitlines()[-1].startswith("3 more fixes with --unsafe-fixes")
+    assert "nothing to change" not in done.stderr
+    assert done.stderr.splitlines()[-1] == f"not applied: {why} unsafe; add --unsafe-fixes"
+    assert "TD101-1 risk: " in done.stderr
 
 
 def test_apply_with_unsafe_fixes_and_again(job: Path) -> None:

@@ -21,6 +21,7 @@ from trace_doctor.evidence.replay.what_if import Removal
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.model import Basis, Fix, Location, Result, Saving, known_together
 from trace_doctor.recording.folder import RankRecord
+from trace_doctor.registry import all_rules
 from trace_doctor.rule import Claim, Context, Rule, threshold
 from trace_doctor.testing import Invalid, RunBuilder, run_case
 
@@ -357,6 +358,23 @@ def test_the_summary_says_how_busy_the_gpus_are() -> None:
 
     assert busy_and_idle(RunBuilder(launch_us=4, latency_us=1)) == pytest.approx((0.5, 0.5))
     assert busy_and_idle(RunBuilder(gpu=None)) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("world", "collective", "missing"), [(None, False, False), (8, False, True), (None, True, True)]
+)
+def test_other_ranks_are_missing_only_where_there_are_some(
+    world: int | None, collective: bool, missing: bool
+) -> None:
+    b = RunBuilder()
+    if world:
+        b.meta["distributedInfo"] = {"rank": 0, "world_size": world}
+    for _ in range(3):
+        with b.step(), b.op("aten::mm", us=43):
+            b.launch(50, "ncclDevKernel_AllReduce_Sum_f32_RING_LL" if collective else "gemm")
+    rules = [rule for rule in all_rules() if rule.code in ("TD005", "TD602", "TD606")]
+    outcomes = diagnosed(*rules, captures=[Capture(rank=0, run=b.run())]).outcomes
+    assert [(o.outcome, bool(o.capture)) for o in outcomes] == [("skipped", missing)] * 3
 
 
 def test_events_of_other_programs_are_none() -> None:

@@ -239,7 +239,7 @@ def test_a_finding_is_complete_without_scripts(rich_result: Result) -> None:
     card = next(text for _, attrs, text in page.all("details") if attrs.get("id") == "TD101-1")
     for said in (
         "critical", "TD101", "The GPU waits for data", "saves up to 33% of step (178 → 119 ms, simulated)", "high confidence", "train.py:41",
-        "DataLoader.__next__", "Re-timing the captured steps", "61.4", "may change numerics", "num_workers=4",
+        "DataLoader.__next__", "Re-timing the captured steps", "61.4", "review its risk", "num_workers=4",
         "Capture again", "Workers draw random numbers", "min_share", "1621401187223005.000", "SELECT ts, dur, name",
     ):  # fmt: skip
         assert said in card, said

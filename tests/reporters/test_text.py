@@ -13,6 +13,7 @@ from trace_doctor.model import (
     Column,
     Finding,
     Fix,
+    IdleNs,
     Location,
     MemoryHeldRow,
     Outcome,
@@ -140,6 +141,34 @@ def test_the_header_and_the_ledger(rich_result: Result) -> None:
     text = render(rich_result, "text")
     assert "178 ms/step · GPU busy 56.6%" in text
     assert "idle 42.2% (data loading 33.4%" in text
+
+
+def test_a_busy_gpu_that_only_copies_is_said(rich_result: Result) -> None:
+    """The busy share counts copies and communication: beside a finding on idle compute, it alone would contradict it."""
+    row = rich_result.time_ledger[0]
+    assert "only copying" not in render(rich_result, "text"), "1% of the time is not worth the words"
+    copies = replace(
+        row, compute_ns=746, exposed_copy_ns=253, exposed_comm_ns=0, idle_ns=IdleNs(launch=1), window_ns=1000
+    )
+    for other, more in ((0, ""), (200, "only communicating 16.7%, ")):
+        made = replace(
+            rich_result, time_ledger=[replace(copies, exposed_comm_ns=other, window_ns=1000 + other)]
+        )
+        split = f"compute {74.6 if not other else 62.2}%, {more}only copying {25.3 if not other else 21.1}%"
+        assert f"GPU busy 56.6% ({split})" in " ".join(render(made, "text", width=200).split())
+        assert f"{split}, idle 43.4%" in render(made, "html")
+        assert split in render(made, "agent")
+
+
+def test_rules_that_no_capture_could_serve_are_counted_apart(rich_result: Result) -> None:
+    """A job of one process has no collectives to record: telling its user to record better would be wrong."""
+    none = Outcome(code="TD605", name="one-fsdp-unit", outcome="skipped", reason="no FSDP in the trace")
+    made = replace(rich_result, outcomes=[*rich_result.outcomes, none])
+    split = "4 rules skipped: 3 need a better capture, 1 has nothing to check in this one"
+    assert split in " ".join(render(made, "text", width=200).split())
+    assert split in render(made, "html")
+    assert f"- {split}\n- Nothing to check: TD605: no FSDP in the trace" in render(made, "agent")
+    assert "need a better" not in render(rich_result, "text")
 
 
 def test_many_ranks_are_a_line_each(many_ranks: Result) -> None:

@@ -231,12 +231,16 @@ def _in_full(item: PlannedFix, console: Console) -> None:
 
 def _consequences(item: PlannedFix, console: Console) -> None:
     """What could go wrong, and how to see that it did not."""
-    fix_ = item.fix
-    notes = [n for n in (item.change.notes if item.change else ()) if n not in fix_.risk]
-    safety = item.safety if item.change else "display"
-    for risk in [*notes, fix_.risk] if fix_.risk else notes or [_RISKS[safety]]:
+    for risk in _risks(item):
         console.hint(f"    risk: {risk}")
-    console.hint(f"    verify: {fix_.verify or _VERIFY}")
+    console.hint(f"    verify: {item.fix.verify or _VERIFY}")
+
+
+def _risks(item: PlannedFix) -> list[str]:
+    """What this edit can change; of any edit, where nothing is known of this one."""
+    notes = [n for n in (item.change.notes if item.change else ()) if n not in item.fix.risk]
+    known = [*notes, item.fix.risk] if item.fix.risk else notes
+    return known or [_RISKS[item.safety if item.change else "display"]]
 
 
 def _block(text: str, console: Console) -> None:
@@ -280,14 +284,18 @@ def _write_patch(plan: Plan, path: Path, console: Console) -> None:
 
 
 def _report_edits(plan: Plan, changed: list[str], console: Console) -> None:
-    console.hint(f"{_count(plan)} applied to {', '.join(changed)}" if changed else "nothing to change")
+    unsafe = [i for i in plan.of("held") if i.safety == "unsafe" and i.why != "not chosen"]
+    for item in unsafe:
+        console.hint(f"{item.label} risk: {'; '.join(_risks(item))}")
     if changed:
-        console.hint(f"Next: {_VERIFY}")
-    unsafe = len([i for i in plan.of("held") if i.safety == "unsafe" and i.why != "not chosen"])
-    if unsafe:
-        console.hint(
-            f"{plural(unsafe, 'more fix', 'more fixes')} with --unsafe-fixes (may change numerics or memory)"
-        )
+        console.hint(f"{_count(plan)} applied to {', '.join(changed)}", f"Next: {_VERIFY}")
+    if changed and unsafe:
+        console.hint(f"{plural(len(unsafe), 'more fix', 'more fixes')} with --unsafe-fixes")
+    elif unsafe:
+        which = "the only fix is unsafe" if len(unsafe) == 1 else f"all {len(unsafe):,} fixes are unsafe"
+        console.hint(f"not applied: {which}; add --unsafe-fixes")
+    elif not changed:
+        console.hint("nothing to change")
 
 
 def _count(plan: Plan) -> str:

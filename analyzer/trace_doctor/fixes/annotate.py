@@ -92,7 +92,7 @@ def _annotate(item: PlannedFix, lines: bool) -> Fix:
         ),
         diff=item.diff.decode(change.script.encoding, "replace") if lines else None,
         left_out=item.why if item.status in ("covered", "conflict") else "",
-        risk=" ".join([fix.risk, *(f"Note: {n}." for n in notes)]).strip(),
+        risk=". ".join(filter(None, [fix.risk.rstrip("."), *notes])),
     )
 
 

@@ -64,6 +64,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     plain_step_us: Us | None = None
     """Mean step without the profiler, of the capture that `step_us` is of; only a recording tells."""
     gpu_busy_share: Share | None = None
+    """Compute, and communication and copies that run without it: `time_ledger` has each of the three."""
     gpu_idle_share: Share | None = None
     peak_allocated_bytes: Bytes | None = None
     peak_reserved_bytes: Bytes | None = None

@@ -6,7 +6,15 @@ from trace_doctor.errors import no_command_at_start
 from trace_doctor.model import Finding, Result
 from trace_doctor.reporters import Options
 from trace_doctor.reporters.diagnosis import headline, shortages
-from trace_doctor.reporters.labels import Names, facts, in_which_capture, is_patch, saving_words, where
+from trace_doctor.reporters.labels import (
+    Names,
+    facts,
+    in_which_capture,
+    is_patch,
+    saving_words,
+    skipped_words,
+    where,
+)
 from trace_doctor.reporters.markdown import code, md
 from trace_doctor.reporters.units import plural
 
@@ -67,10 +75,17 @@ def not_captured(result: Result, *, rules: bool = True) -> list[str]:
     """What nothing is known of: captures not read, ranks missing, and with `rules` those that could not look, by reason."""
     lines = [*shortages(result), *(w for i in result.inputs for w in i.warnings)]
     by_reason: dict[str, list[str]] = {}
+    absent: dict[str, list[str]] = {}
     for o in result.outcomes:
-        if rules and o.outcome in ("skipped", "undecided", "error"):
+        if rules and o.outcome == "skipped" and o.capture is None:
+            absent.setdefault((o.reason or "no reason given").splitlines()[-1], []).append(o.code)
+        elif rules and o.outcome in ("skipped", "undecided", "error"):
             reason = ((o.reason or "").strip() or "no reason given").splitlines()[-1]
             by_reason.setdefault(reason, []).append(o.code)
+    if absent:
+        skipped = [o for o in result.outcomes if o.outcome == "skipped"]
+        why = "; ".join(f"{', '.join(codes)}: {reason}" for reason, codes in sorted(absent.items()))
+        lines += [skipped_words(skipped), f"Nothing to check: {why}"]
     return lines + [f"{', '.join(codes)}: {reason}" for reason, codes in sorted(by_reason.items())]
 
 

@@ -124,6 +124,17 @@ SAFETY = {
 }
 
 
+def skipped_words(skipped: Sequence[Outcome]) -> str:
+    """`22 rules skipped: 15 need a better capture, 7 have nothing to check in this one`: only what is lacking can be recorded."""
+    lacking = sum(o.capture is not None for o in skipped)
+    total = f"{plural(len(skipped), 'rule')} skipped"
+    if lacking == len(skipped):
+        return total
+    absent = len(skipped) - lacking
+    need, have = "needs" if lacking == 1 else "need", "has" if absent == 1 else "have"
+    return f"{total}: {lacking:,} {need} a better capture, {absent:,} {have} nothing to check in this one"
+
+
 def by_family(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
     """Rules under the name of their family, both in the order of the codes; rules of others come last."""
     families: dict[str, list[Outcome]] = {}
@@ -228,6 +239,24 @@ def main_rows(result: Result) -> list[TimeLedgerRow]:
     return list(best.values())
 
 
+_NOT_COMPUTE = 0.05
+"""share of the steady time from which copies or communication alone are named beside `GPU busy`, which counts them"""
+
+
+def busy_parts(result: Result) -> str:
+    """What the busy share consists of, `compute 74.6%, only copying 25.3%`, where work without compute takes 5% of the steady
+    time; else empty."""
+    rows = [row for row in result.time_ledger if row.phase == "steady"]
+    window = max(1, sum(row.window_ns for row in rows))
+    alone = {
+        "only communicating": sum(row.exposed_comm_ns for row in rows) / window,
+        "only copying": sum(row.exposed_copy_ns for row in rows) / window,
+    }
+    named = [f"{what} {share(part)}" for what, part in alone.items() if part >= _NOT_COMPUTE]
+    compute = share(sum(row.compute_ns for row in rows) / window)
+    return ", ".join([f"compute {compute}", *named]) if named else ""
+
+
 def facts(result: Result) -> list[str]:
     """What was captured, in a few words each: device, ranks, steps, step time, busy share, peak."""
     summary = result.summary
@@ -243,7 +272,8 @@ def facts(result: Result) -> list[str]:
     elif summary.step_us is not None:
         parts.append(f"{duration(summary.step_us)}/step{slowest}")
     if summary.gpu_busy_share is not None:
-        parts.append(f"GPU busy {share(summary.gpu_busy_share)}")
+        split = f" ({of_what})" if (of_what := busy_parts(result)) else ""
+        parts.append(f"GPU busy {share(summary.gpu_busy_share)}{split}")
     if summary.peak_allocated_bytes is not None:
         parts.append(f"peak {size(summary.peak_allocated_bytes)}")
     elif result.memory_held:

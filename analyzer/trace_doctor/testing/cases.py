@@ -129,7 +129,7 @@ def run_case(rule: type[Rule], case: Valid | Invalid) -> list[Claim]:
     except NotCaptured as missing:
         assert isinstance(case, Valid) and case.skipped is not None, f"abstained: {missing.reason}"
         assert case.skipped in missing.reason, f"abstained for another reason: {missing.reason}"
-        assert missing.capture, f"{rule.code} abstains without saying how to capture it"
+        assert missing.capture != "", f"{rule.code} abstains without saying how to capture it"
         return []
     if isinstance(case, Valid):
         assert case.skipped is None, f"expected to abstain ({case.skipped})"

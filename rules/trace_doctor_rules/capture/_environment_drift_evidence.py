@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
+from trace_doctor.evidence.distributed.collectives import how_to_record_others
 from trace_doctor.evidence.names.image_names import dockerfile
 from trace_doctor.evidence.rank_summary import JobEvidence, RankSummary
 from trace_doctor.run import Run
@@ -50,10 +51,7 @@ class Environments(JobEvidence, frozen=True):
     @classmethod
     def build(cls, ranks: Sequence[RankSummary]) -> Self:
         if len(ranks) < 2:
-            raise NotCaptured(
-                "fewer than two ranks with a profiler trace",
-                "record the same steps on every rank and analyze the folder with all traces",
-            )
+            raise NotCaptured("fewer than two ranks with a profiler trace", how_to_record_others(ranks))
         by_rank = [summary[Environment].values for summary in ranks]
         kinds = [what for what in by_rank[0] if any(s[what] for s in by_rank)]
         return cls(tuple(summary.rank for summary in ranks), {k: tuple(s[k] for s in by_rank) for k in kinds})

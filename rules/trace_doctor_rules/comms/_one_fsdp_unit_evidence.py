@@ -33,7 +33,7 @@ class Gathers(Evidence, frozen=True):
     @classmethod
     def build(cls, facts: Facts) -> Self:
         if not facts[Parallelism].fsdp:
-            raise NotCaptured("no FSDP in the trace", "record a rank that trains with FSDP")
+            raise NotCaptured("no FSDP in the trace")
         run, own, steps = facts.run, facts[Collectives], facts[Steps]
         is_gather = np.array([kind_of(name) == "all-gather" for name, _ in own.keys])
         rows = own.rows[is_gather & (run.cat[own.rows] == Cat.KERNEL)]

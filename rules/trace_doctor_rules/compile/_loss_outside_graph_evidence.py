@@ -62,9 +62,7 @@ class EagerLoss(Evidence, frozen=True):
         run, nesting = facts.run, facts[Nesting]
         compiled = run.is_named(is_region, is_graph_call)
         if not compiled.any():
-            raise NotCaptured(
-                "no compiled graph ran", "record a run of a model that torch.compile has compiled"
-            )
+            raise NotCaptured("no compiled graph ran")
         work = facts[Work]
         known = work.operator >= 0
         at = np.maximum(work.operator, 0).astype(np.int64)

@@ -62,9 +62,7 @@ class WorkerRestarts(Evidence, frozen=True):
         run, loading = facts.run, facts[DataLoading]
         rows = loading.rows[[kind == "workers" for kind in loading.kinds]]
         if not len(rows):
-            raise NotCaptured(
-                "no data loader with worker processes in the trace", "DataLoader(..., num_workers=N)"
-            )
+            raise NotCaptured("no data loader with worker processes in the trace")
         rows = rows[facts[Steps].is_steady(run.ts[rows])]
         iterators = run.named(lambda n: _ITERATOR.fullmatch(n) is not None, Cat.PYTHON)
         iterators = iterators[run.thread[iterators] == loading.thread]

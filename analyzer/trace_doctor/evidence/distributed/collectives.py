@@ -99,7 +99,7 @@ class Collectives(Evidence, frozen=True):
             rows = run.named(is_host_collective, Cat.CPU_OP, Cat.USER_ANNOTATION)
         rows = rows[run.dur[rows] > 0]
         if not len(rows):
-            raise NotCaptured("no collective in the trace", "record a rank of a distributed run")
+            raise NotCaptured("no collective in the trace")
         arguments = run.args(rows)
         window, steady = facts[Steps].window, intervals(facts[Steps].on_device("steady"))
         start, end = run.ts[rows], run.end[rows]
@@ -196,6 +196,16 @@ class Match(Struct, frozen=True, dict=True):
         return np.asarray(self.members[np.argmin(self.end - self.start, axis=0)])
 
 
+def how_to_record_others(ranks: Sequence[RankSummary]) -> str | None:
+    """For rules that compare ranks; None where the captures show a job of one process, which has no others."""
+    unknown = (
+        "Collectives" not in ranks[0].evidence if ranks else True
+    )  # no rule that was chosen looked for them
+    if len(ranks) == 1 and (ranks[0].world or 1) == 1 and not unknown and ranks[0].get(Collectives) is None:
+        return None
+    return "record the same steps on every rank and analyze the folder with all traces"
+
+
 class RankedCollectives(JobEvidence, frozen=True):
     """The collectives of all ranks of a job, matched: the k-th of a kind counted from the end of the capture.
 
@@ -224,10 +234,7 @@ class RankedCollectives(JobEvidence, frozen=True):
     def build(cls, ranks: Sequence[RankSummary]) -> Self:
         members = [m for m in ranks if m.get(Collectives) is not None]
         if len(members) < 2:
-            raise NotCaptured(
-                "the collectives of one rank only",
-                "record the same steps on every rank and analyze the folder with all traces",
-            )
+            raise NotCaptured("the collectives of one rank only", how_to_record_others(ranks))
         world = max((m.world or 0 for m in ranks), default=0)
         clocks = _clocks(members)
         matches = [

@@ -13,6 +13,7 @@ import numpy as np
 from trace_doctor.arrays import I64, U8
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
+from trace_doctor.evidence.distributed.collectives import how_to_record_others
 from trace_doctor.evidence.idle.gaps import IdleLedger
 from trace_doctor.evidence.idle.time_ledger import TimeLedger
 from trace_doctor.evidence.intervals import holds, intervals
@@ -91,10 +92,7 @@ class Ranks(JobEvidence, frozen=True):
     def build(cls, ranks: Sequence[RankSummary]) -> Self:
         members = [m for m in ranks if m.get(TimeLedger) is not None]
         if len(members) < 2:
-            raise NotCaptured(
-                "fewer than two ranks with a profiler trace",
-                "record the same steps on every rank and analyze the folder with all traces",
-            )
+            raise NotCaptured("fewer than two ranks with a profiler trace", how_to_record_others(ranks))
         splits = [_parts(m) for m in members]
         loads = [m.get(Workload) for m in members]
         return cls(

@@ -45,8 +45,12 @@ class DeviceCopies(Copies, frozen=True, kw_only=True):
     """ns that it would take less from pinned memory, at the speed of the link"""
     pinned: Bool
     """whether it comes from pinned memory: then only the wait can go"""
+    size: I64
+    """bytes of the longest copies, 0 of the others and where the file does not say"""
     link_gbs: float
     """GB/s of copies from pinned memory: the fastest seen, else what the device's generation of PCIe gives"""
+    link_assumed: bool
+    """whether no copy shows the speed of the link"""
     stacks: bool
     """whether recording them slowed the host"""
     ledger: IdleLedger
@@ -71,7 +75,8 @@ class DeviceCopies(Copies, frozen=True, kw_only=True):
         if not len(copies) and (lost := lost_copies(run, launches, launching)):
             raise NotCaptured(lost, "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]")
         alone = {device: intersect(parts[2], steady) for device, parts in exposed(facts).items()}
-        link = _link_gbs(run, launches, copies[pinned])
+        measured = _link_gbs(run, launches, copies[pinned])
+        link = measured or _generation_gbs(run)
         rows = copies[pageable | pinned]
         call = np.array([launches.launch_of(r) for r in rows.tolist()], dtype=np.int64)
         is_held = np.array([len(waits(run, nesting, c)) > 1 for c in call.tolist()], dtype=bool)
@@ -93,7 +98,9 @@ class DeviceCopies(Copies, frozen=True, kw_only=True):
             faster=_faster(run, rows, size, link),
             waits=waiting,
             pinned=np.isin(run.name[rows], run.name_ids(lambda n: "Pinned" in n)),
+            size=size,
             link_gbs=link,
+            link_assumed=not measured,
             stacks=with_stacks(run),
             ledger=facts[IdleLedger],
             unsized=unsized,
@@ -133,16 +140,18 @@ def _bytes(run: Run, rows: I64) -> I64:
 
 
 def _link_gbs(run: Run, launches: Launches, pinned: I64) -> float:
-    """From the longest. One whose own asynchronous call lasted until its end was staged by the host, whatever its name says:
-    it shows nothing of the link."""
+    """From the longest; 0 where none shows it. One whose own asynchronous call lasted until its end was staged by the host,
+    whatever its name says: it shows nothing of the link."""
     longest = pinned[np.argsort(-run.dur[pinned], kind="stable")][:20]
     call = np.array([launches.launch_of(r) for r in longest.tolist()], dtype=np.int64)
     returned = (call < 0) | (run.end[call] < run.end[longest]) | ~run.is_named(lambda n: "Async" in n)[call]
     longest = longest[returned]
-    if len(longest):
-        speed = _bytes(run, longest) / np.maximum(run.dur[longest], 1)
-        if (best := float(speed.max())) > 1:
-            return best
+    speed = _bytes(run, longest) / np.maximum(run.dur[longest], 1)
+    best = float(speed.max(initial=0.0))
+    return best if best > 1 else 0.0
+
+
+def _generation_gbs(run: Run) -> float:
     newest = max((p.get("computeMajor", 0) for p in run.device_properties), default=0)
     return _LINK_GBS.get(min(newest, 9), _OLDEST_GBS)
 

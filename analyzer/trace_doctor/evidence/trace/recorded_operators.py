@@ -63,7 +63,7 @@ class OperatorNumbers(Evidence, frozen=True):
         run = facts.run
         rows = np.flatnonzero(run.is_cat(Cat.CPU_OP, Cat.USER_ANNOTATION) & (run.external_id > 0) & run.own)
         if not len(rows):
-            raise NotCaptured("operators have no numbers")
+            raise NotCaptured("operators have no numbers", "the trace as the profiler wrote it")
         numbers = cls.of(np.unique(run.external_id[rows]))
         if (
             numbers.most_missing

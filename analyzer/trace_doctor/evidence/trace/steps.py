@@ -156,7 +156,7 @@ class Steps(Evidence, frozen=True):
     @classmethod
     def _without(cls, facts: Facts, doubt: str) -> Self:
         if facts.options.steps is not None:
-            raise NotCaptured(f"no step can be selected: {doubt}")
+            raise NotCaptured(f"no step can be selected: {doubt}", "call prof.step() after each step")
         return cls(_extent(facts.run), "none", (), (), doubt=doubt)
 
     @classmethod
@@ -305,7 +305,10 @@ def _extent(run: Run, piece: Span = EVER) -> Span:
     """From the first to the last operator, annotation, runtime or GPU event of the piece."""
     work = _work_in(run, piece)
     if not work.any():
-        raise NotCaptured("no operator, annotation, runtime or GPU event in the trace")
+        raise NotCaptured(
+            "no operator, annotation, runtime or GPU event in the trace",
+            "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]",
+        )
     return int(run.ts[work].min()), int(run.end[work].max())
 
 

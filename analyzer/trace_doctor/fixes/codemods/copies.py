@@ -8,7 +8,7 @@ import libcst as cst
 
 from trace_doctor.fixes.codemods import codemod
 from trace_doctor.model.parameters import Parameters
-from trace_doctor.program.dataflow import dataflow_of, method_of
+from trace_doctor.program.dataflow import dataflow_of, method_of, parameters
 from trace_doctor.program.edits import (
     Change,
     Gathered,
@@ -35,6 +35,7 @@ from trace_doctor.program.script import (
 )
 
 _DEVICE = re.compile(r"device|cuda|xpu|rank|gpu", re.IGNORECASE)
+_CUDA = re.compile(r"cuda(:\d+)?")
 _INSTEAD = {
     "accelerate": "Accelerator(dataloader_config=DataLoaderConfiguration(non_blocking=True)) with pin_memory=True",
     "transformers": 'TrainingArguments(accelerator_config={"non_blocking": True}), where pinning is the default',
@@ -43,7 +44,11 @@ _INSTEAD = {
 
 
 @codemod(
-    "pinned-copies", Parameters, adds="non_blocking pin_memory True", words=("DataLoader",), elsewhere=True
+    "pinned-copies",
+    Parameters,
+    adds="non_blocking pin_memory True type",
+    words=("DataLoader",),
+    elsewhere=True,
 )
 def pinned_copies(place: Place, params: Parameters) -> Change:
     """Copies batches from pinned memory without blocking: pin_memory=True of the loader with non_blocking=True.
@@ -67,7 +72,7 @@ def pinned_copies(place: Place, params: Parameters) -> Change:
     made = loader_of(program, script, loop.iter)
     assert made is not None
     home, loader = made
-    _pin(program, home, loader, edits)
+    _pin(program, home, loader, edits, _on_cuda(home, loader, copies) if home is script else "True")
     if not edits.files:
         raise already(script, copies[0], "copies from pinned memory already")
     for copy in copies:
@@ -84,10 +89,10 @@ def pinned_copies(place: Place, params: Parameters) -> Change:
     return change
 
 
-def _pin(program: Project, home: Script, loader: cst.Call, edits: Gathered) -> None:
-    """Adds pin_memory=True. What a condition chooses between pins where one of its choices does: the others are for runs
-    without a GPU."""
-    views = Arguments(program, home, loader, {"pin_memory": 7}).alternatives()
+def _pin(program: Project, home: Script, loader: cst.Call, edits: Gathered, value: str) -> None:
+    """Adds pin_memory. What a condition chooses between pins where one of its choices does: the others are for runs without
+    a GPU."""
+    views = Arguments(program, home, loader, {"num_workers": 5, "pin_memory": 7}).alternatives()
     for view in views:
         if view.hidden:
             raise refusal(home, loader, f"the loader takes {view.hidden}, which may pin")
@@ -96,9 +101,39 @@ def _pin(program: Project, home: Script, loader: cst.Call, edits: Gathered) -> N
         return
     for pin in pins:
         if pin is not None:
-            edits.keep(pin.script, [set_value(pin, "True")])
+            edits.keep(pin.script, [set_value(pin, value if pin.container is loader else "True")])
     if not any(pins):
-        edits.keep(home, add_arguments(home, loader, {"pin_memory": "True"}))
+        edits.keep(home, add_arguments(home, loader, {"pin_memory": value}))
+    workers = [view.find("num_workers") for view in views]
+    if all(w is None or literal(w.value) == 0 for w in workers):
+        edits.notes.append("with num_workers=0 the main process copies each batch to pinned memory itself")
+
+
+def _on_cuda(script: Script, loader: cst.Call, copies: list[cst.Call]) -> str:
+    """The value of pin_memory: a comparison where the copies' device is a name that the script binds once, before the loader,
+    to a GPU or else the CPU, where pinning only warns; else `True`."""
+    flow = dataflow_of(script)
+    devices = [arg.value for copy in copies if (arg := argument(copy, "device", 0)) is not None]
+    names = {script.code(device) for device in devices}
+    if len(devices) < len(copies) or len(names) != 1 or not isinstance(devices[0], cst.Name):
+        return "True"
+    (name,) = names
+    scopes = [scope for scope, bound in flow.bindings if bound == name]
+    bindings = flow.bindings_of(devices[0])
+    function = script.function_of(loader)
+    seen = scopes in ([script.module], [function]) and not (function and name in parameters(function))
+    if not seen or len(bindings) != 1 or script.span(bindings[0].value)[0] > script.span(loader)[0]:
+        return "True"
+    value, attribute = bindings[0].value, ""
+    if isinstance(value, cst.Call) and script.callee(value) == "torch.device" and len(value.args) == 1:
+        value, attribute = value.args[0].value, ".type"
+    if not isinstance(value, cst.IfExp):
+        return "True"
+    choices = [literal(value.body), literal(value.orelse)]
+    other = next((c for c in choices if isinstance(c, str) and _CUDA.fullmatch(c)), None)
+    if "cpu" not in choices or other is None:
+        return "True"
+    return f'{name}{attribute} == "{"cuda" if attribute else other}"'
 
 
 def _non_blocking(copy: cst.Call) -> cst.Arg | None:

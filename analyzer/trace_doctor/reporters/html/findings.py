@@ -271,7 +271,7 @@ def _fix(fix: Fix, finding: int, n: int) -> Html:
                 class_=f"tag safety-{fix.safety}",
             ),
             " ",
-            term("safety", SAFETY[fix.safety]),
+            term("safety", "review its risk" if fix.risk and fix.safety == "unsafe" else SAFETY[fix.safety]),
             [" · ", el("code", target)] if target else None,
             f" · saves {gives}" if (gives := bytes_of_fix(fix)) else None,
             f" · {fix.framework}" if fix.framework != "torch" else None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 GLOSSARY: dict[str, tuple[str, str]] = {
     "busy": (
         "GPU busy",
-        "The share of the analyzed window in which at least one stream of the device was working.",
+        "The share of the analyzed window in which at least one stream of the device was working. Copies and communication count too; from 5% of the time alone, they are named.",
     ),
     "idle": (
         "Idle, by cause",

@@ -10,6 +10,7 @@ from trace_doctor.reporters.html.parts import badge, gain, gain_look, mini_bar, 
 from trace_doctor.reporters.labels import (
     SEVERITIES,
     Names,
+    busy_parts,
     by_hand,
     bytes_of_fix,
     bytes_words,
@@ -18,6 +19,7 @@ from trace_doctor.reporters.labels import (
     is_patch,
     main_rows,
     peak_words,
+    skipped_words,
     where,
     where_briefly,
 )
@@ -117,7 +119,8 @@ def _busy(result: Result) -> Html:
     idle = result.summary.gpu_idle_share
     captures = len({r.input for r in result.time_ledger})
     of = f" of {captures:,} captures together" if captures > 1 else ""
-    note = f"idle {share(idle if idle is not None else 1 - busy)}{of}"
+    parts = [busy_parts(result), f"idle {share(idle if idle is not None else 1 - busy)}{of}"]
+    note = ", ".join(filter(None, parts))
     return tile(name, share(busy), note, extra=mini_bar(busy, "compute"))
 
 
@@ -217,8 +220,8 @@ def _whose(result: Result) -> str:
 def _counts(result: Result) -> Html:
     counts = [(s, sum(f.severity == s for f in result.findings)) for s in SEVERITIES]
     tallies = [el("span", f"{n:,} ", badge(s), class_="tally") for s, n in counts if n]
-    skipped = sum(o.outcome == "skipped" for o in result.outcomes)
-    note = el("a", f"{plural(skipped, 'rule')} skipped", href="#skipped") if skipped else "all rules ran"
+    skipped = [o for o in result.outcomes if o.outcome == "skipped"]
+    note = el("a", skipped_words(skipped), href="#skipped") if skipped else "all rules ran"
     if not result.outcomes:
         note = Html("")
     return tile("Findings", f"{len(result.findings):,}", [*tallies, el("span", note)], class_="counts")
