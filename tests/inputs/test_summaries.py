@@ -98,6 +98,15 @@ def test_a_summary_that_is_damaged_is_made_anew(job: Path, tmp_path: Path, read:
     assert len(read) == 3
 
 
+def test_a_summary_in_the_place_of_another_is_made_anew(job: Path, tmp_path: Path, read: list[str]) -> None:
+    first = analyze(job, summaries=tmp_path / "store")
+    one, other = _summaries(tmp_path / "store")[:2]
+    one.write_bytes(other.read_bytes())
+    read.clear()
+    assert analyze(job, summaries=tmp_path / "store") == first
+    assert len(read) == 1
+
+
 def test_a_recording_is_kept_with_its_manifests(tmp_path: Path, read: list[str]) -> None:
     folder = tmp_path / "recording"
     shutil.copytree(ROOT / "sample_traces" / "straggler" / "cpu" / "fault", folder)
@@ -195,7 +204,7 @@ def test_shards_of_other_rules_or_numbers_are_not_mixed(job: Path, tmp_path: Pat
         merge(tmp_path)
 
 
-@pytest.mark.parametrize("shard", ["", "1", "2/2", "-1/2", "a/b", "0/0", "1/2/3"])
+@pytest.mark.parametrize("shard", ["", "1", "2/2", "-1/2", "a/b", "0/0", "1/2/3", "0/１"])
 def test_a_shard_is_a_number_of_a_number(job: Path, tmp_path: Path, shard: str) -> None:
     with pytest.raises(UsageError, match="--shard"):
         analyze_shard(job, summaries=tmp_path, shard=shard)
@@ -231,6 +240,28 @@ def test_on_the_command_line(job: Path, tmp_path: Path) -> None:
     assert _run("merge", "store", "--allow-partial", "-o", "text", folder=tmp_path).returncode == 0
     assert _run(*analysis, "--shard", "1/2", folder=tmp_path).returncode == 0
     run = _run("merge", "store", "-o", "text", folder=tmp_path)
+    assert run.returncode == 0 and "TD602" in run.stdout
+
+
+def test_no_output_takes_the_place_of_a_summary(job: Path, tmp_path: Path) -> None:
+    assert _run("analyze", str(job), "--summaries", "store", "-q", folder=tmp_path).returncode == 0
+    kept = _summaries(tmp_path / "store")[0]
+    before = kept.read_bytes()
+    run = _run("analyze", str(job), "--summaries", "store", "-o", f"json={kept}", folder=tmp_path)
+    assert (run.returncode, kept.read_bytes()) == (2, before)
+    assert "is not overwritten" in run.stderr
+
+
+def test_a_pipe_in_the_place_of_a_capture_is_not_waited_for(job: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "job"
+    shutil.copytree(job, folder)
+    assert _run("analyze", "job", "--summaries", "store", "--shard", "0/1", folder=tmp_path).returncode == 0
+    for capture in folder.glob("rank*.json.gz"):
+        capture.unlink()
+        os.mkfifo(capture)
+    run = subprocess.run(
+        [*warm(), "merge", "store", "-o", "text"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
     assert run.returncode == 0 and "TD602" in run.stdout
 
 

@@ -84,7 +84,7 @@ def analyze(
         )
         return
     sinks = parse_outputs(config.settings.output) or default_sinks(console.silent, force)
-    spare(sinks, paths, config)
+    spare(sinks, [*paths, summaries], config)
     result = diagnose(
         paths, config, sinks, console, loading,
         source=source, rank=rank, steps=o.parse_steps(steps), device=device, with_source_lines=not no_source,
@@ -124,7 +124,7 @@ def _script(
         raise UsageError(
             "--executor slurm: perfetto and --critical-path need the captures themselves on one machine"
         )
-    spare(sinks, paths, config)
+    spare(sinks, [*paths, summaries], config)
     return array_script(context, paths, summaries).encode("utf-8", "surrogateescape")
 
 

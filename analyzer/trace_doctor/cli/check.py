@@ -68,7 +68,7 @@ def check(
     reference = None if update_baseline else settings.baseline or None
     spare(
         [*sinks, Sink("json", accepted, option="baseline")],
-        [*paths, reference],
+        [*paths, reference, summaries],
         config,
     )
     result = diagnose(

@@ -45,7 +45,7 @@ def merge(
     sinks = parse_outputs(config.settings.output) or default_sinks(console.silent, force)
     if formats := [s.format for s in sinks if s.format in OF_CAPTURES]:
         raise UsageError(f"--output: {formats[0]} needs the captures themselves: use analyze")
-    spare(sinks, [], config)
+    spare(sinks, [store], config)
     with progress_on(console, loading) as progress:
         result = api_merge(
             store, source=source, config=config, rank=rank, steps=o.parse_steps(steps), device=device,

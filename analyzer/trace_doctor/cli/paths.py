@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _OF_A_RECORDING = (COMMAND_FILE, ENVIRONMENT_FILE, OPTIONS_FILE, PLAN_FILE, RECORDING_FILE, STEPS_FILE)
 _OF_A_PROGRAM = (".py", ".pyi", ".ipynb", ".sh", ".toml", ".yaml", ".yml", ".cfg", ".ini")
+_OF_A_STORE = (".td1", ".done")
 
 
 @contextmanager
@@ -158,7 +159,9 @@ def _state(path: Path) -> os.stat_result | None:
 def _is_read(path: Path) -> bool:
     """Scripts, configuration and what belongs to a recording: what a folder is given for, beside captures."""
     recorded = path.name in _OF_A_RECORDING or path.name.endswith((".recording.json", ".steps.csv"))
-    return path.suffix in _OF_A_PROGRAM or (recorded and (path.parent / RECORDING_FILE).exists())
+    return path.suffix in (*_OF_A_PROGRAM, *_OF_A_STORE) or (
+        recorded and (path.parent / RECORDING_FILE).exists()
+    )
 
 
 def _is_capture(path: Path) -> bool:

@@ -35,7 +35,7 @@ from trace_doctor.recording.options import (
 )
 from trace_doctor.version import VERSION
 
-_DONE = re.compile(r"shard-(\d{1,6})-of-(\d{1,6})\.done")
+_DONE = re.compile(r"shard-([0-9]{1,6})-of-([0-9]{1,6})\.done")
 _LARGEST_LIST = 256 << 20
 """bytes of what a shard did"""
 _MOST_SHARDS = 100_000
@@ -56,7 +56,7 @@ class Shard(Struct, frozen=True):
     @classmethod
     def parse(cls, text: str) -> Shard:
         """`I/N`, I from 0. Raises UsageError."""
-        match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
+        match = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text)
         shard = cls(int(match[1]), int(match[2])) if match else None
         if shard is None or shard.number >= shard.of:
             raise UsageError(f"--shard: {text!r} is not I/N, with I from 0 to N - 1")
@@ -117,15 +117,17 @@ class Store:
             raise UsageError(f"--summaries: {self.folder}: {error.strerror or error}") from None
 
     def read(self, key: str) -> bytes | None:
-        """What is kept under a key; None for nothing, or for what is no file of ours."""
+        """What is kept under a key; None for nothing, for what is no file of ours, and for what was kept under another key."""
+        own = key.encode()
         try:
-            return read_regular(self._place(key), group_format.MOST + 1)
+            data = read_regular(self._place(key), len(own) + group_format.MOST + 1)
         except OSError:
             return None
+        return data[len(own) :] if data.startswith(own) else None
 
     def write(self, key: str, data: bytes) -> None:
         """Keeps it. Raises UsageError where there is no room."""
-        self._write(self._place(key), data)
+        self._write(self._place(key), key.encode() + data)
 
     def forget_done(self, shard: Shard) -> None:
         """Until it is whole again, a shard that begins anew is none."""

@@ -11,6 +11,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
+from trace_doctor.files import open_regular
 from trace_doctor.loaders.discover import CaptureFile
 from trace_doctor.loaders.kineto.meta import rank_named
 from trace_doctor.recording import folder as recordings
@@ -222,7 +223,7 @@ def _copies(files: Sequence[FileIdentity]) -> list[tuple[set[int], str]]:
 
 def _sample(path: Path) -> tuple[int, bytes]:
     """Size and some bytes from the middle: traces of one job are often of one size. Raises OSError."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         file.seek(size // 2)
         return size, file.read(_SAMPLE)
