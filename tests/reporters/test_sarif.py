@@ -161,6 +161,13 @@ def test_two_alike_are_told_apart_and_stay_the_same_when_the_line_moves() -> Non
     assert prints(4, 9) == prints(5, 10)
 
 
+def test_patches_of_a_saved_result_are_not_offered(rich_result: Result) -> None:
+    """A viewer applies them at a click, and a result in a file may be a stranger's."""
+    made = json.loads(render(rich_result, "sarif"))["runs"][0]["results"]
+    read = json.loads(render(rich_result, "sarif", saved=True))["runs"][0]["results"]
+    assert any("fixes" in entry for entry in made) and not any("fixes" in entry for entry in read)
+
+
 def test_what_the_gate_knows(rich_result: Result) -> None:
     first, *rest = rich_result.findings
     gate = Gate(code=1, verdict="check failed", with_baseline=True, known=[f.id for f in rest])

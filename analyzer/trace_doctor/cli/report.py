@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -34,4 +35,5 @@ def report(
         )
     spare(sinks, [saved])
     options = report_options([str(saved)], None, show_skipped=show_skipped, no_zoom=no_zoom)
+    options = replace(options, saved=True)
     emit(console, read_saved(saved), sinks, options)

@@ -51,6 +51,8 @@ class Options:
     """the script or its folder, likewise"""
     zoom: bool = True
     """whether the page carries its zoomable panels: the events, and 2 MB of plotly for memory"""
+    saved: bool = False
+    """the result was read from a file: nobody vouches for what its patches hold, and no format has them to be applied"""
     served: Served | None = None
     """of a page that `view` serves with a trace"""
 

@@ -49,6 +49,8 @@ def render(result: Result, options: Options) -> str:
     for finding, place, suppressed in zip(findings, anchors(result, findings), suppressions, strict=True):
         occurrences[finding.fingerprint] += 1
         entry = _result(result, finding, place)
+        if options.saved:  # viewers offer to apply them
+            entry.pop("fixes", None)
         entry["ruleIndex"] = codes[finding.code]
         entry["partialFingerprints"] = {
             "primaryLocationLineHash": f"{finding.fingerprint}:{occurrences[finding.fingerprint]}",
