@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from trace_doctor.errors import one_line
+from trace_doctor.isolation import program_in
 
 _SETTINGS = (
     "core.fsmonitor=false", f"core.hooksPath={os.devnull}", "core.pager=cat", "core.untrackedCache=false",
@@ -150,11 +151,8 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _program() -> str | None:
-    """git, but never one that lies in the folder it is asked about: a relative entry of PATH would find that."""
-    names = ("git.exe",) if os.name == "nt" else ("git",)
-    folders = [f for f in os.environ.get("PATH", os.defpath).split(os.pathsep) if os.path.isabs(f)]
-    programs = (os.path.join(f, n) for f in folders for n in names)
-    return next((path for path in programs if os.path.isfile(path) and os.access(path, os.X_OK)), None)
+    """git, but never one that lies in the folder it is asked about."""
+    return program_in(os.environ.get("PATH", os.defpath), "git.exe" if os.name == "nt" else "git")
 
 
 def top(folder: Path) -> Path:

@@ -33,6 +33,14 @@ class Crashed(Exception):
     """The child died."""
 
 
+def program_in(path: str, *names: str) -> str | None:
+    """The first of the programs in the folders of a PATH, never one that lies in the working folder: a relative entry would find what
+    a stranger's project has there."""
+    folders = [folder for folder in path.split(os.pathsep) if os.path.isabs(folder)]
+    programs = (os.path.join(folder, name) for folder in folders for name in names)
+    return next((p for p in programs if os.path.isfile(p) and os.access(p, os.X_OK)), None)
+
+
 def isolated(work: Callable[[], T], *, memory: int, seconds: int) -> T:
     """What `work` returns (any picklable thing), or its error.
 

@@ -494,3 +494,28 @@ def test_our_own_failures_exit_with_125(tmp_path: Path, arguments: list[str]) ->
     assert done.returncode == 125
     assert "Traceback" not in done.stderr
     assert not list(tmp_path.rglob("*"))
+
+
+def test_no_program_of_the_working_folder_is_asked_about_the_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\ntouch ran\necho 7\n")
+    program.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    for path in (".", "", f"relative:{os.pathsep}"):
+        assert processes._gpu_percent({"PATH": path}) is None
+    assert not (tmp_path / "ran").exists()
+    assert processes._gpu_percent({"PATH": str(tmp_path)}) == 7
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", "a\x1b[31m"])
+def test_a_folder_that_torch_could_not_write_to_is_refused(tmp_path: Path, name: str) -> None:
+    done = subprocess.run(
+        [*FRESH, "record", "--out", name, "--", sys.executable, "-c", "pass"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (125, 1)
+    assert not list(tmp_path.iterdir())

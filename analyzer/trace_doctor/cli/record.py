@@ -124,8 +124,8 @@ def record(
         )  # fmt: skip
     except ValueError as error:
         raise UsageError(f"--{str(error).replace('_', '-')}") from None
-    if not out:
-        raise UsageError("--out is empty")
+    if not out or not out.isprintable():  # torch writes to another path than that of such a name
+        raise UsageError("--out is empty, or holds characters that do not print")
     options = replace(options, folder=new_folder(out))
     began = time.time_ns()
     run = _record_in_a_copy if copy else record_command

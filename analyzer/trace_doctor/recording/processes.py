@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from trace_doctor.isolation import program_in
 
 
 class Started:
@@ -191,9 +192,10 @@ def _own_seconds() -> float:
 
 def _gpu_percent(environment: Mapping[str, str]) -> int | None:
     visible = environment.get("CUDA_VISIBLE_DEVICES")
-    if visible == "" or shutil.which("nvidia-smi", path=environment.get("PATH")) is None:
+    program = program_in(environment.get("PATH", os.defpath), "nvidia-smi")
+    if visible == "" or program is None:
         return None
-    query = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
+    query = [program, "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
     query += ["-i", visible] if visible else []
     with suppress(OSError, subprocess.SubprocessError, ValueError):
         told = subprocess.run(
