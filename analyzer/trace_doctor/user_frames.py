@@ -8,6 +8,7 @@ threading.py` and `/home/me/train.py` arrive as `torch/nn/modules/module.py`, `t
 from __future__ import annotations
 
 import ntpath
+import os
 import posixpath
 import re
 import sys
@@ -179,6 +180,6 @@ def shown_path(filename: str, source: Path | None) -> str:
     parts = [p for p in path.parts if p not in ("/", ".", "..")]
     for first in range(len(parts)):
         tail = PurePosixPath(*parts[first:])
-        if (source / tail).is_file():
+        if os.path.isfile(source / tail):  # False for a name that no file can have
             return str(tail)
     return filename

@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,34 @@ def test_nobody_reads_on(trace: Path) -> None:
 def test_nobody_reads_the_help(trace: Path, command: str) -> None:
     _, said = shell(f"{MAIN} {command} | true; echo ${{PIPESTATUS[0]}} >&2", trace)
     assert said.splitlines()[-1] == "141"
+
+
+def test_a_pipe_that_does_not_wait_gets_all_of_it(trace: Path) -> None:
+    """As Node.js hands on its pipes."""
+    readable, writable = os.pipe()
+    os.set_blocking(writable, False)
+    command = [*FRESH, "analyze", str(trace), "-o", "html=-", "-o", "json=whole.json"]
+    with subprocess.Popen(command, cwd=trace.parent, stdout=writable, stderr=subprocess.PIPE) as started:
+        os.close(writable)
+        time.sleep(2)  # what does not wait is full by now
+        with open(readable, "rb") as pipe:
+            page = pipe.read()
+    assert started.returncode == 0
+    assert len(page) > 1 << 17 and page.rstrip().endswith(b"</html>")
+
+
+def test_nobody_needs_a_home_folder(trace: Path) -> None:
+    """A user without an entry in the list of users, as in many containers."""
+    code = "import pwd; pwd.getpwuid = lambda number: {}[number]; from trace_doctor.cli import main; main()"
+    for command in (["config"], ["check", str(trace)], ["rules"]):
+        done = subprocess.run(
+            [sys.executable, "-c", code, *command],
+            cwd=trace.parent,
+            capture_output=True,
+            text=True,
+            env={"PATH": "/usr/bin:/bin"},
+        )
+        assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("closed", [">&-", "<&-", ">&- 2>&-", "<&- >&- 2>&-"])

@@ -317,3 +317,20 @@ def test_numbers_of_thousands_of_digits_in_names(tmp_path: Path) -> None:
     result = trace_doctor.analyze(tmp_path / "a")
     assert not result.ignored
     assert [o.reason for o in result.outcomes if o.outcome == "error"] == []
+
+
+@pytest.mark.parametrize("name", ["K" * 300 + ".py", "a/" * 3000 + "b.py", "nul\0.py"])
+def test_a_script_whose_name_no_file_can_have(tmp_path: Path, name: str) -> None:
+    b = RunBuilder(stacks=True)
+    for _ in range(8):
+        with b.step(), b.python(name, 10, "train"):
+            with b.op("aten::mm"):
+                b.launch(1000)
+            with b.op("aten::item"):
+                b.sync()
+            b.wait(3000)
+    result = trace_doctor.analyze(b.write(tmp_path / "trace.json"))
+    assert result.findings
+    for command in (["check", "trace.json"], ["analyze", "trace.json", "-o", "agent"]):
+        done = subprocess.run([*warm(), *command], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode in (0, 1), done.stderr

@@ -16,6 +16,8 @@ _SCRIPTS = (".bash_completions", ".zfunc", ".config/fish/completions")
 
 def install(by_typer: Callable[..., Any], *arguments: Any) -> Any:
     """What the option does. Raises UsageError where a start file is no file, or no text."""
+    if not arguments[-1]:  # not asked for: a user may have no home folder
+        return by_typer(*arguments)
     with _kept(Path.home()):
         try:
             return by_typer(*arguments)

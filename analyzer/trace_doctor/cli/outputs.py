@@ -204,6 +204,6 @@ def script_folder(result: Result) -> str | None:
     places = {f.location.file for f in result.findings for x in f.fixes if how_made(x) == x.safety}
     for name in sorted(filter(None, places)):
         script = Path(name)
-        if is_user_frame(name) and script.is_file():
+        if is_user_frame(name) and os.path.isfile(script):
             return "." if script.absolute().is_relative_to(Path.cwd()) else str(script.parent)
     return None

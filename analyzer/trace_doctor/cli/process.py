@@ -6,10 +6,11 @@ import contextlib
 import io
 import logging
 import os
+import select
 import signal
 import sys
 import weakref
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from trace_doctor.errors import printable, unbroken
 
@@ -19,9 +20,41 @@ def prepare() -> None:
     _unwind_when_ended()
     _hear_of_children()
     _open_what_is_closed()
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        if hasattr(os, "get_blocking") and not os.get_blocking(number):
+            setattr(sys, name, _waiting(number, getattr(sys, name)))
     for stream in (sys.stdout, sys.stderr):  # a terminal that lacks a character is no reason to fail
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="replace")
+
+
+class _Waiting(io.RawIOBase):
+    """A descriptor that does not wait until there is room, as Node.js hands on its pipes: here whoever writes to it does. Whether it
+    waits by itself is a matter of all that share it."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._number
+
+    def isatty(self) -> bool:
+        return os.isatty(self._number)
+
+    def write(self, data: Any) -> int:
+        while True:
+            try:
+                return os.write(self._number, data)
+            except BlockingIOError:
+                select.select([], [self._number], [])
+
+
+def _waiting(number: int, stream: Any) -> io.TextIOWrapper:
+    raw = io.BufferedWriter(_Waiting(number))
+    return io.TextIOWrapper(raw, encoding=stream.encoding, errors=stream.errors, line_buffering=number == 2)
 
 
 class PrintableFormatter(logging.Formatter):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -369,7 +370,7 @@ def _refuse_no_script(tree: SourceTree, *places: Target | Location | None) -> No
     for place in places:
         if place is None or not place.file or is_python_file(place.file):
             continue
-        if not (tree.root / place.file).is_file():
+        if not os.path.isfile(tree.root / place.file):
             raise NoEdit(
                 "unresolved", f"the capture names {one_line(_short(place.file))}, which is no script"
             )
