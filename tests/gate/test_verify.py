@@ -258,6 +258,16 @@ def test_what_settings_hide_in_before_is_named() -> None:
     assert saved.verdict.endswith("BEFORE has no finding; its settings may hide some: ignore")
 
 
+@pytest.mark.parametrize("of", ["before", "after"])
+def test_a_side_that_has_lost_its_findings_proves_nothing(of: str) -> None:
+    """A saved result whose rule fired, and that no longer says what it found."""
+    lost = result(outcomes=[outcome("TD101", "fired")])
+    sides = (lost, result()) if of == "before" else (result(fault()), lost)
+    made = verify(*sides)
+    assert made.code == 3
+    assert f"{of.upper()} has no finding of TD101, which fired" in made.undecided
+
+
 def test_silenced_is_not_gone() -> None:
     silenced = m.Suppressed(finding=fault(), kind="comment", where="train.py:41")
     made = verify(result(fault()), result(outcomes=[outcome(kind="fired")], suppressed=[silenced]))

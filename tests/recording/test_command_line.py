@@ -142,7 +142,14 @@ def test_what_the_command_hides_is_hidden_in_what_it_says() -> None:
 
 def encodings(secret: str) -> list[str]:
     raw = secret.encode()
-    return [secret, base64.b64encode(raw).decode(), raw.hex(), raw.hex().upper(), quote(secret, safe="")]
+    return [
+        secret,
+        base64.b64encode(raw).decode(),
+        raw.hex(),
+        raw.hex().upper(),
+        quote(secret, safe=""),
+        "".join(f"%{byte:02x}" for byte in raw),
+    ]
 
 
 @given(

@@ -164,7 +164,7 @@ def test_rules_that_no_capture_could_serve_are_counted_apart(rich_result: Result
     """A job of one process has no collectives to record: telling its user to record better would be wrong."""
     none = Outcome(code="TD605", name="one-fsdp-unit", outcome="skipped", reason="no FSDP in the trace")
     made = replace(rich_result, outcomes=[*rich_result.outcomes, none])
-    split = "4 rules skipped: 3 need a better capture, 1 has nothing to check in this one"
+    split = "4 rules skipped (3 need a better capture, 1 has nothing to check in this one)"
     assert split in " ".join(render(made, "text", width=200).split())
     assert split in render(made, "html")
     assert f"- {split}\n- Nothing to check: TD605: no FSDP in the trace" in render(made, "agent")

@@ -301,8 +301,9 @@ def test_of_what_a_failed_script_said_the_failure_is_told(tmp_path: Path, said: 
         b"NAME=Ren\xe9\nAPI_KEY=Kf83hVzQp2\n",
         "API_KEY=Kf83hVzQp2\n".encode("utf-16"),
         b"# " + b"x" * 100_000 + b"\nAPI_KEY=Kf83hVzQp2\n",
+        b"OTHER=Kf83hVzQp2\nAPI_KEY=${OTHER}\n",
     ],
-    ids=["plain", "BOM", "CR", "latin-1", "UTF-16", "long"],
+    ids=["plain", "BOM", "CR", "latin-1", "UTF-16", "long", "of another"],
 )
 def test_secrets_of_a_dotenv_are_hidden_in_the_last_line(tmp_path: Path, dotenv: bytes) -> None:
     (tmp_path / ".env").write_bytes(dotenv)

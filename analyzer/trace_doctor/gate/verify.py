@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Literal
 
 from msgspec.structs import replace
@@ -80,6 +80,7 @@ def verify(
     ]
     if any(f.fate == "gone" for f in deciding) and is_same_recording(before, after):
         undecided.append("BEFORE and AFTER are the same recording, in which no fix can show")
+    undecided += [*_without_findings("BEFORE", before), *_without_findings("AFTER", after)]
     undecided += not_looked_for(before, after) if fail_on != "never" else []
     unseen = hidden_findings(before, whole_before) if chosen is None else []
     unseen = [f for f in unseen if _counts(f.severity, fail_on)]
@@ -111,6 +112,14 @@ def verify(
         undecided=undecided,
         partial=missing if allow_partial else [],
     )
+
+
+def _without_findings(name: str, side: Result) -> Iterator[str]:
+    """A saved result can have lost what its rules found: what is not in it was not fixed."""
+    told = {f.code for f in [*side.findings, *(s.finding for s in side.suppressed)]}
+    lost = sorted({o.code for o in side.outcomes if o.outcome == "fired"} - told)
+    if lost and not hiding(side):
+        yield f"{name} has no finding of {', '.join(lost)}, which fired"
 
 
 def _unless_hidden(followed: Followed, there: Followed, after: Result) -> Followed:

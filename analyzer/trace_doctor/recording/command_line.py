@@ -215,6 +215,8 @@ def _forms(value: str) -> Iterator[str]:
                 yield from (text, text.replace("+", "-").replace("/", "_"))
             yield raw.hex()
             yield raw.hex().upper()
+            yield "".join(f"%{byte:02x}" for byte in raw)
+            yield "".join(f"%{byte:02X}" for byte in raw)
             yield quote(raw, safe="")
             yield quote(raw)
             yield quote_plus(raw)

@@ -125,14 +125,14 @@ SAFETY = {
 
 
 def skipped_words(skipped: Sequence[Outcome]) -> str:
-    """`22 rules skipped: 15 need a better capture, 7 have nothing to check in this one`: only what is lacking can be recorded."""
+    """`22 rules skipped (15 need a better capture, 7 have nothing to check in this one)`: only what is lacking can be recorded."""
     lacking = sum(o.capture is not None for o in skipped)
     total = f"{plural(len(skipped), 'rule')} skipped"
     if lacking == len(skipped):
         return total
     absent = len(skipped) - lacking
     need, have = "needs" if lacking == 1 else "need", "has" if absent == 1 else "have"
-    return f"{total}: {lacking:,} {need} a better capture, {absent:,} {have} nothing to check in this one"
+    return f"{total} ({lacking:,} {need} a better capture, {absent:,} {have} nothing to check in this one)"
 
 
 def by_family(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:

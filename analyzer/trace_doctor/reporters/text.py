@@ -442,12 +442,9 @@ def _skipped(terminal: Terminal, skipped: list[Outcome], options: Options) -> No
         parts = [f"{reason} ({len(members)})" if len(groups) > 1 else reason for reason, members in reasons]
         if rest := len(skipped) - sum(len(members) for _, members in reasons):
             parts.append(f"other ({rest})")
-        words = skipped_words(skipped)
-        terminal.put(f"{words}{'.' if ':' in words else ':'} {'; '.join(parts)}  (--show-skipped)")
+        terminal.put(f"{skipped_words(skipped)}: {'; '.join(parts)}  (--show-skipped)")
         return
-    terminal.put(
-        f"{skipped_words(skipped)}:" if ":" not in skipped_words(skipped) else skipped_words(skipped)
-    )
+    terminal.put(f"{skipped_words(skipped)}:")
     for reason, members in groups:
         terminal.put(f"{', '.join(f'{o.code} {o.name}' for o in members)}: {reason}", indent=2)
         for capture in dict.fromkeys(o.capture for o in members if o.capture):

@@ -229,6 +229,10 @@ def _enough(milliseconds: Iterable[float]) -> int:
     return max(_FEWEST_STEPS, min(count, _MOST_STEPS))
 
 
+_REFERENCE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
+"""to another variable, as programs that read a `.env` resolve it"""
+
+
 def _of_dotenv(folder: Path) -> dict[str, str]:
     """The variables that a `.env` beside the command gives it: whatever its encoding is, no other line of it is a reason to
     show a secret. Raises OSError where one cannot be read, or is larger than any."""
@@ -239,7 +243,11 @@ def _of_dotenv(folder: Path) -> dict[str, str]:
         text = data.decode("utf-16" if utf16 else "utf-8-sig", "replace")
         for name, value in _ASSIGNMENT.findall("\n".join(text.splitlines())):
             variables[name] = value.strip("\"'")
-    return variables
+    known = {**os.environ, **variables}
+    return {
+        name: _REFERENCE.sub(lambda m: known.get(m[1] or m[2], m[0]), value)
+        for name, value in variables.items()
+    }
 
 
 def _last_words(log: Path, command: Sequence[str], environment: Mapping[str, str]) -> str:
