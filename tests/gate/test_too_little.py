@@ -597,3 +597,20 @@ def test_what_is_not_judged_saves_nothing(logs: Path, run: Run) -> None:
     assert all(r.findings for r in results)
     assert [any(f.saving for f in r.findings) for r in results] == [True, False]
     assert [r.summary.saving_up_to.share_of_step is not None for r in results] == [True, False]
+
+
+@pytest.mark.parametrize("times", ["still", "backwards"])
+def test_a_history_whose_times_do_not_follow_is_not_judged(logs: Path, run: Run, times: str) -> None:
+    """The growth that it holds could not be seen."""
+    sample = Path(__file__).parents[2] / "sample_traces" / "memory_growth" / "simulated" / "fault"
+    content = pickle.loads(gzip.decompress((sample / "snapshot.pickle.gz").read_bytes()))
+    shutil.rmtree(logs)
+    logs.mkdir()
+    (logs / "snapshot.pickle").write_bytes(pickle.dumps(content))
+    assert run("check", "logs").code == 1
+    for entries in content["device_traces"]:
+        for n, entry in enumerate(entries):
+            entry["time_us"] = 0 if times == "still" else len(entries) - n
+    (logs / "snapshot.pickle").write_bytes(pickle.dumps(content))
+    done = run("check", "logs")
+    assert done.code == 3 and "the times of its history" in " ".join(done.out.split())
