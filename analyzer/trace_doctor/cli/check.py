@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +13,9 @@ from trace_doctor.cli.analyze import diagnose
 from trace_doctor.cli.console import ColorConsole, Console
 from trace_doctor.cli.outputs import Sink, emit, on_terminal, parse_outputs, report_options
 from trace_doctor.cli.paths import spare
+from trace_doctor.errors import UsageError
 from trace_doctor.reporters.seals import sealed
+from trace_doctor.reporters.units import plural
 
 if TYPE_CHECKING:
     from trace_doctor.gate import Terms
@@ -94,10 +97,16 @@ def check(
 def _accepted(result: Result, terms: Terms, path: Path, console: Console) -> Terms:
     """Writes what is found as the baseline, and holds the result against it. What was seen in part, or could not be
     judged, is not written: nobody would miss later what it lacks."""
-    from trace_doctor.gate.baseline import Baseline
+    from trace_doctor.gate.baseline import Baseline, read_baseline
     from trace_doctor.gate.decision import unacceptable
 
     baseline = Baseline.of(result)
+    with suppress(UsageError):  # none so far, or one that is no baseline any more
+        baseline, kept = baseline.with_others_of(read_baseline(path))
+        if kept:
+            console.note(
+                f"kept in the baseline: {plural(kept, 'finding')} of rules that could not look this time"
+            )
     if reasons := unacceptable(result, terms):
         console.note(f"baseline not written: {reasons[0]}{' (and more)' if len(reasons) > 1 else ''}")
     else:

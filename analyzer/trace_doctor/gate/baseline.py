@@ -93,6 +93,13 @@ class Baseline(Struct, frozen=True, kw_only=True):
             figures=figures,
         )
 
+    def with_others_of(self, before: Baseline) -> tuple[Baseline, int]:
+        """With what an earlier one holds of rules that could not look now (left out, or without their evidence), and how much that
+        is: nobody has seen it gone."""
+        others = [known for known in before.findings if known.code not in self.decided]
+        findings = sorted([*self.findings, *others], key=lambda k: (k.code, k.place, k.fingerprint, k.path))
+        return msgspec.structs.replace(self, findings=findings), len(others)
+
     def words(self) -> str:
         """What it holds: `2 findings, 3 figures`."""
         counts = ((len(self.findings), "finding"), (len(self.figures), "figure"))
