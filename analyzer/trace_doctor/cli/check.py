@@ -105,7 +105,7 @@ def _accepted(result: Result, terms: Terms, path: Path, console: Console) -> Ter
         baseline, kept = baseline.with_others_of(read_baseline(path))
         if kept:
             console.note(
-                f"kept in the baseline: {plural(kept, 'finding')} of rules that could not look this time"
+                f"kept in the baseline: {plural(kept, 'finding')} of rules that were skipped or left out this time"
             )
     if reasons := unacceptable(result, terms):
         console.note(f"baseline not written: {reasons[0]}{' (and more)' if len(reasons) > 1 else ''}")
