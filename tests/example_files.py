@@ -422,7 +422,6 @@ EXAMPLES: dict[str, Make] = {
     "suppress-no-file.toml": text('[suppress]\n"TD101 " = "no file"\n'),
     "severity-family.toml": text('[severity]\nTD1 = "info"\n'),
     "unknown-key.toml": text('fail-onn = "critical"\n'),
-    "gone-key.toml": text('cache = "off"\n'),
     "unknown-table.toml": text("[budget]\ngpu_idle_share = 0.1\n"),
     "no-toml.toml": text("fail-on critical\n"),
     "wrong-value.toml": text('fail-on = "always"\n'),

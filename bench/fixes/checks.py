@@ -45,7 +45,7 @@ _WRITES: dict[str, set[str]] = {
     "batch-size": {"per_device_train_batch_size"},
     "channels-last": {"to", "memory_format", "channels_last"},
     "checkpoint-blocks": {"utils", "checkpoint", "checkpoint_sequential", "use_reentrant", "gradient_checkpointing", "len",
-                          "gradient_checkpointing_enable"},
+                          "gradient_checkpointing_enable", "is_grad_enabled"},
     "compile-loss": {"compile"},
     "compile-model": {"compile", "mode", "backend", "dynamo_backend", "torch_compile", "torch_compile_mode",
                       "reduce", "overhead"},
