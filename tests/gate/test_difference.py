@@ -106,7 +106,9 @@ def test_a_finding_that_costs_less_than_the_steps_vary_is_neither_fixed_nor_new(
     passed, fired = (m.Outcome(code="TD101", name="x", title="X", outcome=o) for o in ("passed", "fired"))
     noisy = capture(deviation=15.0)
     again = msgspec.structs.replace(noisy.steps[0], dur_us=noisy.steps[0].dur_us + 1)  # another run
-    with_it = msgspec.structs.replace(noisy, findings=[finding], outcomes=[fired], steps=[again, *noisy.steps[1:]])
+    with_it = msgspec.structs.replace(
+        noisy, findings=[finding], outcomes=[fired], steps=[again, *noisy.steps[1:]]
+    )
     without = msgspec.structs.replace(noisy, outcomes=[passed])
     made = difference(with_it, without)
     assert [f.fate for f in made.findings] == [fate]
