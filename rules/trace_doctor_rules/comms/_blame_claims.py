@@ -126,7 +126,7 @@ def _who(root: Root) -> str:
 def _who_delays(found: JobBlame, gain: float, step: int, slower: float | None) -> str:
     """`Rank 5 delays all 64 ranks by 1.07 ms of a step of 8.70 ms (12%), in 5 of 5 steps. ….`"""
     verdict = found.verdict
-    whom = f"all {found.world} ranks" if len(found.ranks) >= found.world else "the job"
+    whom = f"all {found.world:,} ranks" if len(found.ranks) >= found.world else "the job"
     cost = f"{whom} by {milliseconds(gain / 1e3)} of a step of {milliseconds(step / 1e3)} ({gain / max(step, 1):.1%})"
     first, *others = verdict.roots
     if others:
