@@ -58,14 +58,6 @@ def pytest_configure() -> None:
             signal.signal(number, usual)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Fixes on trial are timed: nothing may run beside them. What tests of `record` look at does not depend on times."""
-    for item in items:
-        family = item.path.relative_to(Path(__file__).parent).parts[0]
-        if family == "treatment" and item.get_closest_marker("torch"):
-            item.add_marker("alone")
-
-
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     for argument, kind, suffixes in (
         ("trace_file", "traces", (".json", ".json.gz")),

@@ -232,6 +232,7 @@ class TestLive:
         assert (root / "s.py").read_text() == "mine"
         assert done.returncode or not place.is_symlink(), done.stderr
 
+    @pytest.mark.alone
     def test_the_fix_that_helps_is_kept_and_the_one_that_changes_the_losses_is_not(
         self, project: Path
     ) -> None:
