@@ -32,8 +32,7 @@ def rules(output: Format = "text") -> None:
 
 def rule(
     code: Annotated[
-        str | None,
-        typer.Argument(metavar="CODE", help="Code or name of a rule.", autocompletion=rule_words),
+        str | None, typer.Argument(metavar="CODE", help="Code or name of a rule.", autocompletion=rule_words)
     ] = None,
     all_: Annotated[bool, typer.Option("--all", help="Every rule.")] = False,
     output: Format = "text",
