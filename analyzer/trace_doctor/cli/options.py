@@ -114,7 +114,6 @@ class Rules:
     extend_select: Annotated[
         list[str] | None, typer.Option(autocompletion=rule_words, help="Run these rules as well.")
     ] = None
-    preview: Annotated[bool, typer.Option("--preview", help="Run rules that are still in preview.")] = False
     min_confidence: Annotated[str | None, typer.Option(help="Drop findings below: high, medium or low.")] = (
         None
     )
@@ -125,7 +124,7 @@ class Rules:
     @property
     def overrides(self) -> dict[str, Any]:
         """The settings that they are."""
-        return {**vars(self), "preview": self.preview or None}
+        return dict(vars(self))
 
 
 @dataclass(frozen=True)

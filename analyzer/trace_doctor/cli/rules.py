@@ -26,8 +26,7 @@ def rules(output: Format = "text") -> None:
         typer.echo(_json(all_rules()))
         return
     for r in all_rules():
-        line = f"{r.code}  {r.name:24}  {r.title}{' (preview)' if r.preview else ''}"
-        typer.echo(unbroken(line))
+        typer.echo(unbroken(f"{r.code}  {r.name:24}  {r.title}"))
 
 
 def rule(
