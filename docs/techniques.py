@@ -240,25 +240,31 @@ def _said(setting: object, value: str) -> str:
 
 @cache
 def techniques() -> dict[str, tuple[str, str]]:
-    """Function of `techniques/` -> (how it is made, its title)."""
+    """Function or value of `techniques/` -> (how it is made, its title)."""
     found = {}
-    for node in _functions():
+    for name, node in _made():
         for call in ast.walk(node):
-            if isinstance(call, ast.Call) and getattr(call.func, "id", "") in ("patch", "advice", "Fix"):
+            if isinstance(call, ast.Call) and getattr(call.func, "id", "") in (*_PATCH, *_ADVICE):
                 titles = [*call.args[:1], *(k.value for k in call.keywords if k.arg == "title")]
-                found[node.name] = (_how(call), _title(titles[0]) or node.name.replace("_", " ").capitalize())
+                found[name] = (_how(call), _title(titles[0]) or name.replace("_", " ").capitalize())
                 break
     return found
 
 
-def _functions() -> Iterator[ast.FunctionDef]:
+_PATCH, _ADVICE = ("patch", "patched"), ("advice", "advised", "Fix")
+
+
+def _made() -> Iterator[tuple[str, ast.stmt]]:
     for file in sorted((RULES / "techniques").glob("[a-z]*.py")):
-        body = ast.parse(file.read_text(encoding="utf-8")).body
-        yield from (node for node in body if isinstance(node, ast.FunctionDef))
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.FunctionDef):
+                yield node.name, node
+            elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                yield node.targets[0].id, node
 
 
 def _how(call: ast.Call) -> str:
-    if getattr(call.func, "id", "") != "patch":
+    if getattr(call.func, "id", "") not in _PATCH:
         return "advice"
     assert isinstance(call.args[1], ast.Constant)
     display = any(k.arg == "safety" and getattr(k.value, "value", "") == "display" for k in call.keywords)

@@ -35,7 +35,7 @@ def expected(scenario: str) -> dict[str, Any]:
 @functools.cache
 def result(capture: str) -> Result:
     scenario, _, twin = capture.split("/")
-    config = defaults(preview=expected(scenario).get("preview", False))
+    config = defaults()
     return analyze(SAMPLES / capture, source=SAMPLES / scenario / f"{twin}.py", config=config)
 
 

@@ -125,8 +125,6 @@ def choose(
     select: Iterable[str] = (),
     ignore: Iterable[str] = (),
     extend: Iterable[str] = (),
-    *,
-    preview: bool = False,
 ) -> list[type[Rule]]:
     """The rules to run: the selected ones (all by default) and the extended, less the ignored. As in ruff a longer
     selector wins over a shorter one, so that `--ignore TD4 --select TD401` keeps TD401."""
@@ -137,10 +135,4 @@ def choose(
             for rule in resolve(s):
                 if rank >= weight.get(rule, (-1, False))[0]:
                     weight[rule] = (rank, patterns)
-    named = {s.upper() for s in [*select, *extend]}
-    return [
-        r
-        for r in all_rules()
-        if weight.get(r, (0, False))[1]
-        and (not r.preview or preview or r.code in named or r.name.upper() in named)
-    ]
+    return [r for r in all_rules() if weight.get(r, (0, False))[1]]

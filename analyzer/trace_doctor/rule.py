@@ -160,7 +160,6 @@ class Rule:
     about: ClassVar[tuple[str, ...]] = ()
     """parts of the time ledger whose time it would find: where much of one has no owner, finding nothing is no *passed*. And
     categories of memory that its findings explain"""
-    preview: ClassVar[bool] = False
     VALID: ClassVar[list[Any]] = []
     INVALID: ClassVar[list[Any]] = []
 

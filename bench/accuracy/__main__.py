@@ -11,7 +11,6 @@ from savings import built, coverage, not_promised, promises, public, recorded
 from savings import table as savings_table
 
 from trace_doctor import analyze
-from trace_doctor.config import defaults
 from trace_doctor.model import Result
 
 ORIGINS = {
@@ -81,13 +80,7 @@ def _held_out(folders: list[Path]) -> tuple[str, Figures]:
 
 
 def _analysed(chosen: list[Case]) -> dict[str, tuple[Case, Result]]:
-    return {
-        case.name: (
-            case,
-            analyze(*case.paths, source=case.script, config=defaults(preview=case.preview)),
-        )
-        for case in chosen
-    }
+    return {case.name: (case, analyze(*case.paths, source=case.script)) for case in chosen}
 
 
 def _tables(results: dict[str, tuple[Case, Result]], kinds: tuple[str, ...]) -> tuple[str, Figures]:

@@ -248,7 +248,6 @@ def compare_patterns(folder: Path) -> list[str]:
     )
 
     from trace_doctor import analyze
-    from trace_doctor.config import defaults
 
     def watched(with_stack: bool) -> profile:
         with profile(
@@ -268,7 +267,7 @@ def compare_patterns(folder: Path) -> list[str]:
     with contextlib.redirect_stdout(None):
         matches = [[_matches(pattern(p)) for p in (bare, full)] for pattern, _ in patterns]
     full.export_chrome_trace(str(trace))
-    result = analyze(trace, config=defaults(preview=True))
+    result = analyze(trace)
     ours = {f.code: f"{f.code} ({f.severity}): {f.message}" for f in result.findings}
     outcomes = {o.code: f"{o.code} {o.outcome}" + f": {o.reason}" * bool(o.reason) for o in result.outcomes}
     lines = ["| torch.profiler, live | without stacks | with | trace-doctor, trace with stacks |"]

@@ -42,8 +42,6 @@ class Case:
     either: frozenset[str] = frozenset()
     """rules of which nobody can tell: not counted"""
     script: Path | None = None
-    preview: bool = False
-    """the rule is one of those that have to be asked for"""
 
 
 def cases() -> Iterator[Case]:
@@ -67,7 +65,6 @@ def _samples() -> Iterator[Case]:
                 [*expected.get("either", ()), *(c for f in expected["fault"] for c in f.get("also", ()))]
             ),
             script=script,
-            preview=expected.get("preview", False),
         )
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+from msgspec.structs import replace
 
 from trace_doctor import Cell, Column, Context, Fix, Rule, Table, Target, Unit, threshold
 from trace_doctor.arrays import I64
@@ -35,6 +38,26 @@ def patch(title: str, codemod: str, text: str, risk: str, verify: str, **more: A
 def advice(title: str, text: str, risk: str, verify: str, **more: Any) -> Fix:
     """A fix that people make by hand."""
     return Fix(title=title, kind="advice", safety="display", text=text, risk=risk, verify=verify, **more)
+
+
+@dataclass(frozen=True)
+class Technique:
+    """A fix whose text is the same wherever it applies; called with how to verify it and with what it edits, it is one."""
+
+    fix: Fix
+
+    def __call__(self, verify: str = LOWER_PEAK, target: Target | None = None) -> Fix:
+        return replace(self.fix, verify=verify, target=target)
+
+
+def patched(title: str, codemod: str, text: str, risk: str, **more: Any) -> Technique:
+    """What `patch` makes of it."""
+    return Technique(patch(title, codemod, text, risk, "", **more))
+
+
+def advised(title: str, text: str, risk: str) -> Technique:
+    """What `advice` makes of it."""
+    return Technique(advice(title, text, risk, ""))
 
 
 def table(

@@ -74,7 +74,7 @@ def _declared_clean(result: Result) -> set[str]:
 
 @pytest.mark.parametrize("capture", CAPTURES, ids=lambda p: "-".join(p.parts[-3:]))
 def test_what_is_missing_is_no_alarm_and_no_all_clear(capture: Path, tmp_path: Path) -> None:
-    config = defaults(preview=True)
+    config = defaults()
     known = _alarms(analyze(capture, config=config))
     # Where the rule that owns a fault cannot tell any more, one that yields to it may speak of the same time.
     allowed = known | {code for code, owners in YIELDS.items() if owners & known}

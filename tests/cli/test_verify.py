@@ -6,14 +6,12 @@ import functools
 import json
 import os
 import subprocess
-import tomllib
 from pathlib import Path
 
 import pytest
 from warm_commands import warm
 
 import trace_doctor
-from trace_doctor.config import defaults
 from trace_doctor.model import Result
 from trace_doctor.model.verification import Verification
 
@@ -31,9 +29,7 @@ def run(*args: str | Path, cwd: Path = SAMPLES) -> subprocess.CompletedProcess[s
 
 @functools.cache
 def analyzed(pair: str, which: str) -> Result:
-    expected = tomllib.loads((SAMPLES / pair.split("/")[0] / "expected.toml").read_text(encoding="utf-8"))
-    config = defaults(preview=expected.get("preview", False))
-    return trace_doctor.analyze(SAMPLES / pair / which, config=config)
+    return trace_doctor.analyze(SAMPLES / pair / which)
 
 
 def verified(pair: str, before: str, after: str) -> Verification:

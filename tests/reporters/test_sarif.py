@@ -12,7 +12,6 @@ import pytest
 from msgspec.structs import replace
 
 import trace_doctor
-from trace_doctor.config import defaults
 from trace_doctor.gate.baseline import Baseline
 from trace_doctor.gate.decision import Terms, checked
 from trace_doctor.model import Finding, Fix, Gate, Location, Result, Suppressed, Target
@@ -62,7 +61,7 @@ def test_the_published_schema_takes_each_sample_with_fixes_suppressions_and_base
     capture: Path, tmp_path: Path
 ) -> None:
     shutil.copy(capture.parent.parent / "fault.py", tmp_path)
-    found = trace_doctor.analyze(capture, source=tmp_path, config=defaults(preview=True))
+    found = trace_doctor.analyze(capture, source=tmp_path)
     assert found.findings
     log = published(found)
     patched = [f for f in found.findings if any(x.diff and x.safety != "display" for x in f.fixes)]

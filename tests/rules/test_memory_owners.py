@@ -21,7 +21,7 @@ CODES = ("TD401", "TD402", "TD404", "TD405", "TD406", "TD407", "TD409", "TD410",
 def found(built: SnapshotBuilder | RunBuilder) -> Result:
     (capture,) = captures_of(built)
     assert isinstance(capture, Capture)
-    return diagnose([capture], [rule for code in CODES for rule in resolve(code)], defaults(preview=True))
+    return diagnose([capture], [rule for code in CODES for rule in resolve(code)], defaults())
 
 
 def codes(result: Result) -> list[str]:

@@ -13,6 +13,7 @@ from trace_doctor.program.edits import NoEdit
 from trace_doctor.program.place import Place
 from trace_doctor.program.script import Script
 from trace_doctor_rules import techniques
+from trace_doctor_rules._shared import Technique
 
 _SCRIPT = """
 import torch
@@ -60,8 +61,9 @@ print(total)
 
 def made() -> list[Fix]:
     found = []
-    for name, function in inspect.getmembers(techniques, inspect.isfunction):
-        if not name.startswith("_") and function.__module__.startswith(techniques.__name__):
+    for name, function in inspect.getmembers(techniques):
+        own = inspect.isfunction(function) and function.__module__.startswith(techniques.__name__)
+        if not name.startswith("_") and (own or isinstance(function, Technique)):
             wanted = inspect.signature(function).parameters.values()
             found.append(function(**{p.name: GIVEN[p.name] for p in wanted if p.name in GIVEN}))
     return found

@@ -107,11 +107,7 @@ def _check_executor(executor: str, paths: Sequence[str], shard: str | None) -> N
 
 
 def _script(
-    context: typer.Context,
-    paths: Sequence[str],
-    config: Config,
-    summaries: Path | None,
-    critical_path: bool,
+    context: typer.Context, paths: Sequence[str], config: Config, summaries: Path | None, critical_path: bool
 ) -> bytes:
     """For a Slurm array. What `merge` would refuse at the end of it is refused now."""
     from trace_doctor.cli.slurm import array_script

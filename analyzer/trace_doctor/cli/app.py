@@ -104,12 +104,10 @@ def _version(context: typer.Context, requested: bool) -> None:
 
 def root(
     version: Annotated[
-        bool,
-        typer.Option("--version", "-V", callback=_version, help="Print the version and exit."),
+        bool, typer.Option("--version", "-V", callback=_version, help="Print the version and exit.")
     ] = False,
     verbose: Annotated[
-        bool,
-        typer.Option("--verbose", "-v", is_eager=True, help="With --version: also the decoder in use."),
+        bool, typer.Option("--verbose", "-v", is_eager=True, help="With --version: also the decoder in use.")
     ] = False,
 ) -> None:
     """Find out why PyTorch training is slow or runs out of memory, and get the patch."""

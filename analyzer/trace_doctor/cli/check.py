@@ -38,8 +38,7 @@ def check(
         ),
     ] = None,
     update_baseline: Annotated[
-        bool,
-        typer.Option("--update-baseline", help="Write the current findings to the baseline."),
+        bool, typer.Option("--update-baseline", help="Write the current findings to the baseline.")
     ] = False,
     exit_zero: Annotated[bool, typer.Option("--exit-zero", help="Exit 0 whatever the findings are.")] = False,
     source: o.Source = None,
@@ -69,11 +68,7 @@ def check(
     sinks = parse_outputs(settings.output) or [Sink("text")]
     accepted = Path(settings.baseline) if update_baseline else None
     reference = None if update_baseline else settings.baseline or None
-    spare(
-        [*sinks, Sink("json", accepted, option="baseline")],
-        [*paths, reference, summaries],
-        config,
-    )
+    spare([*sinks, Sink("json", accepted, option="baseline")], [*paths, reference, summaries], config)
     result = diagnose(
         paths, config, sinks, console, loading,
         source=source, rank=coverage.rank, steps=o.parse_steps(steps), device=device,

@@ -17,8 +17,7 @@ from trace_doctor.cli.progress import progress_on
 def diff(
     *,
     before: Annotated[
-        str,
-        typer.Argument(metavar="A", help="Capture, folder of captures, or saved result (JSON, report)."),
+        str, typer.Argument(metavar="A", help="Capture, folder of captures, or saved result (JSON, report).")
     ],
     after: Annotated[str, typer.Argument(metavar="B", help="The same of the same job, recorded later.")],
     source: o.Source = None,

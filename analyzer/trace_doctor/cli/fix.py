@@ -250,10 +250,7 @@ def _block(text: str, console: Console) -> None:
 _MOST_PLACES = 20
 _HOW = {"advice": "manual", "display": "manual", "unresolved": "no match", "already": "already done"}
 _LEFT_OUT = {"already": "already in the script", "unresolved": "without a match in the script"}
-_RISKS = {
-    "unsafe": "may change numerics, randomness, memory or checkpoints",
-    "display": "for you to judge",
-}
+_RISKS = {"unsafe": "may change numerics, randomness, memory or checkpoints", "display": "for you to judge"}
 _VERIFY = "record again; `trace-doctor verify BEFORE AFTER` compares the recordings"
 
 

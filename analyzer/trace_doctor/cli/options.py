@@ -93,8 +93,7 @@ RankTimeout = Annotated[
 ]
 NoZoom = Annotated[bool, typer.Option("--no-zoom", help="HTML without the zoomable panels: a smaller page.")]
 AllowDirty = Annotated[
-    bool,
-    typer.Option("--allow-dirty", help="Edit even if the git work tree is dirty or missing."),
+    bool, typer.Option("--allow-dirty", help="Edit even if the git work tree is dirty or missing.")
 ]
 
 
@@ -115,7 +114,6 @@ class Rules:
     extend_select: Annotated[
         list[str] | None, typer.Option(autocompletion=rule_words, help="Run these rules as well.")
     ] = None
-    preview: Annotated[bool, typer.Option("--preview", help="Run rules that are still in preview.")] = False
     min_confidence: Annotated[str | None, typer.Option(help="Drop findings below: high, medium or low.")] = (
         None
     )
@@ -126,7 +124,7 @@ class Rules:
     @property
     def overrides(self) -> dict[str, Any]:
         """The settings that they are."""
-        return {**vars(self), "preview": self.preview or None}
+        return dict(vars(self))
 
 
 @dataclass(frozen=True)
@@ -137,16 +135,11 @@ class Coverage:
     ranks: Annotated[
         str | None,
         typer.Option(
-            metavar="N|all",
-            help="Exit 3 if fewer ranks were read. all: the world size in the captures.",
+            metavar="N|all", help="Exit 3 if fewer ranks were read. all: the world size in the captures."
         ),
     ] = None
     allow_partial: Annotated[
-        bool,
-        typer.Option(
-            "--allow-partial",
-            help="Report missing or unread captures without exiting 3.",
-        ),
+        bool, typer.Option("--allow-partial", help="Report missing or unread captures without exiting 3.")
     ] = False
 
 
@@ -171,8 +164,7 @@ class Loading:
     """How captures are read."""
 
     jobs: Annotated[
-        int | None,
-        typer.Option(min=1, help="Processes that read captures (default: number of cores)."),
+        int | None, typer.Option(min=1, help="Processes that read captures (default: number of cores).")
     ] = None
     max_memory: Annotated[
         str | None,

@@ -12,8 +12,6 @@ def page(rule: type[Rule], in_force: Rule | None = None) -> str:
     sections = rule.sections()
     instance = in_force or rule()
     parts = [f"# {rule.code} {rule.name}", sections.get("", "")]
-    if rule.preview:
-        parts.append("*Preview: runs only with `--preview` or when selected by its code.*")
     for heading in HEADINGS:
         if text := sections.get(heading):
             parts += [f"## {heading}", text]
@@ -43,7 +41,6 @@ def facts(rule: type[Rule]) -> dict[str, Any]:
         "code": rule.code,
         "name": rule.name,
         "title": rule.title,
-        "preview": rule.preview,
         "needs": [e.__name__ for e in rule.needs],
         "wants": [e.__name__ for e in rule.wants],
         "yields_to": list(rule.yields_to),

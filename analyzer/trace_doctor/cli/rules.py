@@ -26,14 +26,12 @@ def rules(output: Format = "text") -> None:
         typer.echo(_json(all_rules()))
         return
     for r in all_rules():
-        line = f"{r.code}  {r.name:24}  {r.title}{' (preview)' if r.preview else ''}"
-        typer.echo(unbroken(line))
+        typer.echo(unbroken(f"{r.code}  {r.name:24}  {r.title}"))
 
 
 def rule(
     code: Annotated[
-        str | None,
-        typer.Argument(metavar="CODE", help="Code or name of a rule.", autocompletion=rule_words),
+        str | None, typer.Argument(metavar="CODE", help="Code or name of a rule.", autocompletion=rule_words)
     ] = None,
     all_: Annotated[bool, typer.Option("--all", help="Every rule.")] = False,
     output: Format = "text",

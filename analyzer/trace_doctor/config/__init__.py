@@ -47,7 +47,6 @@ class Settings:
     select: list[str] = _setting([], "rules to run: codes, prefixes, names (default: all)")
     ignore: list[str] = _setting([], "rules not to run")
     extend_select: list[str] = _setting([], "rules to run in addition to the selected")
-    preview: bool = _setting(False, "run rules that are still in preview")
     fail_on: str = _setting("warning", "`check` fails at this severity: critical, warning, info, never")
     require: list[str] = _setting([], "rules that `check` must not skip")
     ranks: str = _setting("", "ranks that `check`, `verify` and `diff` expect: a number, or all of the job")
@@ -75,7 +74,7 @@ class Settings:
 
     def chosen(self) -> list[type[Rule]]:
         """The rules to run."""
-        return choose(self.select, self.ignore, self.extend_select, preview=self.preview)
+        return choose(self.select, self.ignore, self.extend_select)
 
     def threshold_overrides(self, rule: type[Rule]) -> dict[str, Any]:
         """The thresholds set for a rule, by name; what is set by its code wins over its name."""

@@ -290,10 +290,7 @@ def merge(filings: Sequence[Filing], settings: Settings, jobs: Mapping[int, int]
 
 
 def _with_causes(
-    finding: Finding,
-    filing: Filing,
-    pairs: Sequence[tuple[Finding, Filing]],
-    inputs: Mapping[int, set[int]],
+    finding: Finding, filing: Filing, pairs: Sequence[tuple[Finding, Filing]], inputs: Mapping[int, set[int]]
 ) -> Finding:
     """With the findings that explain it, on its capture and device, and their fixes behind its own; of a failed allocation
     those that are enough come first."""

@@ -143,10 +143,7 @@ def _plain(pace: PlainPace | None) -> Pace | None:
     if pace is None:
         return None
     return Pace(
-        steps=pace.steps,
-        median_us=pace.median_ns / 1e3,
-        mad_us=pace.mad_ns / 1e3,
-        mean_us=pace.mean_ns / 1e3,
+        steps=pace.steps, median_us=pace.median_ns / 1e3, mad_us=pace.mad_ns / 1e3, mean_us=pace.mean_ns / 1e3
     )
 
 

@@ -57,8 +57,7 @@ def summary(
         peak_allocated_bytes=max((m.peak_bytes for m in memory), default=None),
         peak_reserved_bytes=max(reserved, default=None),
         replay=ReplayQuality(
-            base_error=median(errors) if errors else None,
-            unexplained_share=max(unexplained, default=None),
+            base_error=median(errors) if errors else None, unexplained_share=max(unexplained, default=None)
         ),
         saving_up_to=_saving_up_to(
             [w for w in what_if if w.input in judged], [f for f in findings if f.input in judged]

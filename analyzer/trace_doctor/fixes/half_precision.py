@@ -31,20 +31,9 @@ _SMALL = 1e-2
 _PROBABILITIES = re.compile(r"(?:torch\.nn\.BCELoss|torch\.nn\.functional\.binary_cross_entropy)")
 _LOSSES = re.compile(r"torch\.nn\.functional\.(?:\w*loss|cross_entropy|kl_div)|torch\.nn\.\w*Loss")
 _FILLS = re.compile(r"masked_fill_?|fill_|full|full_like|where|clamp_?|clip_?|new_full|pad|constant_?")
-_WIDENS = (
-    "float",
-    "double",
-    "long",
-    "int",
-    "bool",
-    "argmax",
-    "argmin",
-    "argsort",
-    "item",
-    "tolist",
-    "type",
-    "type_as",
-)
+_WIDENS = frozenset([
+    "float", "double", "long", "int", "bool", "argmax", "argmin", "argsort", "item", "tolist", "type", "type_as",
+])  # fmt: skip
 _SWITCH_WORDS = ("dtype", "amp", "precision", "fp16", "bf16", "half")
 _SWITCH = re.compile(
     r"--(?:use[-_]|enable[-_]|compute[-_])?(?:dtype|amp|(?:mixed[-_])?precision|fp16|bf16|half)"

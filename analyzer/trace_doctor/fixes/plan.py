@@ -293,11 +293,7 @@ def _run(mod: Codemod, finding: Finding, fix: Fix, params: Parameters, source: _
     names = [name for name in names if name in source.ran] or names
     project = Project.of_tree(tree, names, source.executed)
     anywhere = Place(
-        (),
-        torch=source.torch,
-        project=project,
-        packages=_packages(tree, names),
-        one_device=source.one_device,
+        (), torch=source.torch, project=project, packages=_packages(tree, names), one_device=source.one_device
     )
     return _first_change(mod, finding, fix, params, source, own, anywhere)
 

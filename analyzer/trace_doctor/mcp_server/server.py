@@ -34,8 +34,7 @@ Source = Annotated[
 Id = Annotated[str, Field(description="Id of a finding, such as TD101-1", max_length=100)]
 Rank = Annotated[int | None, Field(description="Only this rank")]
 Most = Annotated[
-    int,
-    Field(ge=a.LEAST_TOKENS, le=a.MOST_TOKENS, description="Most tokens of the answer: UTF-8 bytes / 3"),
+    int, Field(ge=a.LEAST_TOKENS, le=a.MOST_TOKENS, description="Most tokens of the answer: UTF-8 bytes / 3")
 ]
 
 

@@ -29,28 +29,11 @@ _OPTIMIZER = re.compile(
 _NOT_OPTIMIZER = re.compile(r".*(Config|Model\w*|Trainer|TrainingArguments|Tokenizer\w*|LR|Scheduler)")
 _MODULE = re.compile(r"(?!torch\.nn\.\*)(torch\.nn|torchvision\.models|timm|transformers)\..*")
 # the value is the first argument in another coat
-_WRAPPERS = frozenset(
-    [
-        "iter",
-        "enumerate",
-        "tqdm.tqdm",
-        "tqdm.auto.tqdm",
-        "tqdm.rich.tqdm",
-        "tqdm.trange",
-        "itertools.islice",
-        "itertools.cycle",
-        "reversed",
-        "list",
-        "torch.compile",
-        "torch.nn.DataParallel",
-        "torch.nn.parallel.DistributedDataParallel",
-        "torch.nn.SyncBatchNorm.convert_sync_batchnorm",
-        "apex.parallel.convert_syncbn_model",
-        "next",
-        "zip",
-        "rich.progress.track",
-    ]
-)
+_WRAPPERS = frozenset([
+    "iter", "enumerate", "reversed", "list", "next", "zip", "itertools.islice", "itertools.cycle", "tqdm.tqdm", "tqdm.auto.tqdm",
+    "tqdm.rich.tqdm", "tqdm.trange", "rich.progress.track", "torch.compile", "torch.nn.DataParallel",
+    "torch.nn.parallel.DistributedDataParallel", "torch.nn.SyncBatchNorm.convert_sync_batchnorm", "apex.parallel.convert_syncbn_model",
+])  # fmt: skip
 _SAME_OBJECT_METHODS = frozenset(
     [
         "to",
@@ -66,17 +49,9 @@ _SAME_OBJECT_METHODS = frozenset(
         "__iter__",
     ]
 )
-_PREPARE = frozenset(
-    [
-        "prepare",
-        "setup",
-        "setup_dataloaders",
-        "prepare_data_loader",
-        "prepare_optimizer",
-        "prepare_model",
-        "wrap_model",
-    ]
-)
+_PREPARE = frozenset([
+    "prepare", "setup", "setup_dataloaders", "prepare_data_loader", "prepare_optimizer", "prepare_model", "wrap_model",
+])  # fmt: skip
 _MAX_DEPTH = 12
 
 

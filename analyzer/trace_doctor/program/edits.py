@@ -180,8 +180,7 @@ def union(groups: Iterable[Sequence[Edit]]) -> list[Edit]:
         by_identity.setdefault(edit.identity, edit)
     order = {identity: i for i, identity in enumerate(by_identity)}
     return sorted(
-        by_identity.values(),
-        key=lambda e: (e.start, e.end, e.text.startswith("\n"), order[e.identity]),
+        by_identity.values(), key=lambda e: (e.start, e.end, e.text.startswith("\n"), order[e.identity])
     )
 
 

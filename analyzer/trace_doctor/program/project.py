@@ -14,14 +14,7 @@ from weakref import WeakKeyDictionary
 
 import libcst as cst
 
-from trace_doctor.program.dataflow import (
-    DATALOADERS,
-    Trail,
-    dataflow_of,
-    default_of,
-    method_of,
-    walk,
-)
+from trace_doctor.program.dataflow import DATALOADERS, Trail, dataflow_of, default_of, method_of, walk
 from trace_doctor.program.executed import Executed
 from trace_doctor.program.script import Script, dotted, imported_modules
 from trace_doctor.program.source_tree import SourceTree

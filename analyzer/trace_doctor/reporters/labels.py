@@ -44,52 +44,43 @@ class Kind(NamedTuple):
     meaning: str
 
 
-BUSY: dict[str, Kind] = {
-    "compute": Kind(PART_NAMES["compute"], "kernels were running"),
-    "comm": Kind(PART_NAMES["exposed_comm"], "only collectives were running: no compute overlapped them"),
-    "copy": Kind(PART_NAMES["exposed_copy"], "only memory copies or memsets were running"),
+_BUSY = {
+    "compute": "kernels were running",
+    "comm": "only collectives were running: no compute overlapped them",
+    "copy": "only memory copies or memsets were running",
 }
-IDLE: dict[str, Kind] = {
-    "data_loading": Kind(PART_NAMES["data_loading"], "the host was fetching the next batch"),
-    "sync": Kind(PART_NAMES["sync"], "the host had waited for the GPU and lost its run-ahead"),
-    "allocator": Kind(PART_NAMES["allocator"], "the host was in cudaMalloc, cudaFree or a similar call"),
-    "compile": Kind(PART_NAMES["compile"], "the host was compiling: dynamo, inductor, Triton"),
-    "cold_start": Kind(
-        PART_NAMES["cold_start"], "lazy initialization: modules and libraries load at their first use"
-    ),
-    "optimizer": Kind(PART_NAMES["optimizer"], "the host was preparing the optimizer step"),
-    "annotation": Kind(
-        PART_NAMES["annotation"], "the host was inside a record_function block that launched nothing"
-    ),
-    "python": Kind(PART_NAMES["python"], "no operator ran on the host: Python code, or nothing was recorded"),
-    "dispatch": Kind(PART_NAMES["dispatch"], "the host was preparing operators and launches"),
-    "launch": Kind(PART_NAMES["launch"], "the work was on its way from the host to the device"),
-    "profiler": Kind(PART_NAMES["profiler"], "the profiler itself blocked the host"),
-    "unattributed": Kind(PART_NAMES["unattributed"], "nothing in the capture explains the idle time"),
+_IDLE = {
+    "data_loading": "the host was fetching the next batch",
+    "sync": "the host had waited for the GPU and lost its run-ahead",
+    "allocator": "the host was in cudaMalloc, cudaFree or a similar call",
+    "compile": "the host was compiling: dynamo, inductor, Triton",
+    "cold_start": "lazy initialization: modules and libraries load at their first use",
+    "optimizer": "the host was preparing the optimizer step",
+    "annotation": "the host was inside a record_function block that launched nothing",
+    "python": "no operator ran on the host: Python code, or nothing was recorded",
+    "dispatch": "the host was preparing operators and launches",
+    "launch": "the work was on its way from the host to the device",
+    "profiler": "the profiler itself blocked the host",
+    "unattributed": "nothing in the capture explains the idle time",
 }
-KINDS: dict[str, Kind] = {**BUSY, **IDLE}
-
-MEMORY: dict[str, Kind] = {
-    "parameters": Kind(MEMORY_NAMES["parameters"], "the model's weights"),
-    "gradients": Kind(MEMORY_NAMES["gradients"], "what backward leaves for the optimizer"),
-    "optimizer_state": Kind(MEMORY_NAMES["optimizer_state"], "what the optimizer keeps between steps"),
-    "activations": Kind(MEMORY_NAMES["activations"], "saved by forward for backward"),
-    "inputs": Kind(MEMORY_NAMES["inputs"], "the batch"),
-    "temporaries": Kind(MEMORY_NAMES["temporaries"], "allocated and freed within one phase"),
-    "workspaces": Kind(MEMORY_NAMES["workspaces"], "scratch of cuBLAS, cuDNN and the like"),
-    "held_before_recording": Kind(
-        MEMORY_NAMES["held_before_recording"], "allocated before the allocation history began"
-    ),
-    "unknown": Kind(MEMORY_NAMES["unknown"], "the allocation history does not say"),
-    "unsharded_parameters": Kind(
-        MEMORY_NAMES["unsharded_parameters"],
-        "gathered from all ranks by FSDP or ZeRO-3, until they are sharded again",
-    ),
-    "weight_copies": Kind(
-        MEMORY_NAMES["weight_copies"],
-        "16-bit copies of fp32 weights that autocast caches until its context ends",
-    ),
+_MEMORY = {
+    "parameters": "the model's weights",
+    "gradients": "what backward leaves for the optimizer",
+    "optimizer_state": "what the optimizer keeps between steps",
+    "activations": "saved by forward for backward",
+    "inputs": "the batch",
+    "temporaries": "allocated and freed within one phase",
+    "workspaces": "scratch of cuBLAS, cuDNN and the like",
+    "held_before_recording": "allocated before the allocation history began",
+    "unknown": "the allocation history does not say",
+    "unsharded_parameters": "gathered from all ranks by FSDP or ZeRO-3, until they are sharded again",
+    "weight_copies": "16-bit copies of fp32 weights that autocast caches until its context ends",
 }
+_EXPOSED = {"comm": "exposed_comm", "copy": "exposed_copy"}
+BUSY = {k: Kind(PART_NAMES[_EXPOSED.get(k, k)], meaning) for k, meaning in _BUSY.items()}
+IDLE = {k: Kind(PART_NAMES[k], meaning) for k, meaning in _IDLE.items()}
+KINDS = {**BUSY, **IDLE}
+MEMORY = {k: Kind(MEMORY_NAMES[k], meaning) for k, meaning in _MEMORY.items()}
 
 FAMILIES: dict[str, str] = {
     "0": "the capture itself",
@@ -105,12 +96,7 @@ FAMILIES: dict[str, str] = {
 SYMBOL: dict[Severity, str] = {"critical": "✖", "warning": "▲", "info": "●"}
 SEVERITIES: tuple[Severity, ...] = ("critical", "warning", "info")
 HOW_KNOWN: dict[Known, str] = {"up_to": "up to", "about": "about"}
-BASIS = {
-    "measured": "measured",
-    "replay": "simulated",
-    "bound": "upper bound",
-    "model": "estimated",
-}
+BASIS = {"measured": "measured", "replay": "simulated", "bound": "upper bound", "model": "estimated"}
 """the basis of a saving in a word"""
 BASIS_MEANING = {
     "measured": "measured in the capture",

@@ -186,7 +186,4 @@ def _invocation(result: Result) -> Object:
 
 def _notification(outcome: Outcome) -> Object:
     text = f"{outcome.code} {outcome.name} {outcome.outcome}: {outcome.reason or 'no reason given'}"
-    return {
-        "level": "note" if outcome.outcome == "skipped" else "error",
-        "message": _plain(text),
-    }
+    return {"level": "note" if outcome.outcome == "skipped" else "error", "message": _plain(text)}

@@ -55,15 +55,7 @@ from trace_doctor.reporters.labels import (
 )
 from trace_doctor.reporters.next_command import say_next
 from trace_doctor.reporters.terminal import Piece, Terminal
-from trace_doctor.reporters.units import (
-    Scale,
-    columns,
-    duration,
-    number,
-    plural,
-    share,
-    size,
-)
+from trace_doctor.reporters.units import Scale, columns, duration, number, plural, share, size
 
 _MOST_ROWS = 8
 _MOST_REASONS = 4

@@ -5,15 +5,7 @@ from __future__ import annotations
 from trace_doctor.model import HowKnown
 from trace_doctor.model.verification import Verification
 from trace_doctor.reporters import Options
-from trace_doctor.reporters.compared import (
-    INDENT,
-    appeared,
-    doubts,
-    followed,
-    header,
-    memory,
-    step_time,
-)
+from trace_doctor.reporters.compared import INDENT, appeared, doubts, followed, header, memory, step_time
 from trace_doctor.reporters.labels import BASIS, how_known, interval
 from trace_doctor.reporters.terminal import Terminal
 from trace_doctor.reporters.units import duration, estimate_duration, share, size
@@ -48,10 +40,7 @@ def _promise(terminal: Terminal, verification: Verification) -> None:
         if promise.measured_us is not None:
             sentence += f", measured {duration(promise.measured_us)}"
             sentence += _how_kept(
-                promise.measured_us,
-                promise.time_us_per_step,
-                verification.step_time.noise_us or 0.0,
-                promise,
+                promise.measured_us, promise.time_us_per_step, verification.step_time.noise_us or 0.0, promise
             )
         terminal.put(sentence, indent=INDENT, first="predicted")
     if promise.bytes:

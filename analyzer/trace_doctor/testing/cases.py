@@ -92,11 +92,7 @@ def _record(rank: int, b: RunBuilder) -> RankRecord | None:
         return None
     found = periodic_work(b.periodic)
     return RankRecord(
-        rank,
-        ended=b.ended,
-        observed=b.periodic is not None,
-        periodic=found,
-        waited_for_cpu=b.waited_for_cpu,
+        rank, ended=b.ended, observed=b.periodic is not None, periodic=found, waited_for_cpu=b.waited_for_cpu
     )
 
 

@@ -143,11 +143,7 @@ def treat(
 
 
 def _editable(
-    scratch: Scratch,
-    loaded: Collection[str],
-    say: Say,
-    queue: Sequence[Candidate],
-    by_hand: Sequence[ByHand],
+    scratch: Scratch, loaded: Collection[str], say: Say, queue: Sequence[Candidate], by_hand: Sequence[ByHand]
 ) -> tuple[list[Candidate], list[ByHand]]:
     """The fixes whose edits stay in the copy, and are in what its runs load; the others are left to the user."""
     editable, rest, elsewhere = list[Candidate](), list(by_hand), dict[str, None]()

@@ -84,10 +84,7 @@ class NoSteps(Rule):
     title = "No step markers in the capture"
     needs = (Steps,)
 
-    VALID = [
-        Valid("profiler steps", _marked),
-        Valid("optimizer steps", _optimizer_only),
-    ]
+    VALID = [Valid("profiler steps", _marked), Valid("optimizer steps", _optimizer_only)]
     INVALID = [Invalid("no mark at all", _unmarked, severity="info", message="analyzed as one step")]
 
     def check(self, ctx: Context) -> Iterator[Claim]:

@@ -93,10 +93,7 @@ class CollectiveExposure(Evidence, frozen=True):
     def build(cls, facts: Facts) -> Self:
         run, own, steps, replay = facts.run, facts[Collectives], facts[Steps], facts[Replay]
         if not own.compute:
-            raise NotCaptured(
-                "concurrent work not recorded",
-                "the trace as the profiler wrote it",
-            )
+            raise NotCaptured("concurrent work not recorded", "the trace as the profiler wrote it")
         exposed = [(s, e) for s, e in own.lasting.tolist()]
         removal = _removal(facts, own)
         outcome = replay.without(removal)

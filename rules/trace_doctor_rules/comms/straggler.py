@@ -7,16 +7,7 @@ from statistics import mean
 
 import numpy as np
 
-from trace_doctor import (
-    NOTE_FROM,
-    Claim,
-    Confidence,
-    Context,
-    Location,
-    Rule,
-    Saving,
-    threshold,
-)
+from trace_doctor import NOTE_FROM, Claim, Confidence, Context, Location, Rule, Saving, threshold
 from trace_doctor.evidence.distributed.blame.evidence import JobBlame
 from trace_doctor.evidence.distributed.collectives import RankedCollectives
 from trace_doctor.evidence.distributed.ranks import Ranks, named

@@ -5,15 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import nullcontext
 
-from trace_doctor import (
-    NOTE_FROM,
-    Claim,
-    Confidence,
-    Context,
-    Fix,
-    Table,
-    threshold,
-)
+from trace_doctor import NOTE_FROM, Claim, Confidence, Context, Fix, Table, threshold
 from trace_doctor.evidence.durations import milliseconds
 from trace_doctor.evidence.host.data_waits import DataWaits
 from trace_doctor.evidence.idle.cpu_timeline import Processor

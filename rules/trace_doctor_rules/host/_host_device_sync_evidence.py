@@ -37,22 +37,18 @@ from trace_doctor.user_frames import Frame, is_user_frame, python_frame
 SyncKind = Literal["item", "shape", "to_host", "to_device", "synchronize"]
 """a scalar read · an operator whose output size depends on data · a tensor copied to the host, to the device · an explicit wait"""
 
+_SHAPED = [
+    "nonzero",
+    "masked_select",
+    "unique",
+    "_unique2",
+    "where",
+    "index",
+    "repeat_interleave",
+    "bincount",
+]
 _OPERATORS: tuple[tuple[SyncKind, frozenset[str]], ...] = (
-    (
-        "shape",
-        frozenset(
-            [
-                "nonzero",
-                "masked_select",
-                "unique",
-                "_unique2",
-                "where",
-                "index",
-                "repeat_interleave",
-                "bincount",
-            ]
-        ),
-    ),
+    ("shape", frozenset(_SHAPED)),
     ("item", frozenset(["item", "_local_scalar_dense", "is_nonzero", "equal", "allclose"])),
     ("to_host", frozenset(["to", "_to_copy", "copy_", "cpu"])),
 )

@@ -5,17 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 
-from trace_doctor import (
-    NOTE_FROM,
-    Cell,
-    Claim,
-    Confidence,
-    Context,
-    Fix,
-    NotCaptured,
-    Table,
-    threshold,
-)
+from trace_doctor import NOTE_FROM, Cell, Claim, Confidence, Context, Fix, NotCaptured, Table, threshold
 from trace_doctor.evidence.durations import milliseconds
 from trace_doctor.evidence.idle.time_ledger import TimeLedger
 from trace_doctor.evidence.intervals import total

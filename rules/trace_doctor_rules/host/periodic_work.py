@@ -151,8 +151,7 @@ class PeriodicWork(Rule):
             ],
             fixes=[
                 techniques.off_the_step(
-                    "Record as many steps again: TD205 is gone or its share is smaller",
-                    kind,
+                    "Record as many steps again: TD205 is gone or its share is smaller", kind
                 )
             ],
             key=f"{first.function} {first.calls}",

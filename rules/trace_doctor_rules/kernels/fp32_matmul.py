@@ -182,8 +182,7 @@ class Fp32Matmul(Rule):
             capability = kernels.compute_capability
             if capability is None:
                 raise NotCaptured(
-                    "compute capability not recorded",
-                    "torch 1.8.1 and later records deviceProperties",
+                    "compute capability not recorded", "torch 1.8.1 and later records deviceProperties"
                 )
             if capability < (7, 0) or any(chip in kernels.device_name for chip in _WITHOUT_TENSOR_CORES):
                 return

@@ -245,11 +245,7 @@ class UnalignedDims(Rule):
                 site, device=kernels.device, ts_us=ctx[Moments].ts_us(int(kernels.run.ts[longest.operator]))
             ),
             evidence=[_table(bad, per_step)],
-            spans=ctx[Moments].longest(
-                longest_of(kernels, mask),
-                "misaligned GEMM",
-                device=kernels.device,
-            ),
+            spans=ctx[Moments].longest(longest_of(kernels, mask), "misaligned GEMM", device=kernels.device),
             fixes=[_fix(sorted(_used(bad, sizes), reverse=True)[0], self.multiple, site)],
             key="unaligned",
         )

@@ -180,10 +180,7 @@ def _memory(ctx: Context, kernels: Kernels) -> tuple[int, int]:
     ledger = ctx.get(MemoryLedger)
     row = next((r for r in ledger.rows if r.device == kernels.device), None) if ledger is not None else None
     if row is None or not row.peak_bytes:
-        raise NotCaptured(
-            "memory not recorded",
-            "profile(..., profile_memory=True)",
-        )
+        raise NotCaptured("memory not recorded", "profile(..., profile_memory=True)")
     if not size:
         raise NotCaptured("device memory size not recorded", "--device-memory")
     return row.peak_bytes, size

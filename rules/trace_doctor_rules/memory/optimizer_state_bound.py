@@ -176,10 +176,7 @@ class OptimizerStateBound(Rule):
             severity="warning" if memory.pressed(device, self.nearly_full) else "info",
             saving=eight_bit,
             location=location(device.caller(Stage.OPTIMIZER), device=device.device),
-            evidence=[
-                breakdown(device, moment, where),
-                holders(device.holders(alive), "Optimizer state"),
-            ],
+            evidence=[breakdown(device, moment, where), holders(device.holders(alive), "Optimizer state")],
             fixes=[
                 replace(techniques.less_optimizer_state(_VERIFY), saving=eight_bit),
                 techniques.adafactor(_VERIFY),

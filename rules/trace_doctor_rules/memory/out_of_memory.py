@@ -384,11 +384,7 @@ def _fewer_activations(f: Failure, layers: Repeats | None, later: int) -> list[F
         half += ", this request and what follows in the step included"
     return [
         *(_gives(fix, saved, change) for fix in checkpointing(device, layers, _FITS)),
-        _gives(
-            techniques.gradient_accumulation(_FITS),
-            of_batch // 2,
-            half,
-        ),
+        _gives(techniques.gradient_accumulation(_FITS), of_batch // 2, half),
     ]
 
 

@@ -190,18 +190,13 @@ class StaleGraph(Rule):
     about = ("activations", "temporaries")
 
     min_share: float = threshold(
-        0.10,
-        "retained blocks of one forward, as a share of the peak",
-        unit="share",
-        source="the rule's list",
+        0.10, "retained blocks of one forward, as a share of the peak", unit="share", source="the rule's list"
     )
     min_bytes: int = threshold(
         16 * MiB, "retained blocks of one forward", unit="bytes", source="as TD404's and TD405's"
     )
     min_forwards: int = threshold(
-        1,
-        "forwards that retain memory",
-        source="two real records hold two forwards only",
+        1, "forwards that retain memory", source="two real records hold two forwards only"
     )
 
     min_graph: int = threshold(

@@ -118,10 +118,7 @@ class UnusedMemory(Rule):
         source="below, the GPU is busy and a larger batch changes little",
     )
     fill: float = threshold(
-        0.90,
-        "part of the device that the proposed batch reserves",
-        unit="share",
-        source="a margin for peaks",
+        0.90, "part of the device that the proposed batch reserves", unit="share", source="a margin for peaks"
     )
     min_steps: int = threshold(3, "steady steps", source="fewer are a demonstration, not a job")
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from trace_doctor import Fix, Target
-from trace_doctor_rules._shared import LAST_BITS, advice, patch
+from trace_doctor_rules._shared import LAST_BITS, advised, patch, patched
 
-
-def one_type(verify: str) -> Fix:
-    """Advice for models whose tensors autocast casts back and forth."""
-    return advice(
-        "Convert the model to bfloat16",
-        "model = model.to(torch.bfloat16)   # and no autocast around it; inputs in bfloat16 too\n"
-        "# norms and softmax sum in fp32 inside their kernels all the same\n"
-        "# in training with fp32 weights for the optimizer: fully_shard(..., mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))",
-        "losses differ from autocast's; an optimizer that holds bf16 weights alone loses small updates",
-        verify,
-    )
+one_type = advised(
+    "Convert the model to bfloat16",
+    "model = model.to(torch.bfloat16)   # and no autocast around it; inputs in bfloat16 too\n"
+    "# norms and softmax sum in fp32 inside their kernels all the same\n"
+    "# in training with fp32 weights for the optimizer: fully_shard(..., mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))",
+    "losses differ from autocast's; an optimizer that holds bf16 weights alone loses small updates",
+)
+"""Advice for models whose tensors autocast casts back and forth."""
 
 
 def autocast(verify: str, dtype: str = "bfloat16", target: Target | None = None) -> Fix:
@@ -40,15 +37,13 @@ def autocast(verify: str, dtype: str = "bfloat16", target: Target | None = None)
     )
 
 
-def tf32(verify: str) -> Fix:
-    """An edit: inputs of fp32 matmuls are rounded to ten bits of mantissa."""
-    return patch(
-        "Allow TF32",
-        "matmul-precision",
-        'torch.set_float32_matmul_precision("high")   # HF: TrainingArguments(tf32=True)',
-        "matmuls keep ten bits of mantissa; never mix this with torch.backends...fp32_precision",
-        verify,
-    )
+tf32 = patched(
+    "Allow TF32",
+    "matmul-precision",
+    'torch.set_float32_matmul_precision("high")   # HF: TrainingArguments(tf32=True)',
+    "matmuls keep ten bits of mantissa; never mix this with torch.backends...fp32_precision",
+)
+"""An edit: inputs of fp32 matmuls are rounded to ten bits of mantissa."""
 
 
 def channels_last(verify: str, *, on_amd: bool = False) -> Fix:
@@ -67,13 +62,11 @@ def channels_last(verify: str, *, on_amd: bool = False) -> Fix:
     )
 
 
-def cudnn_benchmark(verify: str) -> Fix:
-    """An edit: pays where input shapes repeat."""
-    return patch(
-        "Enable cudnn.benchmark",
-        "set-config",
-        "torch.backends.cudnn.benchmark = True   # Lightning: Trainer(benchmark=True)",
-        "every new input shape is benchmarked and needs the largest workspace once; runs are not bitwise identical",
-        verify,
-        params={"name": "torch.backends.cudnn.benchmark", "value": True},
-    )
+cudnn_benchmark = patched(
+    "Enable cudnn.benchmark",
+    "set-config",
+    "torch.backends.cudnn.benchmark = True   # Lightning: Trainer(benchmark=True)",
+    "every new input shape is benchmarked and needs the largest workspace once; runs are not bitwise identical",
+    params={"name": "torch.backends.cudnn.benchmark", "value": True},
+)
+"""An edit: pays where input shapes repeat."""

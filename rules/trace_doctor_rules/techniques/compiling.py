@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from trace_doctor import Fix, Target
-from trace_doctor_rules._shared import LAST_BITS, advice, patch
+from trace_doctor_rules._shared import LAST_BITS, advice, advised, patch, patched
 
 
 def compile_model(verify: str, mode: str | None = None) -> Fix:
@@ -23,26 +23,20 @@ def compile_model(verify: str, mode: str | None = None) -> Fix:
     )
 
 
-def compile_blocks(verify: str) -> Fix:
-    """Advice: compiles in the time of one block, where the model repeats it."""
-    return advice(
-        "Compile the repeated block",
-        "for block in model.layers:\n    block.compile()   # instead of torch.compile(model)\n"
-        "# Accelerate: TorchDynamoPlugin(use_regional_compilation=True)",
-        f"{LAST_BITS}; nothing is fused across blocks",
-        verify,
-    )
-
-
-def compile_loss(verify: str) -> Fix:
-    """An edit for a model that is compiled already."""
-    return patch(
-        "Compile the loss",
-        "compile-loss",
-        "loss_fn = torch.compile(loss_fn)   # or a function that calls model and loss, compiled as one",
-        LAST_BITS,
-        verify,
-    )
+compile_blocks = advised(
+    "Compile the repeated block",
+    "for block in model.layers:\n    block.compile()   # instead of torch.compile(model)\n"
+    "# Accelerate: TorchDynamoPlugin(use_regional_compilation=True)",
+    f"{LAST_BITS}; nothing is fused across blocks",
+)
+"""Advice: compiles in the time of one block, where the model repeats it."""
+compile_loss = patched(
+    "Compile the loss",
+    "compile-loss",
+    "loss_fn = torch.compile(loss_fn)   # or a function that calls model and loss, compiled as one",
+    LAST_BITS,
+)
+"""An edit for a model that is compiled already."""
 
 
 def mark_dynamic(
@@ -62,20 +56,18 @@ def mark_dynamic(
     return fix if known else advice(fix.title, fix.text, fix.risk, verify)
 
 
-def steady_shapes(verify: str) -> Fix:
-    """Advice: padding to few sizes, and the largest batch first."""
-    return advice(
-        "Pad to fixed shapes",
-        "def pad(batch, value, bucket=64):   # (batch, length); labels with -100, masks with 0\n"
-        "    return torch.nn.functional.pad(batch, (0, -batch.shape[1] % bucket), value=value)\n\n"
-        "# before the loop, a step with the largest shape: the allocator settles at its maximum at once\n"
-        "largest = torch.zeros(batch_size, max_length, dtype=torch.long, device=device)\n"
-        "loss_fn(model(largest), largest).backward()\n"
-        "optimizer.zero_grad(set_to_none=True)\n"
-        "# HF: DataCollatorWithPadding(tokenizer, pad_to_multiple_of=64)",
-        "padding computes on values that are discarded",
-        verify,
-    )
+steady_shapes = advised(
+    "Pad to fixed shapes",
+    "def pad(batch, value, bucket=64):   # (batch, length); labels with -100, masks with 0\n"
+    "    return torch.nn.functional.pad(batch, (0, -batch.shape[1] % bucket), value=value)\n\n"
+    "# before the loop, a step with the largest shape: the allocator settles at its maximum at once\n"
+    "largest = torch.zeros(batch_size, max_length, dtype=torch.long, device=device)\n"
+    "loss_fn(model(largest), largest).backward()\n"
+    "optimizer.zero_grad(set_to_none=True)\n"
+    "# HF: DataCollatorWithPadding(tokenizer, pad_to_multiple_of=64)",
+    "padding computes on values that are discarded",
+)
+"""Advice: padding to few sizes, and the largest batch first."""
 
 
 _BY_LINE = """The fix depends on the code at {file}:{line}:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trace_doctor import Fix, Target
-from trace_doctor_rules._shared import advice, patch
+from trace_doctor_rules._shared import advice, advised, patch, patched
 
 _DEFAULT_PREFETCH = 2
 """batches that each worker of a DataLoader prepares ahead"""
@@ -106,18 +106,15 @@ def work_ahead(late: str, verify: str) -> Fix:
     )
 
 
-def pinned_copies(verify: str, target: Target | None = None) -> Fix:
-    """An edit of loader and copies together: either alone still waits."""
-    return patch(
-        "Use pin_memory=True and non_blocking=True",
-        "pinned-copies",
-        "loader = DataLoader(..., pin_memory=True)\nx = x.to(device, non_blocking=True)\n"
-        "# Accelerate: DataLoaderConfiguration(non_blocking=True); Lightning: pin_memory=True of the loader is enough",
-        "a batch that is modified while it is copied arrives modified; pinned memory cannot be swapped; a copy to the host that "
-        "does not block needs a synchronization before it is read",
-        verify,
-        target=target,
-    )
+pinned_copies = patched(
+    "Use pin_memory=True and non_blocking=True",
+    "pinned-copies",
+    "loader = DataLoader(..., pin_memory=True)\nx = x.to(device, non_blocking=True)\n"
+    "# Accelerate: DataLoaderConfiguration(non_blocking=True); Lightning: pin_memory=True of the loader is enough",
+    "a batch that is modified while it is copied arrives modified; pinned memory cannot be swapped; a copy to the host that "
+    "does not block needs a synchronization before it is read",
+)
+"""An edit of loader and copies together: either alone still waits."""
 
 
 def persistent_workers(verify: str, workers: int | None = None, target: Target | None = None) -> Fix:
@@ -133,13 +130,11 @@ def persistent_workers(verify: str, workers: int | None = None, target: Target |
     )
 
 
-def shard_iterable(verify: str) -> Fix:
-    """Advice: reads every sample in every worker, and delivers a share of them."""
-    return advice(
-        "Shard the IterableDataset across workers",
-        "def __iter__(self):\n    samples = self.read()\n    info = torch.utils.data.get_worker_info()\n"
-        "    if info is not None:\n"
-        "        samples = itertools.islice(samples, info.id, None, info.num_workers)\n    yield from samples",
-        "without this every worker delivers the whole dataset",
-        verify,
-    )
+shard_iterable = advised(
+    "Shard the IterableDataset across workers",
+    "def __iter__(self):\n    samples = self.read()\n    info = torch.utils.data.get_worker_info()\n"
+    "    if info is not None:\n"
+    "        samples = itertools.islice(samples, info.id, None, info.num_workers)\n    yield from samples",
+    "without this every worker delivers the whole dataset",
+)
+"""Advice: reads every sample in every worker, and delivers a share of them."""

@@ -3,43 +3,30 @@
 from __future__ import annotations
 
 from trace_doctor import Fix, Target
-from trace_doctor_rules._shared import LAST_BITS, advice, patch
+from trace_doctor_rules._shared import LAST_BITS, advice, advised, patched
 
-
-def create_on_device(verify: str, target: Target | None = None) -> Fix:
-    """An edit: fills on the device instead of filling, copying and freeing on the host."""
-    return patch(
-        "Create the tensor on the GPU",
-        "tensor-device",
-        "mask = torch.zeros(n, device=x.device)   # instead of torch.zeros(n).to(device)",
-        "random numbers of the device differ from those of the CPU",
-        verify,
-        target=target,
-    )
-
-
-def make_once(verify: str, target: Target | None = None) -> Fix:
-    """Advice for a tensor that is the same in every step."""
-    return advice(
-        "Create the tensor once, before the loop",
-        'self.register_buffer("mask", torch.ones(n).tril(), persistent=False)   # moves with the module\n'
-        "weights = torch.tensor(class_weights, device=device)                  # above the loop, not in it",
-        "only for values that are the same in every step",
-        verify,
-        target=target,
-    )
-
-
-def launches_do_not_wait(verify: str) -> Fix:
-    """Advice for launch calls that return only when their kernel has ended."""
-    return advice(
-        "Unset CUDA_LAUNCH_BLOCKING",
-        "unset CUDA_LAUNCH_BLOCKING   # in the shell, the job script, the container (ENV) or the launcher's configuration\n"
-        "grep -rn LAUNCH_BLOCKING .   # a script may set it itself, through os.environ, before it imports torch\n"
-        "# AMD: HIP_LAUNCH_BLOCKING and AMD_SERIALIZE_KERNEL. Not set: a debugger or another tool may hold the calls",
-        "errors of kernels are reported at a later call: set it again to find one",
-        verify,
-    )
+create_on_device = patched(
+    "Create the tensor on the GPU",
+    "tensor-device",
+    "mask = torch.zeros(n, device=x.device)   # instead of torch.zeros(n).to(device)",
+    "random numbers of the device differ from those of the CPU",
+)
+"""An edit: fills on the device instead of filling, copying and freeing on the host."""
+make_once = advised(
+    "Create the tensor once, before the loop",
+    'self.register_buffer("mask", torch.ones(n).tril(), persistent=False)   # moves with the module\n'
+    "weights = torch.tensor(class_weights, device=device)                  # above the loop, not in it",
+    "only for values that are the same in every step",
+)
+"""Advice for a tensor that is the same in every step."""
+launches_do_not_wait = advised(
+    "Unset CUDA_LAUNCH_BLOCKING",
+    "unset CUDA_LAUNCH_BLOCKING   # in the shell, the job script, the container (ENV) or the launcher's configuration\n"
+    "grep -rn LAUNCH_BLOCKING .   # a script may set it itself, through os.environ, before it imports torch\n"
+    "# AMD: HIP_LAUNCH_BLOCKING and AMD_SERIALIZE_KERNEL. Not set: a debugger or another tool may hold the calls",
+    "errors of kernels are reported at a later call: set it again to find one",
+)
+"""Advice for launch calls that return only when their kernel has ended."""
 
 
 def off_the_step(verify: str, what: str = "other", target: Target | None = None) -> Fix:
@@ -99,35 +86,24 @@ _OFF_THE_STEP = {
 }  # fmt: skip
 
 
-def vectorise(verify: str, target: Target | None = None) -> Fix:
-    """Advice: one operator on the whole tensor for a loop over its elements."""
-    return advice(
-        "Vectorize the loop",
-        "y = (x * w).sum(-1)                       # for i in range(n): y[i] = (x[i] * w[i]).sum()\n"
-        "y = x[index]; y.index_add_(0, index, v)   # gather and scatter instead of x[i] in a loop\n"
-        "f = torch.vmap(function)                  # where the body is a function of one element",
-        f"{LAST_BITS}; the whole result is in memory at once",
-        verify,
-        target=target,
-    )
-
-
-def cuda_graphs(verify: str) -> Fix:
-    """Advice for steps of fixed shapes: all launches of a step become one."""
-    return advice(
-        "Capture a CUDA graph",
-        "step = torch.cuda.make_graphed_callables(model, (sample,))   # forward and backward\n"
-        "# or capture all of it: with torch.cuda.graph(g): ...; then g.replay() with the batch copied into fixed tensors",
-        "shapes and control flow must be the same in every step; no synchronization inside; inputs keep their addresses",
-        verify,
-    )
-
-
-def fill_the_gpu(verify: str) -> Fix:
-    """Advice: the same launches for more samples; the learning rate has to follow."""
-    return advice(
-        "Increase the batch size",
-        "DataLoader(..., batch_size=<twice as many, as long as memory lasts>)   # HF: per_device_train_batch_size",
-        "fewer and larger steps: the learning rate and its schedule have to follow",
-        verify,
-    )
+vectorise = advised(
+    "Vectorize the loop",
+    "y = (x * w).sum(-1)                       # for i in range(n): y[i] = (x[i] * w[i]).sum()\n"
+    "y = x[index]; y.index_add_(0, index, v)   # gather and scatter instead of x[i] in a loop\n"
+    "f = torch.vmap(function)                  # where the body is a function of one element",
+    f"{LAST_BITS}; the whole result is in memory at once",
+)
+"""Advice: one operator on the whole tensor for a loop over its elements."""
+cuda_graphs = advised(
+    "Capture a CUDA graph",
+    "step = torch.cuda.make_graphed_callables(model, (sample,))   # forward and backward\n"
+    "# or capture all of it: with torch.cuda.graph(g): ...; then g.replay() with the batch copied into fixed tensors",
+    "shapes and control flow must be the same in every step; no synchronization inside; inputs keep their addresses",
+)
+"""Advice for steps of fixed shapes: all launches of a step become one."""
+fill_the_gpu = advised(
+    "Increase the batch size",
+    "DataLoader(..., batch_size=<twice as many, as long as memory lasts>)   # HF: per_device_train_batch_size",
+    "fewer and larger steps: the learning rate and its schedule have to follow",
+)
+"""Advice: the same launches for more samples; the learning rate has to follow."""

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from trace_doctor import Fix, Target
-from trace_doctor_rules._shared import LAST_BITS, LOWER_PEAK, advice, patch
+from trace_doctor_rules._shared import LAST_BITS, LOWER_PEAK, advice, advised, patch, patched
 
-
-def keep_the_cache(verify: str, target: Target | None) -> Fix:
-    """An edit: removes torch.cuda.empty_cache() from the loop."""
-    return patch(
-        "Remove empty_cache()",
-        "remove-call",
-        "# delete torch.cuda.empty_cache(); HF Trainer: torch_empty_cache_steps=None",
-        "the process keeps the memory, so that another process on this device sees less",
-        verify,
-        params={"call": "torch.cuda.empty_cache"},
-        target=target,
-    )
+keep_the_cache = patched(
+    "Remove empty_cache()",
+    "remove-call",
+    "# delete torch.cuda.empty_cache(); HF Trainer: torch_empty_cache_steps=None",
+    "the process keeps the memory, so that another process on this device sees less",
+    params={"call": "torch.cuda.empty_cache"},
+)
+"""An edit: removes torch.cuda.empty_cache() from the loop."""
 
 
 def release_output(verify: str, target: Target | None, *, inference: bool) -> Fix:
@@ -40,15 +36,13 @@ def release_output(verify: str, target: Target | None, *, inference: bool) -> Fi
     )
 
 
-def other_devices(verify: str) -> Fix:
-    """Advice: layers of the model on the devices of the process that are nearly empty."""
-    return advice(
-        "Place layers on the other GPUs",
-        'model = AutoModel.from_pretrained(name, device_map="balanced")   # accelerate spreads the layers\n'
-        '# manually: move later layers with .to("cuda:1"), and their inputs in forward()',
-        "activations are copied between devices; other processes may use those GPUs, which a snapshot does not show",
-        verify,
-    )
+other_devices = advised(
+    "Place layers on the other GPUs",
+    'model = AutoModel.from_pretrained(name, device_map="balanced")   # accelerate spreads the layers\n'
+    '# manually: move later layers with .to("cuda:1"), and their inputs in forward()',
+    "activations are copied between devices; other processes may use those GPUs, which a snapshot does not show",
+)
+"""Advice: layers of the model on the devices of the process that are nearly empty."""
 
 
 def max_split_size(verify: str) -> Fix:
@@ -63,30 +57,22 @@ def max_split_size(verify: str) -> Fix:
     )
 
 
-def chunked_loss(verify: str = LOWER_PEAK, target: Target | None = None) -> Fix:
-    """Advice: logits of one chunk of tokens exist at a time, not tokens x vocabulary."""
-    return advice(
-        "Compute the loss in chunks",
-        "logits of all tokens and their fp32 log-softmax need tokens x vocabulary x 4 bytes each. Reduce a part of the "
-        "tokens at a time (torchtune CEWithChunkedOutputLoss); keep logits in bf16 until then. Each chunk keeps its "
-        "log-softmax for backward, unless it is in checkpoint()",
-        LAST_BITS,
-        verify,
-        target=target,
-    )
-
-
-def fused_loss(verify: str = LOWER_PEAK, target: Target | None = None) -> Fix:
-    """Advice: the projection to the vocabulary and the loss in one operator, so that no logits are saved."""
-    return advice(
-        "Fuse the output layer with the loss",
-        "pass the hidden states and the output layer's weight to an operator that projects a part of the tokens at a time "
-        "and computes their gradient at once: Liger's LigerFusedLinearCrossEntropyLoss (HF: use_liger_kernel=True). With "
-        "FSDP the weight has to be gathered around the call",
-        f"{LAST_BITS}; the model returns hidden states instead of logits",
-        verify,
-        target=target,
-    )
+chunked_loss = advised(
+    "Compute the loss in chunks",
+    "logits of all tokens and their fp32 log-softmax need tokens x vocabulary x 4 bytes each. Reduce a part of the "
+    "tokens at a time (torchtune CEWithChunkedOutputLoss); keep logits in bf16 until then. Each chunk keeps its "
+    "log-softmax for backward, unless it is in checkpoint()",
+    LAST_BITS,
+)
+"""Advice: logits of one chunk of tokens exist at a time, not tokens x vocabulary."""
+fused_loss = advised(
+    "Fuse the output layer with the loss",
+    "pass the hidden states and the output layer's weight to an operator that projects a part of the tokens at a time "
+    "and computes their gradient at once: Liger's LigerFusedLinearCrossEntropyLoss (HF: use_liger_kernel=True). With "
+    "FSDP the weight has to be gathered around the call",
+    f"{LAST_BITS}; the model returns hidden states instead of logits",
+)
+"""Advice: the projection to the vocabulary and the loss in one operator, so that no logits are saved."""
 
 
 def fused_optimizer(name: str | None, verify: str = LOWER_PEAK, *, on_gpu: bool = True) -> Fix:
@@ -103,14 +89,12 @@ def fused_optimizer(name: str | None, verify: str = LOWER_PEAK, *, on_gpu: bool 
     )
 
 
-def newer_torch(verify: str) -> Fix:
-    """Advice for a torch whose optimizers have no form that updates all parameters at once."""
-    return advice(
-        "Upgrade to PyTorch 2",
-        "pip install 'torch>=2'   # optimizers default to foreach on a GPU",
-        LAST_BITS,
-        verify,
-    )
+newer_torch = advised(
+    "Upgrade to PyTorch 2",
+    "pip install 'torch>=2'   # optimizers default to foreach on a GPU",
+    LAST_BITS,
+)
+"""Advice for a torch whose optimizers have no form that updates all parameters at once."""
 
 
 def foreach_optimizer(name: str, verify: str) -> Fix:
@@ -125,53 +109,37 @@ def foreach_optimizer(name: str, verify: str) -> Fix:
     )
 
 
-def update_together(verify: str, target: Target | None) -> Fix:
-    """Advice for an update that is written out as a loop over parameters."""
-    return advice(
-        "Use _foreach_ ops",
-        "torch.optim.AdamW(model.parameters(), lr=lr, fused=True)   # instead of an update in your own code, if there is one\n"
-        "torch._foreach_lerp_(averages, parameters, 1 - decay)      # lists of tensors in one call\n"
-        "update = torch.compile(update)                             # or compile the function that holds the loop",
-        f"{LAST_BITS}; _foreach_ keeps temporaries as large as the tensors",
-        verify,
-        target=target,
-    )
-
-
-def update_in_place(verify: str, target: Target | None) -> Fix:
-    """Advice for an update by hand whose temporaries are as large as the parameters."""
-    return advice(
-        "Update parameters in place",
-        "m.lerp_(grad, 1 - beta1)                              # in place of m = beta1 * m + (1 - beta1) * grad\n"
-        "p.addcdiv_(m, v.sqrt().add_(eps), value=-lr)          # one temporary, not four\n"
-        "# torch._foreach_…_: over some of the tensors at a time; or torch.optim.AdamW(..., fused=True), where the rule is one",
-        LAST_BITS,
-        verify,
-        target=target,
-    )
-
-
-def checkpoint_blocks(verify: str) -> Fix:
-    """An edit: activations of one block at a time, for about a third more compute."""
-    return patch(
-        "Use activation checkpointing",
-        "checkpoint-blocks",
-        "x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)   # for each repeated block\n"
-        "# HF: gradient_checkpointing=True",
-        "runs the forward again: about a third more compute for the blocks it covers",
-        verify,
-    )
-
-
-def checkpoint_other_layers(verify: str) -> Fix:
-    """Advice, where some layers are checkpointed and others are not."""
-    return advice(
-        "Checkpoint the remaining layers too",
-        "Some layers are checkpointed already; those in the table are not, and keep what they compute for backward. "
-        'Wrap each of them (torchtitan: activation_checkpoint.mode = "full"; HF: gradient_checkpointing=True).',
-        "runs the forward again: about a third more compute for the blocks it covers",
-        verify,
-    )
+update_together = advised(
+    "Use _foreach_ ops",
+    "torch.optim.AdamW(model.parameters(), lr=lr, fused=True)   # instead of an update in your own code, if there is one\n"
+    "torch._foreach_lerp_(averages, parameters, 1 - decay)      # lists of tensors in one call\n"
+    "update = torch.compile(update)                             # or compile the function that holds the loop",
+    f"{LAST_BITS}; _foreach_ keeps temporaries as large as the tensors",
+)
+"""Advice for an update that is written out as a loop over parameters."""
+update_in_place = advised(
+    "Update parameters in place",
+    "m.lerp_(grad, 1 - beta1)                              # in place of m = beta1 * m + (1 - beta1) * grad\n"
+    "p.addcdiv_(m, v.sqrt().add_(eps), value=-lr)          # one temporary, not four\n"
+    "# torch._foreach_…_: over some of the tensors at a time; or torch.optim.AdamW(..., fused=True), where the rule is one",
+    LAST_BITS,
+)
+"""Advice for an update by hand whose temporaries are as large as the parameters."""
+checkpoint_blocks = patched(
+    "Use activation checkpointing",
+    "checkpoint-blocks",
+    "x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)   # for each repeated block\n"
+    "# HF: gradient_checkpointing=True",
+    "runs the forward again: about a third more compute for the blocks it covers",
+)
+"""An edit: activations of one block at a time, for about a third more compute."""
+checkpoint_other_layers = advised(
+    "Checkpoint the remaining layers too",
+    "Some layers are checkpointed already; those in the table are not, and keep what they compute for backward. "
+    'Wrap each of them (torchtitan: activation_checkpoint.mode = "full"; HF: gradient_checkpointing=True).',
+    "runs the forward again: about a third more compute for the blocks it covers",
+)
+"""Advice, where some layers are checkpointed and others are not."""
 
 
 def gradient_accumulation(verify: str, steps: int = 2) -> Fix:
@@ -212,43 +180,33 @@ def raise_batch(verify: str, factor: int) -> Fix:
     )
 
 
-def less_optimizer_state(verify: str) -> Fix:
-    """Shown only: another update rule or rounding, which the loss curve has to allow."""
-    return patch(
-        "Use an 8-bit optimizer",
-        "replace-optimizer",
-        'an 8-bit optimizer (bitsandbytes AdamW8bit, HF optim="adamw_bnb_8bit"), or with several ranks ZeRO / '
-        "FSDP, which shards the state; DeepSpeed offload (offload_optimizer: cpu) keeps it on the host",
-        "other update rules or rounding: check the loss curve; bitsandbytes must be installed",
-        verify,
-        params={"to": "adamw-8bit"},
-        safety="display",
-    )
-
-
-def adafactor(verify: str) -> Fix:
-    """Shown only: no first moment, and of the second the sums of rows and columns."""
-    return patch(
-        "Use Adafactor",
-        "replace-optimizer",
-        "torch.optim.Adafactor(model.parameters(), lr=1e-2)   # torch 2.5 and later\n"
-        '# HF: TrainingArguments(optim="adafactor")',
-        "another update rule, whose learning rate is relative to the size of each parameter: check the loss curve",
-        verify,
-        params={"to": "adafactor"},
-        safety="display",
-    )
-
-
-def offload(verify: str) -> Fix:
-    """Shown only: moves optimizer state to the host, for copies over PCIe in every step."""
-    return patch(
-        "Offload optimizer state",
-        "deepspeed-zero",
-        'DeepSpeed: "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "pin_memory": true}}\n'
-        "FSDP2: fully_shard(model, offload_policy=CPUOffloadPolicy())   # torch.distributed.fsdp, torch 2.6",
-        "every step copies gradients and parameters over PCIe; the update runs on the CPU",
-        verify,
-        params={"offload_optimizer": True, "stage": 2},
-        safety="display",
-    )
+less_optimizer_state = patched(
+    "Use an 8-bit optimizer",
+    "replace-optimizer",
+    'an 8-bit optimizer (bitsandbytes AdamW8bit, HF optim="adamw_bnb_8bit"), or with several ranks ZeRO / '
+    "FSDP, which shards the state; DeepSpeed offload (offload_optimizer: cpu) keeps it on the host",
+    "other update rules or rounding: check the loss curve; bitsandbytes must be installed",
+    params={"to": "adamw-8bit"},
+    safety="display",
+)
+"""Shown only: another update rule or rounding, which the loss curve has to allow."""
+adafactor = patched(
+    "Use Adafactor",
+    "replace-optimizer",
+    "torch.optim.Adafactor(model.parameters(), lr=1e-2)   # torch 2.5 and later\n"
+    '# HF: TrainingArguments(optim="adafactor")',
+    "another update rule, whose learning rate is relative to the size of each parameter: check the loss curve",
+    params={"to": "adafactor"},
+    safety="display",
+)
+"""Shown only: no first moment, and of the second the sums of rows and columns."""
+offload = patched(
+    "Offload optimizer state",
+    "deepspeed-zero",
+    'DeepSpeed: "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "pin_memory": true}}\n'
+    "FSDP2: fully_shard(model, offload_policy=CPUOffloadPolicy())   # torch.distributed.fsdp, torch 2.6",
+    "every step copies gradients and parameters over PCIe; the update runs on the CPU",
+    params={"offload_optimizer": True, "stage": 2},
+    safety="display",
+)
+"""Shown only: moves optimizer state to the host, for copies over PCIe in every step."""

@@ -2,70 +2,51 @@
 
 from __future__ import annotations
 
-from trace_doctor import Fix, Target
-from trace_doctor_rules._shared import LAST_BITS, advice, patch
+from trace_doctor import Fix
+from trace_doctor_rules._shared import LAST_BITS, advice, advised, patch, patched
 
-
-def no_sync(verify: str) -> Fix:
-    """An edit for gradient accumulation: one all-reduce for several backward passes."""
-    return patch(
-        "Use no_sync() while accumulating gradients",
-        "no-sync",
-        "with nullcontext() if is_last_microbatch else model.no_sync():\n    loss_fn(model(x), y).backward()\n"
-        "# FSDP2: model.set_requires_gradient_sync(is_last_microbatch)",
-        f"{LAST_BITS}; unreduced gradients stay allocated between the micro-batches",
-        verify,
-    )
-
-
-def ddp_buckets(verify: str) -> Fix:
-    """Advice for gradients that DistributedDataParallel reduces when backward is nearly over, or in too many calls."""
-    return advice(
-        "Set bucket_cap_mb",
-        "model = DistributedDataParallel(model, ..., bucket_cap_mb=8)   # a bucket is reduced as soon as its gradients are ready\n"
-        "# smaller ones start earlier, larger ones need fewer calls (the default is 25 MiB): try 4 to 100",
-        LAST_BITS,
-        verify,
-    )
-
-
-def ddp_fewer_bytes(verify: str) -> Fix:
-    """Advice for gradients whose all-reduce takes longer than the backward pass that could overlap it."""
-    return advice(
-        "Use bf16_compress_hook",
-        "from torch.distributed.algorithms.ddp_comm_hooks import default_hooks\n"
-        "model.register_comm_hook(None, default_hooks.bf16_compress_hook)\n"
-        "# between nodes: NCCL_DEBUG=INFO says whether NCCL uses InfiniBand or sockets",
-        "gradients are summed in bf16: compare the losses",
-        verify,
-    )
-
-
-def prefetch_shards(verify: str) -> Fix:
-    """Advice for FSDP, whose all-gathers are exposed."""
-    return advice(
-        "Prefetch the shards of the next block",
-        "FSDP2: for a, b in zip(blocks, blocks[1:]): a.set_modules_to_forward_prefetch([b])\n"
-        "       for a, b in zip(blocks[1:], blocks): a.set_modules_to_backward_prefetch([b])\n"
-        "FSDP1: FullyShardedDataParallel(..., forward_prefetch=True, backward_prefetch=BackwardPrefetch.BACKWARD_PRE,\n"
-        "       limit_all_gathers=True)\n"
-        "Wrap whole transformer blocks: too small units do not overlap the next all-gather. Between nodes: "
-        "hybrid sharding (a 2-D device mesh) gathers within a node only; bf16 parameters halve the bytes",
-        "prefetched parameters are allocated longer: the peak grows by one block",
-        verify,
-    )
-
-
-def overlap_in_deepspeed(verify: str) -> Fix:
-    """Advice for jobs whose states DeepSpeed shards."""
-    return advice(
-        "Set overlap_comm in DeepSpeed",
-        '"zero_optimization": {"overlap_comm": true, "contiguous_gradients": true,   # in the configuration of DeepSpeed\n'
-        '    "reduce_bucket_size": 5e8, "allgather_bucket_size": 5e8,\n'
-        '    "stage3_prefetch_bucket_size": 5e7}   # stage 3: parameters of the next layers are prefetched',
-        "buckets take memory of their size",
-        verify,
-    )
+no_sync = patched(
+    "Use no_sync() while accumulating gradients",
+    "no-sync",
+    "with nullcontext() if is_last_microbatch else model.no_sync():\n    loss_fn(model(x), y).backward()\n"
+    "# FSDP2: model.set_requires_gradient_sync(is_last_microbatch)",
+    f"{LAST_BITS}; unreduced gradients stay allocated between the micro-batches",
+)
+"""An edit for gradient accumulation: one all-reduce for several backward passes."""
+ddp_buckets = advised(
+    "Set bucket_cap_mb",
+    "model = DistributedDataParallel(model, ..., bucket_cap_mb=8)   # a bucket is reduced as soon as its gradients are ready\n"
+    "# smaller ones start earlier, larger ones need fewer calls (the default is 25 MiB): try 4 to 100",
+    LAST_BITS,
+)
+"""Advice for gradients that DistributedDataParallel reduces when backward is nearly over, or in too many calls."""
+ddp_fewer_bytes = advised(
+    "Use bf16_compress_hook",
+    "from torch.distributed.algorithms.ddp_comm_hooks import default_hooks\n"
+    "model.register_comm_hook(None, default_hooks.bf16_compress_hook)\n"
+    "# between nodes: NCCL_DEBUG=INFO says whether NCCL uses InfiniBand or sockets",
+    "gradients are summed in bf16: compare the losses",
+)
+"""Advice for gradients whose all-reduce takes longer than the backward pass that could overlap it."""
+prefetch_shards = advised(
+    "Prefetch the shards of the next block",
+    "FSDP2: for a, b in zip(blocks, blocks[1:]): a.set_modules_to_forward_prefetch([b])\n"
+    "       for a, b in zip(blocks[1:], blocks): a.set_modules_to_backward_prefetch([b])\n"
+    "FSDP1: FullyShardedDataParallel(..., forward_prefetch=True, backward_prefetch=BackwardPrefetch.BACKWARD_PRE,\n"
+    "       limit_all_gathers=True)\n"
+    "Wrap whole transformer blocks: too small units do not overlap the next all-gather. Between nodes: "
+    "hybrid sharding (a 2-D device mesh) gathers within a node only; bf16 parameters halve the bytes",
+    "prefetched parameters are allocated longer: the peak grows by one block",
+)
+"""Advice for FSDP, whose all-gathers are exposed."""
+overlap_in_deepspeed = advised(
+    "Set overlap_comm in DeepSpeed",
+    '"zero_optimization": {"overlap_comm": true, "contiguous_gradients": true,   # in the configuration of DeepSpeed\n'
+    '    "reduce_bucket_size": 5e8, "allgather_bucket_size": 5e8,\n'
+    '    "stage3_prefetch_bucket_size": 5e7}   # stage 3: parameters of the next layers are prefetched',
+    "buckets take memory of their size",
+)
+"""Advice for jobs whose states DeepSpeed shards."""
 
 
 _CALLS = {
@@ -133,16 +114,14 @@ def split_layers(
     )
 
 
-def fully_shard(verify: str) -> Fix:
-    """Advice: each rank holds 1/N of parameters, gradients and optimizer state; checkpoints and clipping change with it."""
-    return advice(
-        "Use fully_shard()",
-        "for block in model.layers:\n    fully_shard(block)\nfully_shard(model)   # before the optimizer is made; torch 2.6\n"
-        '# Accelerate: FullyShardedDataParallelPlugin(fsdp_version=2); HF: fsdp="full_shard"; '
-        'DeepSpeed: "zero_optimization": {"stage": 3}',
-        f"{LAST_BITS}; checkpoints hold shards; each block's parameters are gathered in every pass",
-        verify,
-    )
+fully_shard = advised(
+    "Use fully_shard()",
+    "for block in model.layers:\n    fully_shard(block)\nfully_shard(model)   # before the optimizer is made; torch 2.6\n"
+    '# Accelerate: FullyShardedDataParallelPlugin(fsdp_version=2); HF: fsdp="full_shard"; '
+    'DeepSpeed: "zero_optimization": {"stage": 3}',
+    f"{LAST_BITS}; checkpoints hold shards; each block's parameters are gathered in every pass",
+)
+"""Advice: each rank holds 1/N of parameters, gradients and optimizer state; checkpoints and clipping change with it."""
 
 
 def zero(verify: str, stage: int = 2) -> Fix:
@@ -160,36 +139,29 @@ def zero(verify: str, stage: int = 2) -> Fix:
     )
 
 
-def data_parallel(verify: str) -> Fix:
-    """Advice for nn.DataParallel, which copies the model in every step."""
-    return advice(
-        "Use DistributedDataParallel",
-        "# started by: torchrun --nproc-per-node=gpu train.py\n"
-        'local_rank = int(os.environ["LOCAL_RANK"])\n'
-        'torch.cuda.set_device(local_rank)\ntorch.distributed.init_process_group("nccl")\n'
-        "model = DistributedDataParallel(model.to(local_rank), device_ids=[local_rank])\n"
-        "loader = DataLoader(..., sampler=DistributedSampler(dataset))   # and sampler.set_epoch(epoch)",
-        "the batch size is then per process",
-        verify,
-    )
-
-
-def grouped_gemm(verify: str, target: Target | None = None) -> Fix:
-    """Advice for mixtures of experts: one grouped GEMM for all of a layer."""
-    return advice(
-        "Use grouped GEMM",
-        "order = expert.argsort()   # expert: the number of each token's expert\n"
-        "ends = torch.bincount(expert, minlength=len(experts)).cumsum(0).to(torch.int32)\n"
-        "weights = torch.stack([e.weight.t() for e in experts])   # better one parameter from the start\n"
-        "found = torch._grouped_mm(x[order], weights, offs=ends)   # 2.8 and later, bf16\n"
-        "out = torch.empty_like(found)\n"
-        "out[order] = found\n"
-        "# as many tokens for each expert: torch.bmm over the stacked weights\n"
-        "# or MegaBlocks (dMoE), or TransformerEngine: te.GroupedLinear(len(experts), in_features, out_features)",
-        "the stacked weights have other names in checkpoints",
-        verify,
-        target=target,
-    )
+data_parallel = advised(
+    "Use DistributedDataParallel",
+    "# started by: torchrun --nproc-per-node=gpu train.py\n"
+    'local_rank = int(os.environ["LOCAL_RANK"])\n'
+    'torch.cuda.set_device(local_rank)\ntorch.distributed.init_process_group("nccl")\n'
+    "model = DistributedDataParallel(model.to(local_rank), device_ids=[local_rank])\n"
+    "loader = DataLoader(..., sampler=DistributedSampler(dataset))   # and sampler.set_epoch(epoch)",
+    "the batch size is then per process",
+)
+"""Advice for nn.DataParallel, which copies the model in every step."""
+grouped_gemm = advised(
+    "Use grouped GEMM",
+    "order = expert.argsort()   # expert: the number of each token's expert\n"
+    "ends = torch.bincount(expert, minlength=len(experts)).cumsum(0).to(torch.int32)\n"
+    "weights = torch.stack([e.weight.t() for e in experts])   # better one parameter from the start\n"
+    "found = torch._grouped_mm(x[order], weights, offs=ends)   # 2.8 and later, bf16\n"
+    "out = torch.empty_like(found)\n"
+    "out[order] = found\n"
+    "# as many tokens for each expert: torch.bmm over the stacked weights\n"
+    "# or MegaBlocks (dMoE), or TransformerEngine: te.GroupedLinear(len(experts), in_features, out_features)",
+    "the stacked weights have other names in checkpoints",
+)
+"""Advice for mixtures of experts: one grouped GEMM for all of a layer."""
 
 
 def one_image(dockerfile: str, verify: str) -> Fix:

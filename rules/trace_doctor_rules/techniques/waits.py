@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trace_doctor import Fix, Target
-from trace_doctor_rules._shared import advice, patch
+from trace_doctor_rules._shared import advice, advised, patch, patched
 
 _LATER = "code that acts on the value in every step (early stopping, NaN checks) sees it later"
 
@@ -21,17 +21,14 @@ def read_seldom(verify: str, target: Target | None, every: int = 10) -> Fix:
     )
 
 
-def sum_on_device(verify: str, target: Target | None) -> Fix:
-    """An edit: a running sum stays a tensor, with one wait where it is read."""
-    return patch(
-        "Accumulate on the GPU",
-        "sum-on-device",
-        "total = 0.0\nfor step, batch in enumerate(loader):\n    ...\n"
-        "    total += loss.detach()          # no wait\nprint(float(total) / len(loader))   # one wait for all",
-        _LATER,
-        verify,
-        target=target,
-    )
+sum_on_device = patched(
+    "Accumulate on the GPU",
+    "sum-on-device",
+    "total = 0.0\nfor step, batch in enumerate(loader):\n    ...\n"
+    "    total += loss.detach()          # no wait\nprint(float(total) / len(loader))   # one wait for all",
+    _LATER,
+)
+"""An edit: a running sum stays a tensor, with one wait where it is read."""
 
 
 def fixed_sizes(verify: str, operator: str, target: Target | None) -> Fix:
@@ -47,45 +44,32 @@ def fixed_sizes(verify: str, operator: str, target: Target | None) -> Fix:
     )
 
 
-def copy_seldom(verify: str, target: Target | None) -> Fix:
-    """Advice: one copy for N steps; the results stay on the device until then."""
-    return advice(
-        "Batch copies to the host",
-        "Collect on the device and copy once after N steps:\n"
-        "outputs.append(output.detach())                      # no wait\n"
-        "results = torch.stack(outputs).cpu()                 # one wait for all",
-        "what is collected stays in GPU memory until it is copied",
-        verify,
-        target=target,
-    )
-
-
-def copy_behind(verify: str, target: Target | None) -> Fix:
-    """Advice: a copy to pinned memory with an event, read one step later."""
-    return advice(
-        "Copy asynchronously to pinned memory",
-        "buffer = torch.empty(output.shape, dtype=output.dtype, pin_memory=True)\n"
-        "buffer.copy_(output, non_blocking=True)\n"
-        "done = torch.cuda.Event(); done.record()\n"
-        "...                                               # the next step\n"
-        "done.synchronize(); use(buffer)",
-        "reading the buffer before the event is done gives wrong numbers",
-        verify,
-        target=target,
-    )
-
-
-def keep_on_device(verify: str, target: Target | None) -> Fix:
-    """Advice for a tensor of the model that is copied to the device in each forward."""
-    return advice(
-        "Keep the tensor on the GPU",
-        'self.register_buffer("bias", bias, persistent=False)   # in __init__(): moves to the GPU with the module\n'
-        "mask = mask.to(device)                                 # above the loop, not in forward()\n"
-        "# in a library: the tensor is an attribute of its module, and module.name = module.name.to(device) moves it once",
-        "only for values that are the same in every step; what is kept takes GPU memory",
-        verify,
-        target=target,
-    )
+copy_seldom = advised(
+    "Batch copies to the host",
+    "Collect on the device and copy once after N steps:\n"
+    "outputs.append(output.detach())                      # no wait\n"
+    "results = torch.stack(outputs).cpu()                 # one wait for all",
+    "what is collected stays in GPU memory until it is copied",
+)
+"""Advice: one copy for N steps; the results stay on the device until then."""
+copy_behind = advised(
+    "Copy asynchronously to pinned memory",
+    "buffer = torch.empty(output.shape, dtype=output.dtype, pin_memory=True)\n"
+    "buffer.copy_(output, non_blocking=True)\n"
+    "done = torch.cuda.Event(); done.record()\n"
+    "...                                               # the next step\n"
+    "done.synchronize(); use(buffer)",
+    "reading the buffer before the event is done gives wrong numbers",
+)
+"""Advice: a copy to pinned memory with an event, read one step later."""
+keep_on_device = advised(
+    "Keep the tensor on the GPU",
+    'self.register_buffer("bias", bias, persistent=False)   # in __init__(): moves to the GPU with the module\n'
+    "mask = mask.to(device)                                 # above the loop, not in forward()\n"
+    "# in a library: the tensor is an attribute of its module, and module.name = module.name.to(device) moves it once",
+    "only for values that are the same in every step; what is kept takes GPU memory",
+)
+"""Advice for a tensor of the model that is copied to the device in each forward."""
 
 
 def no_synchronize(verify: str, target: Target | None, *, device_wide: bool) -> Fix:

@@ -83,20 +83,12 @@ class HostCauses(Evidence, frozen=True):
     run: Run
     _facts: Facts
     _nesting: Nesting
-    _covers: dict[int | None, Cover] = field(
-        default_factory=dict,
-    )
+    _covers: dict[int | None, Cover] = field(default_factory=dict)
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
         run, threads = facts.run, facts.get(Threads)
-        return cls(
-            facts[Steps].window,
-            threads.main if threads else None,
-            run,
-            facts,
-            facts[Nesting],
-        )
+        return cls(facts[Steps].window, threads.main if threads else None, run, facts, facts[Nesting])
 
     def on(self, thread: int | None) -> Cover:
         """The window as this thread spent it (None: no thread is known)."""

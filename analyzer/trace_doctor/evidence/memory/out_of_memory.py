@@ -182,10 +182,7 @@ def _other(snapshot: Snapshot, device: int, replayed: DeviceBlocks | None) -> Ot
     here = snapshot.segment_device == device
     used = here[snapshot.block_segment] & (snapshot.block_state != BlockState.INACTIVE)
     return OtherDevice(
-        device,
-        int(snapshot.block_requested[used].sum()),
-        int(snapshot.segment_size[here].sum()),
-        False,
+        device, int(snapshot.block_requested[used].sum()), int(snapshot.segment_size[here].sum()), False
     )
 
 

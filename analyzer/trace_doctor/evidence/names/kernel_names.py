@@ -31,27 +31,27 @@ class KernelClass(Struct, frozen=True):
 _ATTENTION = re.compile(
     r"fmha|flash_(?:fwd|bwd|attn)|flash::|flashattn|FlashAttn|attn_(?:fwd|bwd)|sage_fwd|AttentionKernel|AttentionBackward"
     r"|sdpa|unified_attention|paged_attention|mha_(?:fwd|bwd|varlen)|Fmha|flash_attention|PageAttention|(?:Batch|Single)(?:Prefill|Decode)"
-    r"|mla_(?:a\d|prefill|decode|fwd)",
+    r"|mla_(?:a\d|prefill|decode|fwd)"
 )
 _NO_ATTENTION = re.compile(r"reshape_and_cache|elementwise|triton_(?:poi|red|per)_")
 # Asked of names in lower case, and written so that each alternative begins with a letter: an expression that ignores the
 # case, or may begin with nothing, is tried at each letter of a name, at five times the cost.
 _LAYOUT = re.compile(
     r"nchwto(?:folded)?nhwc|nhwctonchw|nchw2nhwc|nhwc2nchw|batched_transpose_\d|transpose_(?:cnhw2nchw|nchw2cnhw)"
-    r"|cudnn\w*::.*converttensor_reformat",
+    r"|cudnn\w*::.*converttensor_reformat"
 )
 _CONV = re.compile(
     r"fprop|dgrad|wgrad|implicit_gemm|convolve|scudnn|[sh]\d+cudnn|winograd|cudnn::\w+::\w+_engine|cudnn::cnn::im2col"
     r"|fft[12]d_[rc]2[rc]|igemm_(?:fwd|bwd|wrw)|miopen\w*conv|naive_conv|kernel_grouped_conv|gridwise_convolution"
-    r"|conv2d_c1_k1|implicitgemmconvolution|_bwd_weight|cgemm|triton_tem_fused_\w*convolution|conv_(?:fwd|bwd)_",
+    r"|conv2d_c1_k1|implicitgemmconvolution|_bwd_weight|cgemm|triton_tem_fused_\w*convolution|conv_(?:fwd|bwd)_"
 )
 _GEMV = re.compile(r"^(?!.*gemm).*gemv|dot_kernel(?<!\wdot_kernel)<|gemmk1_kernel|wvsplitk|llgemm")
 _GEMM_BEGINS = re.compile(r"cijk_|b?mm_|(?:void )?matmul")
 _GEMM = re.compile(
-    r"gemm|nvjet|_matmul|triton_tem_fused_\w*mm|triton_mm|_mm_kernel|fused_moe_kernel|marlin::",
+    r"gemm|nvjet|_matmul|triton_tem_fused_\w*mm|triton_mm|_mm_kernel|fused_moe_kernel|marlin::"
 )
 _NEITHER = re.compile(
-    r"fbgemm|splitk?reduce|triton_(?:poi|red|per|for)_|triton__(?<!(?s:.)triton__)\d|dequant|quantize|epilogue::|scatter|offsets",
+    r"fbgemm|splitk?reduce|triton_(?:poi|red|per|for)_|triton__(?<!(?s:.)triton__)\d|dequant|quantize|epilogue::|scatter|offsets"
 )
 _POINTWISE = re.compile(r"elementwise_kernel|reduce_kernel|multi_tensor_apply|CatArray|distribution_")
 
@@ -90,7 +90,7 @@ def kernel_class(name: str) -> KernelClass:
 
 _ON_TENSOR_CORES = re.compile(
     r"[sdhi](?:884|1688|8816|16816|16832|161616)|tensorop|[_a-z]tensor\d+x\d+x\d+|hmma|imma|gmma|nvjet|warpgroupsize|cutlass3x_sm(?:90|1\d\d)"
-    r"|flash_(?:fwd|bwd)_\w*kernel|fmha_cutlass[fb]_(?:b?f16)_\w*sm[89]\d|cudnn_generated_fort_native_sdpa",
+    r"|flash_(?:fwd|bwd)_\w*kernel|fmha_cutlass[fb]_(?:b?f16)_\w*sm[89]\d|cudnn_generated_fort_native_sdpa"
 )
 _ON_ORDINARY_UNITS = re.compile(
     r"simt|scudnn|_ffma|(?:^|[_ ])(?:volta|maxwell|ampere|turing|sm\d\d)?_?sgemm|implicit_convolve_sgemm|fft[12]d_|gemmk1_kernel"

@@ -28,9 +28,7 @@ class GpuTimeline(Evidence, frozen=True):
     kind: U8
     """aligned with `run.gpu`: 0 compute, 1 communication, 2 copy or memset"""
     run: Run
-    _busy: dict[int, I64] = field(
-        default_factory=dict,
-    )
+    _busy: dict[int, I64] = field(default_factory=dict)
 
     @classmethod
     def build(cls, facts: Facts) -> Self:

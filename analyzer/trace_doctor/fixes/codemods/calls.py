@@ -23,13 +23,7 @@ from trace_doctor.program.edits import (
 )
 from trace_doctor.program.place import Place, already, in_function, on_line, only, refusal
 from trace_doctor.program.queries.arguments import refuse_configured, refuse_explained
-from trace_doctor.program.queries.loops import (
-    enclosing_loop,
-    in_handler,
-    method_calls,
-    of_steps,
-    trains,
-)
+from trace_doctor.program.queries.loops import enclosing_loop, in_handler, method_calls, of_steps, trains
 from trace_doctor.program.script import Script, argument, literal, method_name
 
 _CLOCK = re.compile(r"(?:^|\.)(?:time|perf_counter|monotonic|process_time|now|elapsed_time)(?:_ns)?$")
@@ -119,11 +113,7 @@ def _in_each_step(script: Script, call: cst.Call) -> bool:
 
 
 @codemod(
-    "set-call-args",
-    PARAMETERS["set-call-args"],
-    adds=f"compile {OPTIONS}",
-    scope="call",
-    elsewhere=True,
+    "set-call-args", PARAMETERS["set-call-args"], adds=f"compile {OPTIONS}", scope="call", elsewhere=True
 )
 def set_call_args(place: Place, params: CompileCall) -> Change:
     """Sets and removes keyword arguments of the one call of a named function."""

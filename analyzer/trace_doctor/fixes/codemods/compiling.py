@@ -74,13 +74,7 @@ def _compile_call(torch: str, what: str, options: str) -> str:
     return f"{torch}.compile({', '.join(filter(None, [what, options]))})"
 
 
-@codemod(
-    "compile-model",
-    Compile,
-    adds=f"torch compile {OPTIONS}",
-    words=(".backward(",),
-    elsewhere=True,
-)
+@codemod("compile-model", Compile, adds=f"torch compile {OPTIONS}", words=(".backward(",), elsewhere=True)
 def compile_model(place: Place, params: Compile) -> Change:
     """Compiles the model that the training loop calls, right after it is made.
 
@@ -161,11 +155,7 @@ def _decorate(script: Script, function: cst.FunctionDef, torch: str, options: st
 
 
 @codemod(
-    "compile-loss",
-    Compile,
-    adds=f"torch compile compiled_ {OPTIONS}",
-    words=(".backward(",),
-    elsewhere=True,
+    "compile-loss", Compile, adds=f"torch compile compiled_ {OPTIONS}", words=(".backward(",), elsewhere=True
 )
 def compile_loss(place: Place, params: Compile) -> Change:
     """Compiles the loss function of the training step, so that its operators are fused."""

@@ -9,14 +9,7 @@ import libcst as cst
 from trace_doctor.fixes.codemods import codemod
 from trace_doctor.model.parameters import Parameters
 from trace_doctor.program.dataflow import dataflow_of, method_of, parameters
-from trace_doctor.program.edits import (
-    Change,
-    Gathered,
-    add_arguments,
-    insert_after,
-    insert_before,
-    sketched,
-)
+from trace_doctor.program.edits import Change, Gathered, add_arguments, insert_after, insert_before, sketched
 from trace_doctor.program.place import Place, already, on_line, only, refusal
 from trace_doctor.program.project import Project
 from trace_doctor.program.queries.arguments import Arguments, set_value

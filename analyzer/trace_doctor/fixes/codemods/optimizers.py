@@ -42,25 +42,10 @@ _EIGHT_BIT = {
     "torch.optim.Adam": "bitsandbytes.optim.Adam8bit",
 }
 _ONE_BY_ONE = ("torch.optim.LBFGS", "torch.optim.Muon", "torch.optim.SparseAdam")
-_OF_TORCH = frozenset(
-    [
-        "Adadelta",
-        "Adafactor",
-        "Adagrad",
-        "Adam",
-        "AdamW",
-        "Adamax",
-        "ASGD",
-        "LBFGS",
-        "Muon",
-        "NAdam",
-        "RAdam",
-        "RMSprop",
-        "Rprop",
-        "SGD",
-        "SparseAdam",
-    ]
-)
+_OF_TORCH = frozenset([
+    "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "LBFGS", "Muon", "NAdam", "RAdam", "RMSprop", "Rprop",
+    "SGD", "SparseAdam",
+])  # fmt: skip
 _ON_CPU = "torch.optim.AdamW(fused) on the CPU"
 _NEEDS = {
     "adamw-8bit": "the package bitsandbytes has to be installed",

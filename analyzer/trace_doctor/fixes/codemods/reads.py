@@ -101,20 +101,9 @@ def _read_value(script: Script, call: cst.Call) -> str | None:
     return dotted(value) if value is not None else None
 
 
-_EFFECTS = (
-    "next",
-    "update",
-    "step",
-    "append",
-    "extend",
-    "pop",
-    "add",
-    "backward",
-    "zero_grad",
-    "train",
-    "eval",
-    "reset",
-)
+_EFFECTS = frozenset([
+    "next", "update", "step", "append", "extend", "pop", "add", "backward", "zero_grad", "train", "eval", "reset",
+])  # fmt: skip
 
 
 def _effect(place: Place, script: Script, statement: cst.Expr) -> cst.CSTNode | None:
@@ -203,10 +192,7 @@ def _sum(script: Script, addition: cst.AugAssign) -> list[Edit]:
     for name in reads:
         if enclosing_loop(script, name) is loop and not conditional(script, name):
             raise refusal(script, name, f"{total} is read in every step, which waits as well")
-    return [
-        kept,
-        *(Edit(*script.span(n), f"float({total})") for n in reads),
-    ]
+    return [kept, *(Edit(*script.span(n), f"float({total})") for n in reads)]
 
 
 def _items(script: Script, addition: cst.AugAssign) -> list[cst.Call]:

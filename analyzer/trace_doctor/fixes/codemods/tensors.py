@@ -18,27 +18,10 @@ from trace_doctor.program.queries.loops import (
     names_in,
     of_steps,
 )
-from trace_doctor.program.script import (
-    Script,
-    argument,
-    assigned_names,
-    dotted,
-    method_name,
-    receiver,
-)
+from trace_doctor.program.script import Script, argument, assigned_names, dotted, method_name, receiver
 
 _RANDOM = ("rand", "randn", "randint", "randperm")
-_FILLS = (
-    "zeros",
-    "ones",
-    "full",
-    "empty",
-    "eye",
-    "arange",
-    "linspace",
-    "tensor",
-    *_RANDOM,
-)
+_FILLS = (*["zeros", "ones", "full", "empty", "eye", "arange", "linspace", "tensor"], *_RANDOM)
 
 
 # ---------------------------------------------------------------------- detach-accumulation

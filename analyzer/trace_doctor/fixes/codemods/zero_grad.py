@@ -18,12 +18,7 @@ from trace_doctor.program.queries.gradients import (
     led_to_from,
     way_out,
 )
-from trace_doctor.program.queries.loops import (
-    backward_values,
-    enclosing_loop,
-    optimizer_steps,
-    zero_grads,
-)
+from trace_doctor.program.queries.loops import backward_values, enclosing_loop, optimizer_steps, zero_grads
 from trace_doctor.program.queries.training import Home, home_of
 from trace_doctor.program.script import Script, argument, dotted, literal, method_name, receiver
 
@@ -175,11 +170,7 @@ def _refuse_other_steps(place: Place, script: Script, old: cst.Expr, call: cst.C
 
 
 def refuse_changed_gradients(
-    place: Place,
-    script: Script,
-    step: cst.BaseSmallStatement,
-    old: cst.BaseSmallStatement,
-    home: Home,
+    place: Place, script: Script, step: cst.BaseSmallStatement, old: cst.BaseSmallStatement, home: Home
 ) -> None:
     """Moving is right only when both run equally often, on every path, and nothing in between adds to a gradient or reads it.
 

@@ -153,11 +153,7 @@ def _wishes(codemod: str, params: Parameters) -> Iterator[tuple[str, bool | int 
             yield _PLAIN[codemod], True
 
 
-_PLAIN = {
-    "matmul-precision": "tf32",
-    "checkpoint-blocks": "checkpointing",
-    "pinned-copies": "non_blocking",
-}
+_PLAIN = {"matmul-precision": "tf32", "checkpoint-blocks": "checkpointing", "pinned-copies": "non_blocking"}
 """of codemods without parameters"""
 
 

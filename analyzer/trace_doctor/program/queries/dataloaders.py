@@ -19,14 +19,7 @@ from trace_doctor.program.queries.loops import (
     zero_grads,
 )
 from trace_doctor.program.queries.reached import reached
-from trace_doctor.program.script import (
-    Script,
-    argument,
-    assigned_names,
-    dotted,
-    method_name,
-    positional,
-)
+from trace_doctor.program.script import Script, argument, assigned_names, dotted, method_name, positional
 
 Loader = tuple[Script, cst.Call]
 _TRAINING_WORDS = ("backward(", ".step(", "zero_grad(", ".fit(")

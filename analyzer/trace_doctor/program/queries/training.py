@@ -15,14 +15,7 @@ from trace_doctor.program.edits import Candidate, NoEdit, shares_line
 from trace_doctor.program.place import Place, candidate, only, refusal
 from trace_doctor.program.project import Project
 from trace_doctor.program.queries.loops import Loop, enclosing_loop, in_handler, method_calls
-from trace_doctor.program.script import (
-    Script,
-    Statement,
-    assigned_names,
-    dotted,
-    method_name,
-    receiver,
-)
+from trace_doctor.program.script import Script, Statement, assigned_names, dotted, method_name, receiver
 
 Home = Loop | cst.FunctionDef | cst.Module
 """what is run once per step: the loop, else the function that some loop calls"""

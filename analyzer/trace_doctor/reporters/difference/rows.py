@@ -34,11 +34,7 @@ def blocks(difference: Difference) -> Iterator[Block]:
     )
     yield Block("kernels", f"Kernels, {per}", difference.kernels, short_kernel, "no GPU work on both sides")
     yield Block(
-        "operators",
-        f"Host self time {per}",
-        difference.operators,
-        str,
-        "no host operators on both sides",
+        "operators", f"Host self time {per}", difference.operators, str, "no host operators on both sides"
     )
     yield Block(
         "peak", "Peak memory, by category", difference.peak, _category, "no memory snapshot on both sides"

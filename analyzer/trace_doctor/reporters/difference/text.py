@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from trace_doctor.model.difference import Change, Difference
 from trace_doctor.reporters import Options
-from trace_doctor.reporters.compared import (
-    INDENT,
-    appeared,
-    doubts,
-    followed,
-    header,
-    memory,
-    step_time,
-)
+from trace_doctor.reporters.compared import INDENT, appeared, doubts, followed, header, memory, step_time
 from trace_doctor.reporters.difference.rows import Block, beyond, blocks, moved, outcome, value, verdict
 from trace_doctor.reporters.terminal import Terminal
 from trace_doctor.reporters.units import plural

@@ -266,9 +266,7 @@ def _fix(fix: Fix, finding: int, n: int) -> Html:
         el(
             "p",
             el(
-                "span",
-                "manual" if fix.safety == "display" else fix.safety,
-                class_=f"tag safety-{fix.safety}",
+                "span", "manual" if fix.safety == "display" else fix.safety, class_=f"tag safety-{fix.safety}"
             ),
             " ",
             term("safety", "review its risk" if fix.risk and fix.safety == "unsafe" else SAFETY[fix.safety]),

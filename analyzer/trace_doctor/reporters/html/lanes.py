@@ -143,14 +143,7 @@ def _charted(
     worst = chart.worst(lanes, _MOST_GAPS)
     places = [names.place(lane) for lane in lanes]
     figure = chart.draw(
-        lanes,
-        places,
-        result.steps,
-        worst,
-        anchor,
-        charts,
-        streams=_with_streams(lanes),
-        begins=begins,
+        lanes, places, result.steps, worst, anchor, charts, streams=_with_streams(lanes), begins=begins
     )
     return [figure, _gap_table(lanes, worst, names, result, begins) if worst else None]
 

@@ -8,15 +8,7 @@ from trace_doctor.model import Column, ExcessRow, GroupLag, JobDelays, JobRoot, 
 from trace_doctor.reporters.html import lanes
 from trace_doctor.reporters.html.charts.heatmap import NONE, heatmap
 from trace_doctor.reporters.html.dom import Child, Html, el
-from trace_doctor.reporters.html.parts import (
-    MOST_FINDINGS,
-    Columns,
-    Row,
-    data_table,
-    more,
-    section,
-    showing,
-)
+from trace_doctor.reporters.html.parts import MOST_FINDINGS, Columns, Row, data_table, more, section, showing
 from trace_doctor.reporters.units import duration, plural
 
 _LEVELS = (0.005, 0.01, 0.02, 0.04, 0.08)

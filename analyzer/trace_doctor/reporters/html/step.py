@@ -74,11 +74,7 @@ def _time_lead(rows: list[TimeLedgerRow], result: Result) -> list[Child]:
     idle = ["waiting, by cause"] if is_cpu(result) else [term("idle", "idle, by cause")]
     if any(r.device < 0 for r in rows) and not is_cpu(result):
         whose, idle = "each device, the main thread where no GPU was recorded", ["idle or waiting, by cause"]
-    return [
-        f"Time of {whose} over {_over(rows)}.{_beside(rows)} Solid: working. Hatched: ",
-        *idle,
-        ".",
-    ]
+    return [f"Time of {whose} over {_over(rows)}.{_beside(rows)} Solid: working. Hatched: ", *idle, "."]
 
 
 def _beside(rows: list[TimeLedgerRow]) -> str:

@@ -23,14 +23,7 @@ from trace_doctor.reporters.labels import (
     where,
     where_briefly,
 )
-from trace_doctor.reporters.units import (
-    duration,
-    estimate_duration,
-    estimate_share,
-    plural,
-    share,
-    size,
-)
+from trace_doctor.reporters.units import duration, estimate_duration, estimate_share, plural, share, size
 
 _TOP = 3
 

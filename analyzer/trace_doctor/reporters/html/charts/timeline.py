@@ -86,11 +86,7 @@ def draw(
             el("g", path, transform=f"translate({number(start)} {top})"),
         )
         for top, start, name, path in zip(
-            tops[:-1],
-            starts,
-            names,
-            _fitting(lanes, scale, size.height, _PATH_BUDGET // charts),
-            strict=True,
+            tops[:-1], starts, names, _fitting(lanes, scale, size.height, _PATH_BUDGET // charts), strict=True
         )
     ]
     below = _strips(lanes, strips, [top + size.height + 6 for top in tops[:-1]], starts, scale, charts)
