@@ -104,7 +104,8 @@ def project(tmp_path: Path) -> Path:
         (["--max-seconds", "nan"], "--max-minutes"),
         (["--max-seconds", "inf"], "--max-minutes"),
         (["--max-seconds", "-1"], "--max-minutes"),
-        (["-o", "sarif"], "treat writes text, json, html"),
+        (["-o", "sarif"], "treat writes text, json, html, markdown"),
+        (["--branch", "fixes"], "is in no git work tree"),
         (["--source", "nowhere"], "no such folder"),
         (["--max-minutes", "0"], "--max-minutes"),
         (["--resume", "nowhere.html"], "nowhere.html: No such file"),
@@ -242,10 +243,12 @@ class TestLive:
         (project / "up").symlink_to("../project")
         git(project, "add", "-A")
         git(project, "commit", "-qm", "links")
+        git(project, "config", "user.name", "Ada")
+        git(project, "config", "user.email", "ada@example.org")
         before = tree(project)
         outputs = ["text", "json=trace-doctor-t.json", "html=trace-doctor-t.html"]
         done = treat(
-            "--unsafe-fixes", "--max-steps", "16", *(o for out in outputs for o in ("-o", out)), "--",
+            "--unsafe-fixes", "--branch", "fixes", "--max-steps", "16", *(o for out in outputs for o in ("-o", out)), "--",
             sys.executable, "up/exp/train.py", cwd=project,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
@@ -269,6 +272,9 @@ class TestLive:
         git(project, "apply", "trace-doctor-treat.patch")
         patched = (project / "train.py").read_text()
         assert "num_workers=" in patched and "set_to_none=False" in patched
+        assert git(project, "show", "fixes:train.py") == patched
+        assert "measured: step" in " ".join(git(project, "log", "-1", "--format=%B", "fixes").split())
+        assert "| <code>TD101-1" in (project / "trace-doctor-treat.md").read_text()
 
     def test_interrupted_it_says_what_it_knows_and_leaves_nothing(
         self, project: Path, tmp_path: Path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
 
 FAILED = 125
 """our own exit code, apart from those of scripts, as of `timeout`, `env` and `docker run`"""
+_SERVER_SECONDS = 5.0
+"""of a server; some hundred steps, which is enough and already large"""
+_TOLD_SGLANG = {"out", "max_steps", "no_stacks"}
+"""what its own endpoint takes; vLLM has it in its configuration"""
+_FOR_SERVERS = {"server", "allow_remote", "max_seconds", "quiet", "verbose"} | _TOLD_SGLANG
 NO_SCRIPT = 2
 """what Python itself exits with where the script is not there"""
 
@@ -60,10 +66,22 @@ TYPER = {"cls": Passing, "context_settings": {"allow_interspersed_args": False}}
 
 def record(
     *,
+    context: typer.Context,
     command: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(metavar="-- COMMAND...", help="What to run: python train.py --its --args, torchrun …"),
-    ],
+    ] = None,
+    server: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Instead of a command: capture a running vLLM or SGLang server by its own profiler, for "
+            f"{_SERVER_SECONDS:g} seconds or --max-seconds.",
+        ),
+    ] = None,
+    allow_remote: Annotated[
+        bool, typer.Option("--allow-remote", help="The server may be on another machine.")
+    ] = False,
     out: Annotated[
         str,
         typer.Option(metavar="DIR", help="Folder for recordings; each gets a new folder named by its time."),
@@ -100,7 +118,12 @@ def record(
     ] = False,
     console: _Console,
 ) -> None:
-    """Run a training script unchanged and record it. Exit code: the script's, 125 if recording failed or recorded nothing."""
+    """Run a training script unchanged and record it, or a running server. Exit code: the script's, 125 if recording failed or recorded nothing."""
+    if server is not None or allow_remote:
+        _record_server(context, console, server)
+        return
+    if not command:
+        raise UsageError("a command is needed: trace-doctor record -- python train.py")
     if os.name == "nt":
         raise UsageError(
             "record needs Linux or macOS; trace_doctor.record() in the script works on Windows too"
@@ -138,6 +161,49 @@ def record(
     if recorded.exit_code < 0:
         _end_as(-recorded.exit_code)
     raise typer.Exit(recorded.exit_code)
+
+
+def _record_server(context: typer.Context, console: Console, url: str | None) -> None:
+    """Options that a server has no use for are refused: it would record something else than was asked for."""
+    from trace_doctor.recording.launch import new_folder
+    from trace_doctor.recording.live.server import parse_server, record_server
+    from trace_doctor.reporters.recording import render_server
+
+    given = {
+        name for name in context.params
+        if getattr(context.get_parameter_source(name), "name", "DEFAULT") == "COMMANDLINE"
+    }  # fmt: skip
+    if url is None:
+        raise UsageError("--allow-remote is for --server URL")
+    if without := sorted(given - _FOR_SERVERS):
+        name = "a command" if "command" in without else f"--{without[0].replace('_', '-')}"
+        raise UsageError(f"{name} and --server do not go together")
+    values = context.params
+    seconds = values["max_seconds"] if "max_seconds" in given else _SERVER_SECONDS
+    if not 0 < seconds < threading.TIMEOUT_MAX or values["max_steps"] < 1:
+        raise UsageError("--max-seconds and --max-steps are above 0")
+    server = parse_server(url, allow_remote=values["allow_remote"])
+    if "out" in given and values["allow_remote"]:
+        raise UsageError("--out is for a server on this machine: another one cannot write there")
+    folder = Path(new_folder(values["out"])) if "out" in given else None
+    try:
+        capture = record_server(
+            server,
+            seconds=seconds,
+            steps=values["max_steps"] if "max_steps" in given else None,
+            stacks=not values["no_stacks"],
+            folder=str(folder) if folder is not None else None,
+            say=lambda line: console.note(f"trace-doctor: {line}"),
+        )
+        if capture.engine == "vLLM" and (ignored := sorted(given & _TOLD_SGLANG)):
+            names = ", ".join(f"--{name.replace('_', '-')}" for name in ignored)
+            console.note(f"trace-doctor: vLLM ignores {names}: its own --profiler-config decides")
+        if not console.quiet:
+            console.note(*render_server(capture, folder))
+    finally:
+        if folder is not None:
+            with suppress(OSError):  # what the server has written stays
+                folder.rmdir()
 
 
 def _record_in_a_copy(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,12 +14,14 @@ import typer
 from trace_doctor.cli import options as o
 from trace_doctor.cli.console import ColorConsole, Console
 from trace_doctor.cli.fix import finish_or_name_edits
-from trace_doctor.cli.outputs import Sink, deliver_all, is_replaceable, sinks_among
+from trace_doctor.cli.outputs import Sink, deliver_all, is_output_of_ours, is_replaceable, sinks_among
 from trace_doctor.cli.paths import apply_words, spare
 from trace_doctor.errors import UsageError
 from trace_doctor.files import place_of
+from trace_doctor.reporters.units import plural
 
 if TYPE_CHECKING:
+    from trace_doctor.fixes.plan import Plan
     from trace_doctor.reporters import Options
     from trace_doctor.treatment import Treated, Treatment
     from trace_doctor.treatment.candidates import Candidate
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 
 DEFAULT_PATCH = Path("trace-doctor-treat.patch")
 DEFAULT_PAGE = Path("trace-doctor-treat.html")
+DEFAULT_BODY = Path("trace-doctor-treat.md")
 
 TYPER = {"context_settings": {"allow_interspersed_args": False}}
 """how typer makes a command of it"""
@@ -49,9 +53,13 @@ def treat(
     patch: Annotated[
         Path, typer.Option(metavar="FILE", help="File for the patch of the fixes that helped.")
     ] = DEFAULT_PATCH,
+    branch: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help=f"Make a git branch with a commit for each fix that helped, and {DEFAULT_BODY} for its pull request."),
+    ] = None,
     output: Annotated[
         list[str] | None,
-        o.output_option(f"text, json or html; repeatable (default: text, and html={DEFAULT_PAGE})."),
+        o.output_option(f"text, json, html or markdown; repeatable (default: text, and html={DEFAULT_PAGE})."),
     ] = None,
     repeats: Annotated[
         int, typer.Option(help="Runs with each fix, and as many without it, 6 or more; twice as many if not clear.")
@@ -105,13 +113,16 @@ def treat(
     console: ColorConsole,
 ) -> None:  # fmt: skip
     """Record a command, try each fix on it, keep what helps. Exit 0 a fix helped or there was none to try, 1 no fix helped, 2 files of yours changed."""
+    from trace_doctor.fixes.branch import check_branch
     from trace_doctor.reporters.saved import read_treatment
     from trace_doctor.treatment import TreatOptions
     from trace_doctor.treatment import treat as run
 
-    sinks = sinks_among("treat", ("text", "json", "html"), output)
+    sinks = sinks_among("treat", ("text", "json", "html", "markdown"), output)
     if not output:
         sinks.append(Sink("html", DEFAULT_PAGE, optional=True))
+    if branch is not None and not any(sink.format == "markdown" for sink in sinks):
+        sinks.append(Sink("markdown", DEFAULT_BODY, optional=True))
     config = setup.load(source=source)
     batch_patch = patch.with_name(f"{patch.stem}-batch{patch.suffix}")
     patches = [patch, batch_patch] if search_batch else [patch]
@@ -144,11 +155,15 @@ def treat(
         finish_or_name_edits(console, source, apply)
     if apply and not allow_dirty:
         _refuse_without_a_way_back(source)
+    if branch is not None and source.exists():
+        check_branch(source if source.is_dir() else source.parent, branch)
     treated = run(
         command, source, options, config=config, torch_version=setup.torch_version,
-        choose=partial(_choose, console) if interactive else None, say=console.hint,
+        choose=partial(_before_trials, console, interactive=interactive, branch=branch), say=console.hint,
     )  # fmt: skip
     _hand_over(console, treated, patch, patch_place, apply, allow_dirty)
+    if branch is not None:
+        _make_branch(console, treated, branch)
     if treated.batch_patch:
         console.write(batch_patch, treated.batch_patch, batch_place)
         console.hint(f"patch of the batch size, for after the other: {batch_patch}")
@@ -161,10 +176,16 @@ def _refuse_to_replace(sinks: Sequence[Sink], patches: Sequence[Path]) -> None:
     from trace_doctor.model.treatment import Treatment
     from trace_doctor.reporters.saved import is_patch_of_ours
 
-    if any(
-        sink.optional and sink.path is not None and not is_replaceable(sink.path, Treatment) for sink in sinks
-    ):
-        raise UsageError(f"{DEFAULT_PAGE} exists and is no page of ours; use --output html=PATH")
+    for sink in sinks:
+        if not sink.optional or sink.path is None:
+            continue
+        ours = (
+            is_replaceable(sink.path, Treatment)
+            if sink.format == "html"
+            else (not os.path.lexists(sink.path) or is_output_of_ours(sink.path))
+        )
+        if not ours:
+            raise UsageError(f"{sink.path} exists and is no output of ours; use --output {sink.format}=PATH")
     for patch in patches:
         if patch.is_file() and not is_patch_of_ours(patch):
             raise UsageError(f"{patch} exists and is no patch of ours; use --patch FILE")
@@ -194,6 +215,40 @@ def _refuse_without_a_way_back(source: Path) -> None:
         raise UsageError(f"--apply: {why}")
 
 
+def _make_branch(console: Console, treated: Treated, name: str) -> None:
+    """As with --apply, only where all is decided."""
+    from trace_doctor.fixes.branch import make_branch
+    from trace_doctor.reporters.treatment_markdown import commit_message
+
+    if treated.treatment.code != 0:
+        console.hint(f"no branch was made: {treated.treatment.verdict}")
+        return
+    kept = {attempt.label: attempt for attempt in treated.treatment.of("kept")}
+    messages = [(item, commit_message(kept[item.label])) for item in treated.edits.of("ready")]
+    commits = make_branch(treated.edits, name, messages)
+    if commits:
+        console.hint(
+            f"branch {name}: {plural(len(commits), 'commit')} on top of HEAD; `git switch {name}` shows it"
+        )
+    else:
+        console.hint("no branch was made: no fix that helped edits a file")
+
+
+def _before_trials(
+    console: Console, queue: list[Candidate], edits: Plan, *, interactive: bool, branch: str | None
+) -> list[Candidate]:
+    """Which fixes to try. What no branch can hold is known before an hour of trials."""
+    from trace_doctor.fixes.branch import check_files
+
+    if interactive:
+        queue = _choose(console, queue)
+    if branch is not None:
+        check_files(
+            edits, [file for c in queue if c.item.change is not None for file, _ in c.item.change.files]
+        )
+    return queue
+
+
 def _choose(console: Console, queue: list[Candidate]) -> list[Candidate]:
     """y, n or q for each fix that can be tried."""
     return console.choose(
@@ -216,9 +271,11 @@ def _share(option: str, text: str) -> float:
 
 
 def _render(treatment: Treatment, fmt: str, options: Options) -> str:
-    from trace_doctor.reporters import treatment_text
+    from trace_doctor.reporters import treatment_markdown, treatment_text
     from trace_doctor.reporters.html import treatment as page
 
     if fmt == "json":
         return treatment.to_json().decode()
+    if fmt == "markdown":
+        return treatment_markdown.render(treatment, options)
     return page.render(treatment, options) if fmt == "html" else treatment_text.render(treatment, options)

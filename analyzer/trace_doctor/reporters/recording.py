@@ -15,9 +15,12 @@ from trace_doctor.recording.command_line import masked
 from trace_doctor.recording.folder import RankRecord, Recording, role_of
 from trace_doctor.recording.harmless import MASK
 from trace_doctor.recording.launch import Recorded
+from trace_doctor.recording.live.server import ServerCapture
 from trace_doctor.reporters.units import duration, plural, size
 
 _FILES_SHOWN = 6
+_VLLM_FOLDER = "torch_profiler_dir of its --profiler-config (before vLLM 0.13: VLLM_TORCH_PROFILER_DIR)"
+_SGLANG_FOLDER = "SGLANG_TORCH_PROFILER_DIR as the server has it, /tmp if it is not set"
 _IN_SCRIPT = "`with trace_doctor.record('logs') as r:` around the loop, `r.step()` at its end"
 
 
@@ -38,6 +41,23 @@ def render(recorded: Recorded, command: Sequence[str], written: Sequence[str] = 
     elif not recorded.recording:
         lines.append(f"or in the script itself: {_IN_SCRIPT}")
     return list(map(unbroken, lines))
+
+
+def render_server(capture: ServerCapture, folder: Path | None) -> list[str]:
+    """Lines for the terminal, the next command last. `folder`: where SGLang was told to write."""
+    how = "; it stopped by itself" if capture.stopped_itself else ""
+    name = capture.engine or "a server that is neither vLLM nor SGLang by its answer"
+    lines = [f"trace-doctor: {name} recorded for {capture.seconds:.1f} s{how}"]
+    if folder is not None and any(folder.iterdir()):
+        return [*lines, f"next: trace-doctor analyze {shlex.quote(shown(folder))}"]
+    if folder is not None and capture.engine == "SGLang":
+        lines += _wrapped(
+            f"  note    {shown(folder)} is empty: the server may see another file system, or still write"
+        )
+    places = {"vLLM": _VLLM_FOLDER, "SGLang": _SGLANG_FOLDER}
+    place = places.get(capture.engine or "", " or ".join(places.values()))
+    lines += _wrapped(f"  trace   the server writes it: {place}")
+    return [*lines, "next: trace-doctor analyze FOLDER of that trace"]
 
 
 def why_empty(recorded: Recorded) -> str:

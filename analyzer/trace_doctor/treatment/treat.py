@@ -11,7 +11,7 @@ from pathlib import Path
 from trace_doctor.api import analyze
 from trace_doctor.config import Config
 from trace_doctor.errors import UsageError, printable
-from trace_doctor.fixes.plan import plan
+from trace_doctor.fixes.plan import Plan, plan
 from trace_doctor.loading.load_files import available_cores
 from trace_doctor.model import Result
 from trace_doctor.model.treatment import ByHand
@@ -37,7 +37,7 @@ from trace_doctor.treatment.search.values import Values
 from trace_doctor.treatment.trial import Clock, OutOfTime, Rules
 
 _log = logging.getLogger(__name__)
-Choose = Callable[[list[Candidate]], list[Candidate]]
+Choose = Callable[[list[Candidate], Plan], list[Candidate]]
 
 
 def treat(
@@ -54,7 +54,7 @@ def treat(
     """Runs `command` in a copy of the project that holds `source`, and tries the fixes of what its recording shows.
 
     No edit is made below `source`; what the command itself changed there is listed in the outcome. `choose` picks from the
-    fixes that could be tried. Interrupted (KeyboardInterrupt or SystemExit) after the first recording, it returns what is
+    fixes that could be tried, with the plan that they are of. Interrupted (KeyboardInterrupt or SystemExit) after the first recording, it returns what is
     known so far. Raises UsageError where the command fails as it is.
     """
     options = options or TreatOptions()
@@ -108,7 +108,7 @@ def treat(
         queue, by_hand = _editable(scratch, runner.loaded, say, *candidates(edit_plan))
         say(_summary(result, queue, by_hand))
         if choose is not None:
-            queue = choose(queue)
+            queue = choose(queue, edit_plan)
         more, busy = look_around(runner.before, options.if_busy, clock.left(), say) if queue else (0, "")
         rules = Rules(
             options.repeats + more, options.least_gain, options.loss_tolerance, options.without_losses

@@ -1,0 +1,1 @@
+"""Captures of processes that run already, started from outside."""
