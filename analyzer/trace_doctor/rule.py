@@ -13,6 +13,7 @@ from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts, Options
 from trace_doctor.evidence.rank_summary import JobEvidence
 from trace_doctor.evidence.replay.what_if import Removal
+from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.model import Confidence, Fix, Location, Saving, Severity, Span, Table
 
 HEADINGS = (
@@ -160,6 +161,8 @@ class Rule:
     about: ClassVar[tuple[str, ...]] = ()
     """parts of the time ledger whose time it would find: where much of one has no owner, finding nothing is no *passed*. And
     categories of memory that its findings explain"""
+    of_training: ClassVar[bool] = False
+    """whether it is about training alone: skipped on a capture of an inference engine"""
     VALID: ClassVar[list[Any]] = []
     INVALID: ClassVar[list[Any]] = []
 
@@ -170,6 +173,8 @@ class Rule:
     def claims(self, view: View) -> list[Claim]:
         """What it says of a capture, or of a rank. Raises NotCaptured where the capture could not show it, and ValueError for
         a rule that does not come to an end."""
+        if self.of_training and (steps := view.get(Steps)) is not None and steps.source == "engine":
+            raise NotCaptured("an inference engine was recorded, and no training")
         ctx = Context(view, self)
         for kind in self.needs:
             ctx[kind]

@@ -217,6 +217,7 @@ def conclude(
             limits,
             of=sum(d.step_count for _, _, d in displays),
         ),
+        engine_steps=rows(lambda d: d.engine_steps) or UNSET,
         timeline=limit(by_interest(rows(lambda d: d.timeline)), MAX_LANES, "device lanes", limits),
         memory_timeline=[thinned(m, share(MAX_POINTS, len(memory), 40, 400)) for m in memory],
         kernels=rows(lambda d: d.kernels),

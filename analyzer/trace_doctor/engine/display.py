@@ -20,10 +20,12 @@ from trace_doctor.evidence.idle.time_ledger import TimeLedger
 from trace_doctor.evidence.memory.held import MemoryHeld
 from trace_doctor.evidence.memory.ledger import MemoryLedger
 from trace_doctor.evidence.replay.what_if import Replay
+from trace_doctor.evidence.serving.engine_steps import EngineSteps
 from trace_doctor.evidence.trace.capture_health import CaptureHealth
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.model import (
     CollectiveRow,
+    EngineRow,
     Input,
     KernelRow,
     Lane,
@@ -61,6 +63,7 @@ class Display(Struct, frozen=True, kw_only=True):
     steps: tuple[StepRow, ...] = ()
     """the first of them"""
     step_count: int = 0
+    engine_steps: tuple[EngineRow, ...] = ()
     timeline: tuple[Lane, ...] = ()
     kernels: tuple[KernelRow, ...] = ()
     operators: tuple[OperatorRow, ...] = ()
@@ -79,14 +82,14 @@ def display_of(facts: Facts, further: Sequence[Facts], sizes: Sizes) -> Display:
     time, memory, memory_held = facts.get(TimeLedger), facts.get(MemoryLedger), facts.get(MemoryHeld)
     overview, operators, steps = facts.get(Overview), facts.get(Operators), _steps(facts)
     shortage = too_little((facts, *further))
-    replay = facts.get(Replay)
+    replay, engine = facts.get(Replay), facts.get(EngineSteps)
     return Display(
         inputs=tuple(inputs_of(facts, further, sizes.shapes, shortage)),
         devices=tuple(sorted(devices_of(facts.capture))),
         shortage=shortage,
         work_events=work_events((facts, *further)),
         no_steps=_missing_steps(facts),
-        doubts=tuple(filter(None, (_damage(facts), _outweighed(facts)))),
+        doubts=tuple(filter(None, (_damage(facts), _outweighed(facts), _lost_replays(facts, engine)))),
         replay=ReplayQuality(
             base_error=replay.base_error if replay else None,
             unexplained_share=replay.unexplained_share if replay else None,
@@ -97,6 +100,7 @@ def display_of(facts: Facts, further: Sequence[Facts], sizes: Sizes) -> Display:
         memory_timeline=tuple(memory.series) if memory else (),
         steps=tuple(steps[:MAX_STEPS]),
         step_count=len(steps),
+        engine_steps=tuple(engine.rows()) if engine else (),
         timeline=tuple(overview.lanes(sizes.segments, sizes.strip_segments)) if overview else (),
         kernels=tuple(overview.kernels(sizes.kernels)) if overview else (),
         operators=tuple(operators.rows(sizes.operators)) if operators else (),
@@ -117,6 +121,7 @@ def _steps(facts: Facts) -> list[StepRow]:
             dur_us=(s.end - s.start) / 1e3,
             pace_us=s.pace / 1e3,
             warmup=s.warmup,
+            kind=s.kind,
         )
         for s in steps.steps
     ]
@@ -142,6 +147,14 @@ def _damage(facts: Facts) -> str:
             "what came behind the cut is unknown: steps that reach there look emptier than they were"
         )
     return f"{facts.capture.path}: damaged; {'; '.join(parts)}" if parts else ""
+
+
+def _lost_replays(facts: Facts, engine: EngineSteps | None) -> str:
+    return (
+        f"{facts.capture.path}: {engine.lost_replays}: its idle time is unknown"
+        if engine and engine.lost_replays
+        else ""
+    )
 
 
 def _outweighed(facts: Facts) -> str:

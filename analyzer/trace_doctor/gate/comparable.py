@@ -24,7 +24,12 @@ _OPTIONS = {
     "flops": "with_flops",
     "modules": "with_modules",
 }
-_SOURCES = {"profiler_step": "prof.step()", "loader": "the loader", "optimizer": "optimizer steps"}
+_SOURCES = {
+    "profiler_step": "prof.step()",
+    "loader": "the loader",
+    "optimizer": "optimizer steps",
+    "engine": "engine steps",
+}
 
 
 def side(result: Result) -> Side:

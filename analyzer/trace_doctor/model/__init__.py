@@ -63,6 +63,7 @@ from trace_doctor.model.ledgers import unowned as unowned
 from trace_doctor.model.ledgers import unowned_memory as unowned_memory
 from trace_doctor.model.pictures import CollectiveRow as CollectiveRow
 from trace_doctor.model.pictures import CriticalPath as CriticalPath
+from trace_doctor.model.pictures import EngineRow as EngineRow
 from trace_doctor.model.pictures import Gap as Gap
 from trace_doctor.model.pictures import KernelRow as KernelRow
 from trace_doctor.model.pictures import Lane as Lane

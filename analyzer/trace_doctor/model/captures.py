@@ -96,7 +96,7 @@ class Input(Struct, frozen=True, kw_only=True):
     seconds: tuple[float, float] | None = None
     """of a recording: from when to when the file shows it, from the first moment that any of its files shows"""
     step_source: str | None = None
-    """what marks the steps: profiler_step, loader, optimizer, marker; None without steps"""
+    """what marks the steps: profiler_step, loader, optimizer, engine, marker; None without steps"""
     start_up_share: Share | None = None
     """of the analyzed window: warm-up steps, what precedes the first kernel where no steps are marked, first uses and
     compilation that do not come back in each step; None without a time ledger"""

@@ -21,6 +21,29 @@ class StepRow(Struct, frozen=True, kw_only=True):
     pace_us: Us | None = None
     """from the completion of the step before it to its own, GPU work included"""
     warmup: bool = False
+    kind: str = ""
+    """what an inference engine did in it: prefill, decode, mixed …; empty for other programs"""
+
+
+class EngineRow(Struct, frozen=True, kw_only=True):
+    """The steady steps of one kind of an inference engine, or (`waiting`, `dummy`) the stretches between steps in which its
+    server waited for requests, or ran dummy steps or captured graphs."""
+
+    input: Count = 0
+    rank: int
+    kind: str
+    count: Count
+    requests: Amount | None = None
+    """median of a step; None where the engine does not say it"""
+    tokens: Amount | None = None
+    """the same"""
+    median_us: Us
+    share: Share
+    """of the analyzed window"""
+    busy_share: Share | None = None
+    """of these steps, in which the GPU worked; None where not all of its work was recorded"""
+    with_graph: Count = 0
+    """steps that launched a CUDA graph"""
 
 
 class Segment(Struct, frozen=True, array_like=True):

@@ -19,6 +19,7 @@ from trace_doctor.model.ledgers import MemoryHeldRow, MemoryLedgerRow, Ownership
 from trace_doctor.model.pictures import (
     CollectiveRow,
     CriticalPath,
+    EngineRow,
     KernelRow,
     Lane,
     MemorySeries,
@@ -128,6 +129,8 @@ class Result(Document, frozen=True, kw_only=True):
     memory_held: list[MemoryHeldRow] = field(default_factory=list)
     """of devices without a memory ledger: what a snapshot holds that knows the moment it was written only"""
     steps: list[StepRow] = field(default_factory=list)
+    engine_steps: list[EngineRow] | UnsetType = UNSET
+    """only of inference engines that mark their steps"""
     timeline: list[Lane] = field(default_factory=list)
     memory_timeline: list[MemorySeries] = field(default_factory=list)
     kernels: list[KernelRow] = field(default_factory=list)

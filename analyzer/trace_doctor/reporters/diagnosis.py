@@ -18,6 +18,7 @@ from trace_doctor.model import (
     unowned,
     unowned_memory,
 )
+from trace_doctor.reporters.engine_steps import sentence as engine_sentence
 from trace_doctor.reporters.labels import (
     Names,
     bytes_words,
@@ -58,7 +59,11 @@ def verdict(result: Result) -> list[str]:
     start, rest = _start_up(result), _without_owner(result, bare=first is not None)
     sentences = [_fault(first, result)] if first is not None else []
     doubt = _uncertain(result) if first is None else ""
-    sentences += [sentence for sentence in (start, doubt, rest, _memory_without_owner(result)) if sentence]
+    sentences += [
+        sentence
+        for sentence in (engine_sentence(result), start, doubt, rest, _memory_without_owner(result))
+        if sentence
+    ]
     if sentences and first is None and result.summary.left_out:
         left_out = plural(result.summary.left_out, "finding")
         sentences.append(f"{left_out} below min-confidence or min-saving left out")

@@ -29,6 +29,7 @@ from trace_doctor.reporters.diagnosis import (
     unexplained_memory,
     verdict,
 )
+from trace_doctor.reporters.engine_steps import engine_rows, name_of
 from trace_doctor.reporters.labels import (
     BUSY,
     IDLE,
@@ -90,6 +91,7 @@ def render(result: Result, options: Options) -> str:
     else:
         names = Names(result)
         _ledgers(terminal, result, names, more)
+        _engine_steps(terminal, result)
         _unexplained(terminal, result)
         for finding in result.findings:
             terminal.blank()
@@ -182,6 +184,26 @@ def _ledgers(terminal: Terminal, result: Result, names: Names, more: str) -> Non
         _entry(terminal, names.place(in_use) if several else "memory", text, gutter)
         for frame, count in in_use.by_frame[:3]:
             _entry(terminal, "", f"{size(count)}: {frame}", gutter)
+
+
+def _engine_steps(terminal: Terminal, result: Result) -> None:
+    """What an inference engine did, a line for each kind of step."""
+    if not (rows := engine_rows(result)):
+        return
+    terminal.blank()
+    lines = [["", "steps", "requests", "tokens", "GPU busy", "of the window", "median"]]
+    lines += [
+        [
+            name_of(row),
+            number(row.count),
+            *("" if figure is None else number(figure) for figure in (row.requests, row.tokens)),
+            "" if row.busy_share is None else share(row.busy_share),
+            share(row.share),
+            duration(row.median_us),
+        ]
+        for row in rows
+    ]
+    _aligned(terminal, lines)
 
 
 def _unexplained(terminal: Terminal, result: Result) -> None:

@@ -66,6 +66,7 @@ class DataParallelModule(Rule):
     code = "TD603"
     name = "data-parallel-module"
     title = "nn.DataParallel runs several GPUs"
+    of_training = True
     needs = (Parallelism, GpuTimeline, Steps)
 
     VALID = [

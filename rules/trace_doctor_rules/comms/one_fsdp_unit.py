@@ -69,6 +69,7 @@ class OneFsdpUnit(Rule):
     code = "TD605"
     name = "one-fsdp-unit"
     title = "FSDP wraps the model as one unit"
+    of_training = True
     about = ("exposed_comm",)
     needs = (Gathers,)
     to_pass = (IdleCauses,)

@@ -67,6 +67,7 @@ class ReplicatedStates(Rule):
     code = "TD604"
     name = "replicated-states"
     title = "Training state replicated on every rank"
+    of_training = True
     needs = (MemoryBlocks, Parallelism)
 
     min_share: float = threshold(

@@ -101,6 +101,7 @@ class LossOutsideGraph(Rule):
     code = "TD504"
     name = "loss-outside-graph"
     title = "Loss runs outside the compiled graph"
+    of_training = True
     needs = (EagerLoss, Steps)
     to_pass = (IdleCauses,)
 

@@ -200,6 +200,7 @@ class DataLoaderStarvation(TimeRule):
     code = "TD101"
     name = "dataloader-starvation"
     title = "Steps stall on data loading"
+    of_training = True
     costs_host_time = True
     about = ("data_loading",)
     needs = (Steps, DataLoading, DataWaits, Replay, Moments)

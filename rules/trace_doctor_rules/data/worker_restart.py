@@ -105,6 +105,7 @@ class WorkerRestart(Rule):
     code = "TD103"
     name = "worker-restart"
     title = "DataLoader workers restart every epoch"
+    of_training = True
     costs_host_time = True
     about = ("data_loading",)
     needs = (Steps, DataLoading, WorkerRestarts, Replay, Moments, DataWaits)

@@ -87,6 +87,7 @@ class PeriodicWork(Rule):
     code = "TD205"
     name = "periodic-work"
     title = "Periodic work takes much of the run"
+    of_training = True
     needs = (ObservedWork,)
 
     min_share: float = threshold(

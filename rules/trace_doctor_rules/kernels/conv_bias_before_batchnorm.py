@@ -108,6 +108,7 @@ class ConvBiasBeforeBatchnorm(Rule):
     code = "TD307"
     name = "conv-bias-before-batchnorm"
     title = "Batch norm cancels the convolution bias"
+    of_training = True
     needs = (Steps, OperatorInputs, Nesting, Replay, Moments)
     wants = (Kernels, CallSites)
     to_pass = (RecordedOperators,)

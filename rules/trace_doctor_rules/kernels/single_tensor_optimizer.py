@@ -206,6 +206,7 @@ class SingleTensorOptimizer(Rule):
     code = "TD304"
     name = "single-tensor-optimizer"
     title = "Optimizer updates parameters one by one"
+    of_training = True
     about = ("optimizer",)
     needs = (Steps, Processor, UpdateLoops, HostCauses, Replay, Moments)
     wants = (CallSites, OptimizerWork)

@@ -130,6 +130,7 @@ class ZeroedGradients(Rule):
     code = "TD305"
     name = "zeroed-gradients"
     title = "zero_grad() fills gradients instead of freeing"
+    of_training = True
     needs = (Steps, GradientFills, Replay, Moments)
     wants = (OperatorInputs, CallSites)
     to_pass = (RecordedOperators, IdleCauses, Processor)

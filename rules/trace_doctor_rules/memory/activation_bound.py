@@ -210,6 +210,7 @@ class ActivationBound(Rule):
     code = "TD406"
     name = "activation-bound"
     title = "Activations dominate GPU memory"
+    of_training = True
     needs = (MemoryBlocks, DeviceMemory)
     to_pass = (PeakPassed,)
     about = ("activations",)

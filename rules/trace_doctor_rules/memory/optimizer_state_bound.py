@@ -94,6 +94,7 @@ class OptimizerStateBound(Rule):
     code = "TD407"
     name = "optimizer-state-bound"
     title = "Optimizer state dominates GPU memory"
+    of_training = True
     needs = (MemoryBlocks, DeviceMemory)
     to_pass = (PeakPassed,)
     about = ("optimizer_state",)

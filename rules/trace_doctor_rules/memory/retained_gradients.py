@@ -191,6 +191,7 @@ class RetainedGradients(Rule):
     code = "TD404"
     name = "retained-gradients"
     title = "Gradients not freed before the next forward"
+    of_training = True
     needs = (MemoryBlocks,)
     to_pass = (WholeSteps, OwnFrames)
     about = ("gradients",)

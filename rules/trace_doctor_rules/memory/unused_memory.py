@@ -102,6 +102,7 @@ class UnusedMemory(Rule):
     code = "TD408"
     name = "unused-memory"
     title = "Most GPU memory is unused"
+    of_training = True
     needs = (Headroom, Steps)
     to_pass = (RecordedOperators, IdleCauses)
 

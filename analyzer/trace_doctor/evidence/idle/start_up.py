@@ -21,7 +21,7 @@ CAUSES = ("cold_start", "compile")
 
 
 class StartUp(Evidence, frozen=True):
-    """Warm-up steps; without marks of steps all that precedes the first kernel; and idle time in which modules are loaded,
+    """Warm-up steps; without marks of steps, and in engines, all that precedes the first kernel; and idle time in which modules are loaded,
     libraries initialised or code is compiled, unless every step has some. Raises NotCaptured where there is no time ledger."""
 
     by_device: dict[int, I64]
@@ -36,7 +36,7 @@ class StartUp(Evidence, frozen=True):
         common = intervals(steps.on_device("warmup"))
         by_device, queued = {}, {}
         for device in ledger.devices:
-            before = _before_the_first_kernel(facts, device) if steps.source == "none" else []
+            before = _before_the_first_kernel(facts, device) if steps.source in ("none", "engine") else []
             causes = [ledger.pieces(cause, device) for cause in CAUSES]
             once = [pieces for pieces in causes if not _in_each_step(steps, pieces)]
             by_device[device] = union(np.concatenate([common, *once, intervals(before)]))

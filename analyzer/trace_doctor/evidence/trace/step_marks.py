@@ -17,7 +17,7 @@ from trace_doctor.run import Cat, Run
 
 _MARKERS = re.compile(
     r"(?:\[pl\]\[profile\](?:\[\w+\])?)(?:\w+\.)?run_training_batch|(?:train|training)_(?:step|batch|iteration)"
-    r"|[Ii]teration ?#? ?\d*|## ?iteration.*##|execute_context_\d+\(.*|DistributedDataParallel\.forward"
+    r"|[Ii]teration ?#? ?\d*|## ?iteration.*##|DistributedDataParallel\.forward"
     r"|## forward ##|FullyShardedDataParallel\.forward|DataParallel\.forward"
 )
 

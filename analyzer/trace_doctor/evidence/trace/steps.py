@@ -15,7 +15,9 @@ from trace_doctor.arrays import I64, Bool
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.durations import two_figures
+from trace_doctor.evidence.names.engine_step_names import engine_step
 from trace_doctor.evidence.names.event_names import is_step, step_number
+from trace_doctor.evidence.trace.engine_marks import engine_steps
 from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.pieces import EVER, Span, pieces
 from trace_doctor.evidence.trace.step_marks import framework_marks, loader_marks, optimizer_marks
@@ -23,9 +25,9 @@ from trace_doctor.evidence.trace.warmup import leading_warmup
 from trace_doctor.run import GPU_CATS, Cat, Run
 
 Phase = Literal["steady", "warmup", "outside"]
-Source = Literal["profiler_step", "loader", "optimizer", "marker", "none"]
-Cut = tuple[Span, Source, list[int], list[str]]
-"""window, source, borders of the steps, their labels"""
+Source = Literal["profiler_step", "loader", "optimizer", "engine", "marker", "none"]
+Cut = tuple[Span, Source, list[Span], list[str]]
+"""window, source, the steps on the host, their labels"""
 
 _SEVERAL = "their numbers fall or they overlap, as where a file holds several traces"
 _LEAST_OPERATORS = 10
@@ -46,6 +48,12 @@ class Step(Struct, frozen=True):
     """when the GPU work that was launched before the step was done, ns: what runs from here on is the step's own"""
     done: int = 0
     """when all that the step launched was done, and the host past it, ns"""
+
+    @property
+    def kind(self) -> str:
+        """What an inference engine did in it (`engine_step_names.EngineKind`); "" of other programs."""
+        named = engine_step(self.label)
+        return named.kind if named is not None else ""
 
     @property
     def dur(self) -> int:
@@ -101,10 +109,11 @@ class Steps(Evidence, frozen=True):
 
     @property
     def longest_of_all(self) -> Step | None:
-        """The steady step that takes longer than all others together, of three at least: shares of the mean step are its."""
+        """The steady step that takes longer than all others together, of three of its kind at least: shares of the mean step
+        are its."""
         longest = max(self.steady, key=lambda s: s.pace, default=None)
-        outweighs = longest is not None and 2 * longest.pace > sum(s.pace for s in self.steady)
-        return longest if outweighs and len(self.steady) > 2 else None
+        like = [s.pace for s in self.steady if longest is not None and s.kind == longest.kind]
+        return longest if len(like) > 2 and 2 * max(like) > sum(like) else None
 
     def spans(self, phase: Phase) -> list[Span]:
         """The stretches of the window of this phase, one per step. Without a source all of it is steady."""
@@ -122,7 +131,7 @@ class Steps(Evidence, frozen=True):
             return self.spans(phase)
         start, end = self.window
         if phase == "outside":
-            edges = [(start, self.steps[0].begun), (self.steps[-1].done, end)]
+            edges = _between(self.window, [(s.begun, s.done) for s in self.steps])
         else:
             edges = [(s.begun, s.done) for s in self.steps if s.warmup == (phase == "warmup")]
         return [(max(a, start), min(b, end)) for a, b in edges if min(b, end) > max(a, start)]
@@ -162,13 +171,13 @@ class Steps(Evidence, frozen=True):
     @classmethod
     def _of(cls, facts: Facts, cut: Cut) -> Self:
         run = facts.run
-        window, source, borders, labels = cut
+        window, source, cut_out, labels = cut
         numbers = [n for label in labels if (n := step_number(label)) is not None]
         rising = len(numbers) == len(labels) and all(a < b for a, b in pairwise(numbers))
         indices = numbers if rising else range(len(labels))
         steps = [
             Step(i, start, end, label=label)
-            for i, start, end, label in zip(indices, borders, borders[1:], labels, strict=False)
+            for i, (start, end), label in zip(indices, cut_out, labels, strict=True)
         ]
         if source == "profiler_step":
             steps = _without_remainder(run, steps, facts[Launches])
@@ -176,23 +185,27 @@ class Steps(Evidence, frozen=True):
             steps = before_the_cut(run, steps) or steps
         spans = np.array([(s.start, s.end) for s in steps], dtype=np.int64).reshape(-1, 2)
         done = _completions(run, facts[Launches], spans)
-        warm, reason = leading_warmup(facts, spans, np.diff(done))
+        warm, reason = leading_warmup(facts, spans, done[:, 1] - done[:, 0], [s.kind for s in steps])
         if warm == len(steps) and warm:
             warm, reason = 0, f"no step is steady ({reason}): all steps are counted"
         steps = [
             replace(s, warmup=i < warm, begun=begun, done=done)
-            for i, (s, (begun, done)) in enumerate(zip(steps, pairwise(done.tolist()), strict=True))
+            for i, (s, (begun, done)) in enumerate(zip(steps, done.tolist(), strict=True))
         ]
         if facts.options.steps is not None:
             steps, window = _selected(steps, facts.options.steps)
             if all(s.warmup for s in steps):
                 steps = [replace(s, warmup=False) for s in steps]
                 reason = f"no selected step is steady ({reason}): all of them are counted"
-        return cls(window, source, tuple(steps), _outside(window, steps), reason)
+        return cls(window, source, tuple(steps), tuple(_between(window, [_span(s) for s in steps])), reason)
 
 
 def _cut(facts: Facts, piece: Span) -> Cut:
-    return _from_profiler_steps(facts, piece) or _from_marks(facts, piece)
+    marked = _from_profiler_steps(facts, piece)
+    engine, labels = engine_steps(facts, piece)
+    if engine and (marked is None or len(engine) >= len(marked[2])):
+        return _extent(facts.run, piece), "engine", engine, labels
+    return marked or _from_marks(facts, piece)
 
 
 def _chosen(cuts: Sequence[Cut], requested: tuple[int, int] | None) -> tuple[Cut, bool]:
@@ -233,7 +246,12 @@ def _from_profiler_steps(facts: Facts, piece: Span) -> Cut | None:
     end = max(end, _gpu_end(run, facts[Launches], (start, end)))
     if not _worked(run, (start, end)) and _worked(run, _extent(run, piece)):
         return None  # no step() in the loop, or a mark that lost its start
-    return (start, end), "profiler_step", [*run.ts[marks].tolist(), end], [run.text(m) for m in marks]
+    return (
+        (start, end),
+        "profiler_step",
+        [*pairwise([*run.ts[marks].tolist(), end])],
+        [run.text(m) for m in marks],
+    )
 
 
 def _profiler_marks(facts: Facts) -> I64:
@@ -287,7 +305,8 @@ def _from_marks(facts: Facts, piece: Span) -> Cut:
             closes = source == "optimizer"
             borders = (run.end if closes else run.ts)[marks].tolist()
             if _computes(run, facts[Launches], (borders[0], borders[-1])):
-                return window, source, borders, [run.text(m) for m in (marks[1:] if closes else marks[:-1])]
+                spans = [*pairwise(borders)]
+                return window, source, spans, [run.text(m) for m in (marks[1:] if closes else marks[:-1])]
     return window, "none", [], []
 
 
@@ -325,21 +344,20 @@ def _gpu_end(run: Run, launches: Launches, span: Span) -> int:
 
 
 def _completions(run: Run, launches: Launches, spans: I64) -> I64:
-    """For the border before each step, and the last one: when everything that the host had launched before it was done,
-    and the host past it."""
+    """For the begin and the end of each step, (n, 2) ns: when everything that the host had launched before it was done, and
+    the host past it."""
     if not len(spans):
-        return np.empty(0, dtype=np.int64)
-    borders = np.concatenate([spans[:1, 0], spans[:, 1]])
+        return spans
     known = launches.launch >= 0
     at, ends = run.ts[launches.launch[known]], run.end[run.gpu[known]]
-    if len(at) and at.min() < borders[1]:
+    if len(at) and at.min() < spans[0, 1]:
         # Work without a call that runs in front of all that the first step launched was launched before the capture.
         early = ~known & (run.ts[run.gpu] < run.ts[run.gpu[known]].min())
         at = np.append(at, np.full(np.count_nonzero(early), np.iinfo(np.int64).min))
         ends = np.append(ends, run.end[run.gpu[early]])
     order = np.argsort(at, kind="stable")
     reach = np.concatenate([[np.iinfo(np.int64).min], np.maximum.accumulate(ends[order])])
-    return np.asarray(np.maximum(borders, reach[np.searchsorted(at[order], borders)]))
+    return np.asarray(np.maximum(spans, reach[np.searchsorted(at[order], spans)]))
 
 
 def _without_remainder(run: Run, steps: list[Step], launches: Launches) -> list[Step]:
@@ -377,8 +395,9 @@ def _selected(steps: list[Step], requested: tuple[int, int]) -> tuple[list[Step]
     return chosen, (chosen[0].start, max(chosen[-1].end, chosen[-1].done))
 
 
-def _outside(window: Span, steps: list[Step]) -> tuple[Span, ...]:
+def _between(window: Span, steps: Sequence[Span]) -> list[Span]:
+    """What of the window lies before, between and after the steps; nothing without any."""
     if not steps:
-        return ()
-    edges = ((window[0], steps[0].start), (steps[-1].end, window[1]))
-    return tuple((a, b) for a, b in edges if b > a)
+        return []
+    ends, starts = [window[0], *(end for _, end in steps)], [*(start for start, _ in steps), window[1]]
+    return [(a, b) for a, b in zip(ends, starts, strict=True) if b > a]

@@ -9,6 +9,7 @@ import numpy as np
 from trace_doctor.arrays import Bool
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
+from trace_doctor.evidence.names.engine_step_names import is_engine_step
 from trace_doctor.evidence.names.event_names import is_backward, is_loader, is_optimizer_step, is_step
 from trace_doctor.run import HOST_CATS, Cat, Run
 
@@ -43,11 +44,11 @@ class Threads(Evidence, frozen=True):
 
 
 def _marked(run: Run, autograd: frozenset[int]) -> int | None:
-    """The thread of the step, loader or optimizer marks; of several kinds the first whose thread does any work."""
+    """The thread of the marks of steps, loaders, optimizers or engines; of several kinds the first whose thread does any work."""
     working = np.bincount(run.thread[_work(run)], minlength=len(run.threads))
     others = int(working.sum() - working[list(autograd)].sum())
     idle = None
-    for is_mark in (is_step, is_loader, is_optimizer_step):
+    for is_mark in (is_step, is_loader, is_optimizer_step, is_engine_step):
         marks = run.named(is_mark, Cat.USER_ANNOTATION, Cat.CPU_OP)
         if len(marks):
             thread = int(np.bincount(run.thread[marks]).argmax())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -29,10 +30,11 @@ SLOW = 3.0
 _AUTOTUNE = ("benchmark_all_configs", "autotune_to_one_config", ": do_bench", "cudnnFind", "miopenFind")
 
 
-def leading_warmup(facts: Facts, spans: I64, pace: I64) -> tuple[int, str]:
+def leading_warmup(facts: Facts, spans: I64, pace: I64, kinds: Sequence[str]) -> tuple[int, str]:
     """How many of the leading steps are warm-up, and why.
 
-    `spans` are the steps, (n, 2) ns; `pace` how long each took until its GPU work was done.
+    `spans` are the steps, (n, 2) ns; `pace` how long each took until its GPU work was done. A step is compared with those of its
+    kind: a prefill may take hundreds of decodes.
     """
     if not len(spans):
         return 0, ""
@@ -42,12 +44,18 @@ def leading_warmup(facts: Facts, spans: I64, pace: I64) -> tuple[int, str]:
         "autotunes": _holds(run, spans, run.named(lambda n: any(a in n for a in _AUTOTUNE))),
         "starts libraries cold": _holds(run, spans, cold_starts(run, facts[Launches], facts[Nesting])),
         "allocates device memory": _grows(run, spans),
-        f"takes over {SLOW:g} medians": pace > SLOW * np.median(pace),
+        f"takes over {SLOW:g} medians": pace > SLOW * _usual(pace, kinds),
     }
     warm = np.logical_or.reduce(list(marks.values()))
     count = len(warm) if warm.all() else int(np.argmin(warm))
     reasons = [why for why, which in marks.items() if which[:count].any()]
     return count, ", ".join(reasons)
+
+
+def _usual(pace: I64, kinds: Sequence[str]) -> npt.NDArray[np.float64]:
+    """Of each step the median pace of its kind."""
+    _, kind = np.unique(np.array(kinds), return_inverse=True)
+    return np.array([np.median(pace[kind == k]) for k in range(kind.max() + 1)])[kind]
 
 
 def first_uses(run: Run, launches: Launches, nesting: Nesting) -> Bool:

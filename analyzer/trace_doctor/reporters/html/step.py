@@ -6,6 +6,7 @@ import msgspec
 
 from trace_doctor.model import Column, Result, TimeLedgerRow
 from trace_doctor.reporters.diagnosis import between_words, least_explained
+from trace_doctor.reporters.engine_steps import COLUMNS, cells, engine_rows
 from trace_doctor.reporters.html.charts.bars import Bar, stacked
 from trace_doctor.reporters.html.dom import Child, Html, el, join
 from trace_doctor.reporters.html.parts import (
@@ -65,8 +66,14 @@ def where_the_step_goes(result: Result) -> Html | None:
         legend,
         _owners(result, names),
         _other_phases(others, names) if others else None,
+        _engine_steps(result),
         lead=_time_lead(rows, result),
     )
+
+
+def _engine_steps(result: Result) -> Html | None:
+    rows = [cells(row) for row in engine_rows(result)]
+    return data_table("Steps of the inference engine, by kind", COLUMNS, rows) if rows else None
 
 
 def _time_lead(rows: list[TimeLedgerRow], result: Result) -> list[Child]:

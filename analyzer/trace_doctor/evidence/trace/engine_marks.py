@@ -1,0 +1,123 @@
+"""The steps that an inference engine marks, without the time in which its server waits for requests."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+
+import numpy as np
+
+from trace_doctor.arrays import I64
+from trace_doctor.evidence.base import Facts
+from trace_doctor.evidence.intervals import covered, pairs, union
+from trace_doctor.evidence.names.engine_step_names import (
+    SERVING_KINDS,
+    EngineStepName,
+    engine_step,
+    is_engine_step,
+)
+from trace_doctor.evidence.names.event_names import is_backward, is_optimizer_step
+from trace_doctor.evidence.trace.nesting import Nesting
+from trace_doctor.evidence.trace.pieces import Span
+from trace_doctor.evidence.trace.threads import Threads
+from trace_doctor.run import Cat, Run
+
+UNRECORDED_WAIT_NS = 20_000_000
+"""Nothing recorded on the engine's thread for so long, without Python stacks: shorter may be its scheduler, which took 5 to
+13 ms a step in vllm#6854."""
+RECORDED_WAIT_NS = 1_000_000
+"""The same where stacks show that the thread waited."""
+_SPINS = 3
+"""An engine that polls asks for requests once in each of its iterations."""
+_WAIT = re.compile(
+    r"(?:.*[/\\])?(?:queue\.py\(\d+\): get|selectors\.py\(\d+\): select|threading\.py\(\d+\): (?:wait|acquire)"
+    r"|zmq[/\\].*\(\d+\): (?:_?recv\w*|_?poll)|asyncio[/\\].*\(\d+\): _?run_once|shm_broadcast\.py\(\d+\): \w+)"
+    r"|<built-in (?:method|function) (?:poll|select|acquire|sleep|recv\w*)\b.*>"
+)
+_ASK = re.compile(r".*\(\d+\): recv_requests")
+
+
+def is_wait(name: str) -> bool:
+    """A Python frame that waits for another thread or process."""
+    return _WAIT.fullmatch(name) is not None
+
+
+def _asks(name: str) -> bool:
+    return _ASK.fullmatch(name) is not None
+
+
+def engine_marks(facts: Facts) -> I64:
+    """The outermost annotations of engine steps on the main thread, dummy steps and graph captures included, by start. None where
+    the program trains: an engine makes its samples then."""
+    run = facts.run
+    marks = run.named(is_engine_step, Cat.USER_ANNOTATION, Cat.CPU_OP)
+    if not len(marks) or len(run.named(is_optimizer_step)) or len(run.named(is_backward, Cat.CPU_OP)):
+        return marks[:0]
+    marks = facts[Nesting].outermost(marks[run.thread[marks] == facts[Threads].main])
+    return np.asarray(marks[np.argsort(run.ts[marks], kind="stable")])
+
+
+def engine_steps(facts: Facts, piece: Span) -> tuple[list[Span], list[str]]:
+    """(start, end) ns of the steps of an engine on the host, and their labels. Each lasts until the next mark begins, or until the
+    server waits for requests: it may wait only before a step with requests that the one before did not have. Of several the
+    last one is left out: what the engine does behind its mark is cut off."""
+    run, marks = facts.run, engine_marks(facts)
+    marks = marks[(run.ts[marks] >= piece[0]) & (run.ts[marks] < piece[1])]
+    if not len(marks):
+        return [], []
+    said = [engine_step(run.text(m)) for m in marks]
+    thread = _EngineThread(run, facts[Threads].main)
+    starts = run.ts[marks].tolist()
+    ends = [*starts[1:], int(run.end[marks[-1]])]
+    for n, (before, after) in enumerate(pairwise(said)):
+        if _may_wait(before, after):
+            ends[n], starts[n + 1] = thread.without_wait(int(run.end[marks[n]]), starts[n + 1])
+    serving = [n for n, step in enumerate(said) if step is not None and step.kind in SERVING_KINDS]
+    whole = [n for n in serving if n < len(marks) - 1] or serving
+    return [(starts[n], ends[n]) for n in whole], [run.text(int(marks[n])) for n in whole]
+
+
+def _may_wait(before: EngineStepName | None, after: EngineStepName | None) -> bool:
+    """Whether the server may have had no request to work on between two steps. What was decoded in one and is in the next was
+    there all along."""
+    if before is None or before.kind not in SERVING_KINDS:
+        return True
+    if after is None or after.kind not in ("decode", "running"):
+        return True
+    return None not in (before.requests, after.requests) and (after.requests or 0) > (before.requests or 0)
+
+
+class _EngineThread:
+    """What the thread of an engine did, as sets (ns) and moments."""
+
+    def __init__(self, run: Run, thread: int) -> None:
+        mine = run.thread == thread
+        work = np.flatnonzero(mine & run.is_cat(Cat.CPU_OP, Cat.RUNTIME, Cat.DRIVER))
+        python = mine & run.is_cat(Cat.PYTHON)
+        waits = np.flatnonzero(python & run.is_named(is_wait))
+        self._work = union(pairs(run.ts[work], run.end[work]))
+        self._waits = union(pairs(run.ts[waits], run.end[waits]))
+        self._frames = run.ts[python]
+        self._asks = run.ts[python & run.is_named(_asks)]
+
+    def without_wait(self, end: int, start: int) -> Span:
+        """The longest stretch between the end of one mark and the start of the next in which it waited for requests; `start`
+        twice where it did not."""
+        inside = self._work[(self._work[:, 1] > end) & (self._work[:, 0] < start)]
+        ends, begins = np.append(end, inside[:, 1]), np.append(inside[:, 0], start)
+        at = int((begins - ends).argmax())
+        hole = int(max(ends[at], end)), int(min(begins[at], start))
+        return hole if self._waited(hole) else (start, start)
+
+    def _waited(self, hole: Span) -> bool:
+        """Whether a stretch without operators and calls is a wait: by what Python did, else by its length."""
+        held = int(covered(np.array([hole], dtype=np.int64), self._waits)[0])
+        if not held and not _among(self._frames, hole):
+            return hole[1] - hole[0] >= UNRECORDED_WAIT_NS
+        polls = _among(self._asks, hole) >= _SPINS
+        return hole[1] - hole[0] >= RECORDED_WAIT_NS and (polls or 2 * held >= hole[1] - hole[0])
+
+
+def _among(moments: I64, span: Span) -> int:
+    first, behind = np.searchsorted(moments, span)
+    return int(behind - first)
