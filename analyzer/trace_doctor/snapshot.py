@@ -22,6 +22,9 @@ NO_STACK = -1
 """In stack columns: the entry or block holds no frames at all (an empty stack is a stack of its own)."""
 
 
+NO_NOTE = -1
+
+
 class Action(enum.IntEnum):
     """What the allocator did. `SEGMENT_MAP` and `SEGMENT_UNMAP` are those of expandable segments."""
 
@@ -35,6 +38,7 @@ class Action(enum.IntEnum):
     SEGMENT_UNMAP = 7
     SNAPSHOT = 8
     OOM = 9
+    ANNOTATE = 10  # a text for a block that is allocated; nothing is allocated or freed
 
 
 class BlockState(enum.IntEnum):
@@ -104,12 +108,18 @@ class Snapshot:
     """indices into `frames`, innermost first"""
     frames: tuple[StackFrame, ...]
 
+    note: I32 = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
+    """of each entry the index into `notes`, NO_NOTE where it has none; empty where no entry has one"""
+    notes: tuple[str, ...] = ()
+    """texts that the program gave to its memory (`user_metadata`, torch 2.14)"""
     annotations: tuple[Annotation, ...] = ()
     allocator_settings: Mapping[str, Any] = field(default_factory=dict)
     torch_version: TorchVersion = TorchVersion()
     rank: int = 0
     rank_how: str = ""
     warnings: tuple[str, ...] = ()
+    pinned: Snapshot | None = None
+    """pinned memory of the host, as device 0 of a snapshot of its own; None where it was not recorded"""
 
     def __len__(self) -> int:
         """Entries of history."""

@@ -210,6 +210,7 @@ def conclude(
         ownership=owners,
         memory_ledger=of_inputs([_explained_memory(e) for e in examinations]),
         memory_held=rows(lambda d: d.memory_held),
+        memory_pinned=rows(lambda d: d.memory_pinned),
         steps=limit(
             by_interest(rows(lambda d: d.steps)),
             MAX_STEPS,

@@ -17,7 +17,7 @@ from trace_doctor.evidence.compute.operators import Operators
 from trace_doctor.evidence.durations import two_figures
 from trace_doctor.evidence.idle.overview import Overview
 from trace_doctor.evidence.idle.time_ledger import TimeLedger
-from trace_doctor.evidence.memory.held import MemoryHeld
+from trace_doctor.evidence.memory.held import MemoryHeld, PinnedMemory
 from trace_doctor.evidence.memory.ledger import MemoryLedger
 from trace_doctor.evidence.replay.what_if import Replay
 from trace_doctor.evidence.serving.engine_steps import EngineSteps
@@ -59,6 +59,7 @@ class Display(Struct, frozen=True, kw_only=True):
     time_ledger: tuple[TimeLedgerRow, ...] = ()
     memory_ledger: tuple[MemoryLedgerRow, ...] = ()
     memory_held: tuple[MemoryHeldRow, ...] = ()
+    memory_pinned: tuple[MemoryHeldRow, ...] = ()
     memory_timeline: tuple[MemorySeries, ...] = ()
     steps: tuple[StepRow, ...] = ()
     """the first of them"""
@@ -97,6 +98,7 @@ def display_of(facts: Facts, further: Sequence[Facts], sizes: Sizes) -> Display:
         time_ledger=tuple(time.rows) if time else (),
         memory_ledger=tuple(memory.rows) if memory else (),
         memory_held=tuple(memory_held.rows) if memory_held else (),
+        memory_pinned=pinned.rows if (pinned := facts.get(PinnedMemory)) else (),
         memory_timeline=tuple(memory.series) if memory else (),
         steps=tuple(steps[:MAX_STEPS]),
         step_count=len(steps),

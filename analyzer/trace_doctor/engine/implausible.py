@@ -11,6 +11,7 @@ from trace_doctor.engine.lost_events import lost_events
 from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.intervals import covered, pairs, total, union
 from trace_doctor.evidence.names.event_names import (
+    has_no_kind,
     is_allocator,
     is_copy_call,
     is_device_synchronize,
@@ -82,7 +83,8 @@ def _is_known_call(name: str) -> bool:
 
 
 def _says_direction(name: str) -> bool:
-    return _DIRECTION.search(name) is not None
+    """Or is named as torch 2.14 does where it does not know: that is no sign of a changed file."""
+    return _DIRECTION.search(name) is not None or has_no_kind(name)
 
 
 def _not_waited_for(facts: Facts) -> str:

@@ -212,7 +212,8 @@ def unowned_memory(row: MemoryLedgerRow) -> dict[str, float]:
 
 
 class MemoryHeldRow(OnDevice, frozen=True, kw_only=True):
-    """What a device held when a snapshot without a usable history was written. Whether that was its peak is not known."""
+    """What a device held when a snapshot without a usable history was written. Whether that was its peak is not known.
+    Of pinned memory, which is the host's, `device` is -1."""
 
     held_bytes: Bytes
     """requested bytes of the live blocks"""

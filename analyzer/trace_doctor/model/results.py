@@ -128,6 +128,8 @@ class Result(Document, frozen=True, kw_only=True):
     memory_ledger: list[MemoryLedgerRow] = field(default_factory=list)
     memory_held: list[MemoryHeldRow] = field(default_factory=list)
     """of devices without a memory ledger: what a snapshot holds that knows the moment it was written only"""
+    memory_pinned: list[MemoryHeldRow] = field(default_factory=list)
+    """pinned memory of the host, where a snapshot has it: no part of any GPU's memory"""
     steps: list[StepRow] = field(default_factory=list)
     engine_steps: list[EngineRow] | UnsetType = UNSET
     """only of inference engines that mark their steps"""

@@ -267,6 +267,9 @@ def facts(result: Result) -> list[str]:
     return [f for f in parts if f]
 
 
+PINNED = "pinned host memory"
+
+
 def held_words(row: MemoryHeldRow) -> str:
     """`11.0 GiB allocated when the snapshot was written`"""
     return f"{size(row.held_bytes)} allocated when the snapshot was written"

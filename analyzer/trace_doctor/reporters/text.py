@@ -34,6 +34,7 @@ from trace_doctor.reporters.labels import (
     BUSY,
     IDLE,
     MEMORY,
+    PINNED,
     SEVERITIES,
     SYMBOL,
     Names,
@@ -160,10 +161,11 @@ def _verdict(terminal: Terminal, result: Result, more: str) -> None:
 def _ledgers(terminal: Terminal, result: Result, names: Names, more: str) -> None:
     steady = main_rows(result)
     rows: list[OnDevice] = [*steady, *result.memory_ledger, *result.memory_held]
-    if rows:
+    if rows or result.memory_pinned:
         terminal.blank()
     several = len(steady) > 1 or len(rows) - len(steady) > 1
     labels = [names.place(r) for r in rows] if several else ["memory"]
+    labels += [PINNED] if result.memory_pinned else []
     gutter = max(columns(label) for label in labels) + 4 if labels else 0
     if len(steady) >= _FROM_TABLE:
         _time_table(terminal, result, steady[:_MOST_ROWS], names)
@@ -179,9 +181,10 @@ def _ledgers(terminal: Terminal, result: Result, names: Names, more: str) -> Non
             text += f": {_classes(memory)}"
             _entry(terminal, names.place(memory) if several else "memory", text, gutter)
     _more_devices(terminal, len(result.memory_ledger), more)
-    for in_use in result.memory_held[:_MOST_ROWS]:
+    held = [(row, names.place(row) if several else "memory") for row in result.memory_held[:_MOST_ROWS]]
+    for in_use, label in [*held, *((row, PINNED) for row in result.memory_pinned[:_MOST_ROWS])]:
         text = f"{held_words(in_use)}, {size(in_use.reserved_bytes)} reserved"
-        _entry(terminal, names.place(in_use) if several else "memory", text, gutter)
+        _entry(terminal, label, text, gutter)
         for frame, count in in_use.by_frame[:3]:
             _entry(terminal, "", f"{size(count)}: {frame}", gutter)
 

@@ -85,6 +85,15 @@ def _named_pinned_in_part() -> RunBuilder:
     return b
 
 
+def _kinds_in_arguments(kind: str | int) -> RunBuilder:
+    """As torch 2.14 can write it: each copy is named `Memcpy`, its arguments say from where to where."""
+    b = _training()
+    for event in [e for e in b.events if e["name"].startswith("Memcpy")]:
+        event["name"] = "Memcpy"
+        event["args"] |= {"copy kind": kind, "src kind": "pageable", "dst kind": "device"}
+    return b
+
+
 def _made_on_the_host(us: float = 50) -> RunBuilder:
     """4 MB are copied after something of the host's was filled for so long."""
     b = RunBuilder()
@@ -194,6 +203,7 @@ class PageableCopies(TimeRule):
         Valid("made on the host: TD104", _made_on_the_host, thresholds={"min_share": 0.0}),
         Valid("copies back to the host", lambda: _training("DtoH (Device -> Pageable)")),
         Valid("sizes are not there", _without_sizes, skipped="sizes of 6 of 6 copies"),
+        Valid("kinds of copies that torch does not know", lambda: _kinds_in_arguments(9), skipped="kinds of copies"),
         Valid("AMD", lambda: _training("HtoD (Host -> Device)"), skipped="pinned"),
     ]  # fmt: skip
     INVALID = [
@@ -208,6 +218,7 @@ class PageableCopies(TimeRule):
             before=_SCRIPT,
             after=_PATCHED,
         ),
+        Invalid("kinds in the arguments", lambda: _kinds_in_arguments("HtoD"), confidence="high"),
         Invalid("after an operator that cannot have filled as much", lambda: _made_on_the_host(2), confidence="high"),
         Invalid("the host runs ahead", lambda: _training(waits=False), message="1 pageable", shown="aten::to | 1.0 | 400.0"),
         Invalid("a pinned copy shows the link", _beside_pinned, message="At 21 GB/s, the fastest pinned copy, 200 µs remain."),

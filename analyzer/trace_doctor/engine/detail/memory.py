@@ -7,7 +7,7 @@ the largest are held one by one, the others added up by class and stack.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypedDict
 
 import numpy as np
@@ -77,8 +77,29 @@ class _Tree(Struct):
     nodes: dict[tuple[int, int], int] = field(default_factory=dict)
     seen: dict[int, int] = field(default_factory=dict)
 
-    def nodes_of(self, stacks: I32) -> list[int]:
-        return [self.node_of(s) for s in stacks.tolist()]
+    def nodes_of(self, stacks: I32, notes: Iterable[str] = ()) -> list[int]:
+        """`notes`: the text of each block, shown as its innermost frame; "" for none."""
+        nodes = [self.node_of(s) for s in stacks.tolist()]
+        for n, note in enumerate(notes):
+            if note and (below := self._below(nodes[n], f'"{note}"'[:MAX_FRAME], library=False)) is not None:
+                nodes[n] = below
+        return nodes
+
+    def _below(self, node: int, text: str, *, library: bool) -> int | None:
+        """The node of a frame below another; None where the tree is full."""
+        frame = self.frames.get(text)
+        key = (node, -1 if frame is None else frame)
+        if key not in self.nodes:
+            if len(self.parent) >= self.most:
+                return None
+            if frame is None:
+                frame = self.frames[text] = len(self.frames)
+                self.library += [frame] if library else []
+                key = (node, frame)
+            self.nodes[key] = len(self.parent)
+            self.parent.append(node)
+            self.frame.append(key[1])
+        return self.nodes[key]
 
     def node_of(self, stack: int) -> int:
         """The innermost node of a stack. A full tree takes no new nodes: a stack then ends further out."""
@@ -87,19 +108,10 @@ class _Tree(Struct):
         if stack not in self.seen:
             node = NO_NODE
             for text, library in _path(self.stacks, stack):
-                frame = self.frames.get(text)
-                key = (node, -1 if frame is None else frame)
-                if key not in self.nodes:
-                    if len(self.parent) >= self.most:
-                        break
-                    if frame is None:
-                        frame = self.frames[text] = len(self.frames)
-                        self.library += [frame] if library else []
-                        key = (node, frame)
-                    self.nodes[key] = len(self.parent)
-                    self.parent.append(node)
-                    self.frame.append(key[1])
-                node = self.nodes[key]
+                below = self._below(node, text, library=library)
+                if below is None:
+                    break
+                node = below
             self.seen[stack] = node
         return self.seen[stack]
 
@@ -148,7 +160,7 @@ def _device(device: DeviceBlocks, tree: _Tree, most: int) -> DeviceBlocksDetail:
         blocks=LiveBlocks(
             size=history.size[whole].tolist(),
             category=device.classes.category[whole].tolist(),
-            node=tree.nodes_of(history.stack[whole]),
+            node=tree.nodes_of(history.stack[whole], [device.notes.get(b, "") for b in whole.tolist()]),
             first=first[whole].tolist(),
             last=last[whole].tolist(),
             since=since[whole].tolist(),

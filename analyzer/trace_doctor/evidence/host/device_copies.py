@@ -15,7 +15,7 @@ from trace_doctor.evidence.idle.gaps import IdleLedger
 from trace_doctor.evidence.idle.time_ledger import exposed
 from trace_doctor.evidence.intervals import covered, holds, intersect, intervals, pairs, union
 from trace_doctor.evidence.names.event_arguments import count
-from trace_doctor.evidence.names.event_names import is_copy_call
+from trace_doctor.evidence.names.event_names import has_no_kind, is_copy_call
 from trace_doctor.evidence.replay.what_if import Removal
 from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.nesting import Nesting
@@ -71,6 +71,12 @@ class DeviceCopies(Copies, frozen=True, kw_only=True):
             raise NotCaptured(
                 "this profiler does not say whether copies come from pinned memory",
                 "nothing to record: ROCm names them `Host -> Device`",
+            )
+        kinds_lost = run.named(has_no_kind, Cat.MEMCPY)
+        if not len(copies) and holds(steady, run.ts[kinds_lost]).any():
+            raise NotCaptured(
+                "the kinds of copies are not recorded",
+                "a Chrome trace (.json.gz): a .pftrace file has no kinds of copies",
             )
         if not len(copies) and (lost := lost_copies(run, launches, launching)):
             raise NotCaptured(lost, "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]")

@@ -11,6 +11,7 @@ from msgspec import Struct
 from trace_doctor.arrays import Bool
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.memory.classes import REASONS, Classes, Reason, classify
+from trace_doctor.evidence.memory.notes import notes_of
 from trace_doctor.evidence.memory.phases import Phases
 from trace_doctor.evidence.memory.stages import MemoryStacks, Stage
 from trace_doctor.evidence.memory.timeline import DeviceHistory, MemoryTimeline
@@ -25,6 +26,11 @@ class DeviceBlocks(Struct, frozen=True, dict=True):
     phases: Phases
     classes: Classes
     stacks: MemoryStacks
+
+    @cached_property
+    def notes(self) -> dict[int, str]:
+        """Block -> the texts that the program gave it."""
+        return notes_of(self.stacks.snapshot, self.history)
 
     @property
     def device(self) -> int:
@@ -49,14 +55,18 @@ class DeviceBlocks(Struct, frozen=True, dict=True):
 
     def holders(self, blocks: Bool) -> list[tuple[str, str, int, int]]:
         """(category, where it was allocated, bytes, blocks) of some blocks, largest first."""
-        by_holder: dict[tuple[int, int], tuple[int, int]] = {}
+        by_holder: dict[tuple[int, int, str], tuple[int, int]] = {}
         for block in np.flatnonzero(blocks):
-            key = int(self.classes.category[block]), int(self.history.stack[block])
+            key = (
+                int(self.classes.category[block]),
+                int(self.history.stack[block]),
+                self.notes.get(int(block), ""),
+            )
             totals, count = by_holder.get(key, (0, 0))
             by_holder[key] = totals + int(self.history.size[block]), count + 1
         merged: dict[tuple[str, str], tuple[int, int]] = {}
-        for (category, stack), (totals, count) in by_holder.items():
-            name = MEMORY_CATEGORIES[category], self.place(stack)
+        for (category, stack, note), (totals, count) in by_holder.items():
+            name = MEMORY_CATEGORIES[category], self.place(stack) + (f' "{note}"' if note else "")
             before = merged.get(name, (0, 0))
             merged[name] = before[0] + totals, before[1] + count
         rows = [(c, place, totals, count) for (c, place), (totals, count) in merged.items()]

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Self
 
+import msgspec
 import numpy as np
 
 from trace_doctor.errors import NotCaptured
@@ -16,6 +17,21 @@ from trace_doctor.model import MemoryHeldRow
 from trace_doctor.snapshot import BlockState
 
 MAX_FRAMES = 20
+_PINNED = "torch.cuda.memory._record_memory_history(record_pinned_host_memory=True), torch 2.14 or later"
+
+
+class PinnedMemory(Evidence, frozen=True):
+    """Pinned memory of the host when the snapshot was written: `device` of its row is -1. Raises NotCaptured without."""
+
+    rows: tuple[MemoryHeldRow, ...]
+
+    @classmethod
+    def build(cls, facts: Facts) -> Self:
+        pinned = facts.snapshot.pinned
+        if pinned is None:
+            raise NotCaptured("pinned host memory was not recorded", _PINNED)
+        row = _row(MemoryStacks.of(pinned, facts.options.source), 0)
+        return cls((msgspec.structs.replace(row, device=-1),))
 
 
 class MemoryHeld(Evidence, frozen=True):

@@ -144,7 +144,11 @@ class MemoryStacks(Evidence, frozen=True):
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
-        snapshot = facts.snapshot
+        return cls.of(facts.snapshot, facts.options.source)
+
+    @classmethod
+    def of(cls, snapshot: Snapshot, source: Path | None) -> Self:
+        """Of the snapshot, whose scripts lie below `source`."""
         kind = snapshot.frames_kind
         all_frames = [snapshot.frames_of(i) for i in range(len(snapshot.stacks))]
 
@@ -165,7 +169,7 @@ class MemoryStacks(Evidence, frozen=True):
             unshards=flags(_unshards),
             autocast=flags(lambda fs: any(not f.is_python and _AUTOCAST in f.name for f in fs)),
             for_backward=flags(_is_autograd_function),
-            source=facts.options.source,
+            source=source,
         )
 
     def stages(self, stacks: I32) -> U8:

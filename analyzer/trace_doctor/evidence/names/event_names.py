@@ -141,6 +141,11 @@ def is_copy_call(name: str) -> bool:
     return _COPY_CALL.fullmatch(name) is not None
 
 
+def has_no_kind(name: str) -> bool:
+    """A copy on the device of which neither its name nor its arguments say from where to where."""
+    return name == "Memcpy"
+
+
 def is_synchronous_copy(name: str) -> bool:
     """A copy call that returns after its copy: not `…Async`, not between devices."""
     return is_copy_call(name) and "Async" not in name and "Peer" not in name and "DtoD" not in name

@@ -318,7 +318,8 @@ static int64_t scan(Scanner *s, Place text, Place end, int64_t at, Found *found)
     if (stop == NULL || stop == end) break;
     p = past_border(stop, end, &s->border);
     if (p == NULL || p == end) break;
-    int kept = IS(event.ph, "\"X\"") ? keep_row(s, &event, at + (start - text), found)
+    int timed = IS(event.ph, "\"X\"") && !IS(event.name, "\"[memory]\""); /* the Python export of 2.13 and 2.14 writes it as X */
+    int kept = timed ? keep_row(s, &event, at + (start - text), found)
                                      : keep_other(&event, start - text, stop - text, found);
     if (kept == FULL) return FULL;
     if (kept == UNUSUAL) break;

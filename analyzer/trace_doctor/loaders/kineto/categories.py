@@ -21,6 +21,8 @@ CATEGORIES: dict[str, Cat] = {
     "cuda_profiler_range": Cat.OTHER,
     "collective_comm": Cat.OTHER,
     "external_correlation": Cat.OTHER,
+    "graph_event_node": Cat.OTHER,  # nodes of a CUDA graph that occupy no engine (torch 2.14)
+    "graph_host_node": Cat.OTHER,
     # other vendors
     "hip_runtime": Cat.RUNTIME,
     "hip_driver": Cat.DRIVER,

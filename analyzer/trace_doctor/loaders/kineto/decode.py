@@ -200,7 +200,7 @@ BASE, PER_EVENT, PER_ID = 128 << 20, 160, 300
 each name or track."""
 _ARGS = ("correlation", "external", "external_old", "device", "stream")
 _MEMORY = ("addr", "bytes", "allocated", "reserved", "device_type", "device_id")
-_phase, _args, _track = attrgetter("ph"), attrgetter("args"), attrgetter("pid", "tid")
+_args, _track = attrgetter("args"), attrgetter("pid", "tid")
 
 
 def _column(structs: Sequence[Any], field: str, dtype: Any) -> npt.NDArray[Any]:
@@ -241,9 +241,9 @@ class Columns:
 
     def add(self, events: Sequence[Event], offsets: npt.NDArray[np.int64]) -> None:
         """`offsets` are those of each event's `{` in the decompressed file."""
-        timed = list(map("X".__eq__, map(_phase, events)))
+        timed = [e.ph == "X" and e.name != "[memory]" for e in events]
         if not all(timed):
-            self._others([e for e in events if e.ph != "X"])
+            self._others([e for e, row in zip(events, timed, strict=True) if not row])
             events = list(compress(events, timed))
             offsets = offsets[np.array(timed)]
         if not events:

@@ -12,12 +12,13 @@ that an allocation falls into) is far coarser.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
 
 from trace_doctor.arrays import I64
+from trace_doctor.loaders.kineto import rescan
 
 COARSE_US = float(1 << 43)
 """From here on a float64 of microseconds steps by two nanoseconds and more."""
@@ -25,7 +26,6 @@ MOST_OFF_NS = 250
 """What rounding to a float64 can move a start by today: anything beyond is another number."""
 _START = re.compile(rb'"ts"\s*:\s*"?([1-8]?\d{1,15})\.(\d{1,9})')
 """Up to what an int64 of nanoseconds holds."""
-_OVERLAP = 128
 
 
 def is_coarse(us: npt.NDArray[np.float64]) -> bool:
@@ -37,38 +37,15 @@ def is_coarse(us: npt.NDArray[np.float64]) -> bool:
 def exact(ns: I64, offsets: I64, pieces: Iterable[bytes]) -> I64:
     """`ns`, rounded from floats, as the text has them. `offsets` are those of the events in the text, ascending; one
     whose text cannot be found keeps what it has."""
-    starts = list(_starts(pieces))
+    starts = [
+        (place, int(m[1]) * 1000 + _thousandths(m[2])) for place, m in rescan.occurrences(_START, pieces)
+    ]
     if not starts:
         return ns
     places, values = (np.array(column, dtype=np.int64) for column in zip(*starts, strict=True))
-    at = np.minimum(np.searchsorted(places, offsets), len(places) - 1)
-    behind = np.append(offsets[1:], np.iinfo(np.int64).max)
-    own = (places[at] > offsets) & (places[at] < behind) & (np.abs(values[at] - ns) <= MOST_OFF_NS)
+    at, own = rescan.owners(places, offsets)
+    own &= np.abs(values[at] - ns) <= MOST_OFF_NS
     return np.where(own, values[at], ns)
-
-
-def _starts(pieces: Iterable[bytes]) -> Iterator[tuple[int, int]]:
-    """(place in the text, ns) of every start with a fraction."""
-    text, begin, read_to = b"", 0, 0
-    for piece in _with_end(pieces):
-        last = piece == b""
-        text += piece
-        for match in _START.finditer(text):
-            if not last and match.end() > len(text) - _OVERLAP:
-                break
-            if begin + match.start() >= read_to:
-                whole, part = match.groups()
-                yield begin + match.start(), int(whole) * 1000 + _thousandths(part)
-                read_to = begin + match.end()
-        overlap = min(len(text), 2 * _OVERLAP)
-        begin += len(text) - overlap
-        text = text[len(text) - overlap :]
-
-
-def _with_end(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """The pieces that hold something, and an empty one behind the last."""
-    yield from (piece for piece in pieces if piece)
-    yield b""
 
 
 def _thousandths(digits: bytes) -> int:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Set
 from typing import Any
 
+from trace_doctor.loaders.kineto import gpu_arguments
 from trace_doctor.model import Recorded, TorchVersion
 from trace_doctor.run import is_count
 
@@ -20,7 +21,7 @@ SHAPES = (b'"Input Dims"', b'"Input dims"')
 CALL_STACKS = b'"Call stack"'
 FLOPS = b'"flops"'
 MODULES = b'"Module Hierarchy"'
-MARKERS = [*SHAPES, CALL_STACKS, FLOPS, MODULES]
+MARKERS = [*SHAPES, CALL_STACKS, FLOPS, MODULES, gpu_arguments.MOVED]
 
 _FLAGS = ("record_shapes", "with_stack", "profile_memory", "with_flops", "with_modules")
 

@@ -15,7 +15,7 @@ from trace_doctor import memory_limit
 from trace_doctor.arrays import I32, I64, Bool
 from trace_doctor.errors import DamagedCapture, NotACapture, TooLarge
 from trace_doctor.loaders import _accelerator, identify
-from trace_doctor.loaders.kineto import args, exact_times, meta
+from trace_doctor.loaders.kineto import args, exact_times, gpu_arguments, meta
 from trace_doctor.loaders.kineto.categories import BY_NAME, CATEGORIES, LEGACY, LEGACY_GPU, category
 from trace_doctor.loaders.kineto.decode import LONGEST_US, PER_EVENT_TEXT, Columns, nanoseconds
 from trace_doctor.loaders.kineto.document import Document
@@ -142,6 +142,8 @@ def _assemble(
     _warn(warnings, damage, document, columns, cats, rows)
     rows["cat"] = _categories(rows, names, cats, threads, thread)
     rows["thread"] = thread
+    moved = gpu_arguments.MOVED in document.features or gpu_arguments.ANNOTATED in info
+    gpu_arguments.apply(rows, names, reader.pieces(), moved=moved)
     rows["device"], rows["stream"] = _places(rows, threads)
     coarse = not columns.integer_ts and exact_times.is_coarse(rows["ts"])
     rows["ts"] = nanoseconds(rows["ts"])
@@ -293,7 +295,10 @@ def _places(rows: dict[str, npt.NDArray[Any]], threads: list[Thread]) -> tuple[n
     stream_of_calls = stream[calls]
     device[:], stream[:] = -1, -1
     device[there] = np.where(named >= 0, named, np.array(by_pid or [0], dtype=np.int16)[track])
-    stream[there] = np.where(numbered >= 0, numbered, np.array(by_tid or [0], dtype=np.int32)[track])
+    # A wait for the whole device has stream -1, and the absolute of it as its track: no stream 1.
+    whole = (rows["cat"][there] == Cat.SYNC) & (named >= 0)
+    by_track = np.array(by_tid or [0], dtype=np.int32)[track]
+    stream[there] = np.where((numbered >= 0) | whole, numbered, by_track)
     stream[calls] = stream_of_calls
     return device, stream
 

@@ -1,4 +1,4 @@
-"""From the plain data of a snapshot pickle to columns: every known layout, torch 1.13 to 2.13."""
+"""From the plain data of a snapshot pickle to columns: every known layout, torch 1.13 to 2.15."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from trace_doctor.arrays import I16, I32, I64, U8
 from trace_doctor.model import TorchVersion
-from trace_doctor.snapshot import NO_STACK, Action, Annotation, BlockState, Snapshot, StackFrame
+from trace_doctor.snapshot import NO_NOTE, NO_STACK, Action, Annotation, BlockState, Snapshot, StackFrame
 from trace_doctor.user_frames import plain_path
 
 _ACTIONS = {
@@ -24,6 +24,7 @@ _ACTIONS = {
     "segment_unmap": Action.SEGMENT_UNMAP,
     "snapshot": Action.SNAPSHOT,
     "oom": Action.OOM,
+    "annotate": Action.ANNOTATE,
 }
 _STATES = {
     "active_allocated": BlockState.ACTIVE,
@@ -31,6 +32,9 @@ _STATES = {
     "active_awaiting_free": BlockState.PENDING,
     "inactive": BlockState.INACTIVE,
 }
+_SYNTHETIC = "mallocWithAddress"
+"""`internal_metadata` of an allocation and its free that the allocator notes and no program asked for (torch 2.15)"""
+_LONGEST_NOTE = 200
 Record = dict[str, Any]
 
 
@@ -86,6 +90,7 @@ class Columns:
         entries = [e for trace in self.traces for e in trace]
         counts = [len(trace) for trace in self.traces]
         segments = self.segments
+        note, notes = _notes(entries)
         blocks = [b for s in segments for b in s["blocks"]]
         return Snapshot(
             path=display,
@@ -110,13 +115,30 @@ class Columns:
             block_stack=self.stacks.indices([_block_frames(b) for b in blocks]),
             stacks=tuple(self.stacks.stacks),
             frames=tuple(self.stacks.frames),
+            note=note,
+            notes=notes,
             annotations=self._annotations(),
             allocator_settings=_settings(self.data.get("allocator_settings") or {}),
             torch_version=self._torch_version(entries, blocks),
             rank=rank,
             rank_how=rank_how,
+            pinned=self._pinned(display, rank, rank_how),
             warnings=tuple(self.warnings),
         )
+
+    def _pinned(self, display: str, rank: int, rank_how: str) -> Snapshot | None:
+        """The host's allocator, which has no devices: its history is one list. A part that cannot be read costs nothing else."""
+        segments, history = (self.data.get(key) or [] for key in ("host_segments", "host_traces"))
+        if not segments and not history:
+            return None
+        try:
+            of_host = {"segments": segments, "device_traces": [_flat(history)]}
+            return Columns(of_host).snapshot(display, rank, rank_how)
+        except MemoryError:
+            raise
+        except Exception:  # anything can stand there
+            self.warnings.append("the record of pinned host memory is damaged and was not read")
+            return None
 
     def _actions(self, entries: Sequence[Record]) -> U8:
         texts = list(map(itemgetter("action"), entries))
@@ -124,7 +146,9 @@ class Columns:
         if unknown:
             self.warnings.append(f"entries of unknown kind ignored: {', '.join(unknown)}"[:200])
         known = dict.fromkeys(texts, Action.OTHER) | _ACTIONS
-        return np.fromiter(map(known.__getitem__, texts), np.uint8, len(texts))
+        actions = np.fromiter(map(known.__getitem__, texts), np.uint8, len(texts))
+        actions[[e.get("internal_metadata") == _SYNTHETIC for e in entries]] = Action.OTHER
+        return actions
 
     def _annotations(self) -> tuple[Annotation, ...]:
         """Each once: entries that are the same in all fields are one that was written twice."""
@@ -156,6 +180,26 @@ class Columns:
             f"; at most {_text(most[0])}: {most[1]}" if most else ""
         )
         return TorchVersion(min=_text(least[0]), max=_text(most[0]) if most else None, how=how)
+
+
+def _flat(history: Sequence[Any]) -> Sequence[Record]:
+    """A list of entries; or of lists of them, as those of devices are."""
+    if history and all(isinstance(part, list | tuple) for part in history):
+        _each_its_own(history)
+        return [entry for part in history for entry in part]
+    return history
+
+
+def _notes(entries: Sequence[Record]) -> tuple[I32, tuple[str, ...]]:
+    """The columns `note` and `notes`."""
+    texts = [e.get("user_metadata") for e in entries]
+    ids: dict[str, int] = {}
+    note = np.fromiter(
+        (ids.setdefault(_name(t)[:_LONGEST_NOTE], len(ids)) if t else NO_NOTE for t in texts),
+        np.int32,
+        len(texts),
+    )
+    return (note if ids else note[:0]), tuple(ids)
 
 
 def _text(version: tuple[int, int]) -> str:

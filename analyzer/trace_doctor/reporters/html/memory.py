@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from trace_doctor.model import Column, MemoryLedgerRow, MemorySeries, Result
+from trace_doctor.model import Column, MemoryHeldRow, MemoryLedgerRow, MemorySeries, Result
 from trace_doctor.reporters.html import blocks
 from trace_doctor.reporters.html.charts import memory as chart
 from trace_doctor.reporters.html.charts.bars import Bar, stacked
@@ -12,7 +12,7 @@ from trace_doctor.reporters.html.dom import Html, el
 from trace_doctor.reporters.html.parts import Columns, Row, data_table, more, section, showing, swatch, term
 from trace_doctor.reporters.html.views import View, key_of, views
 from trace_doctor.reporters.html.zoom import of_memory
-from trace_doctor.reporters.labels import MEMORY, Names, held_words
+from trace_doctor.reporters.labels import MEMORY, PINNED, Names, held_words
 from trace_doctor.reporters.units import plural, size
 
 _MOST_CHARTS = 5
@@ -52,6 +52,7 @@ def memory(result: Result) -> Html | None:
         views("memory", _views(charted, drawable, rows, charts, names), "Show"),
         showing(len(charts), len(devices), "devices, those with findings and the fullest first"),
         _held_tables(result),
+        _pinned_tables(result),
         lead=[
             "What is ",
             term("allocated", "allocated"),
@@ -194,28 +195,48 @@ def _peak(row: MemoryLedgerRow, n: int) -> Html:
 
 def _memory_at_peak(result: Result) -> Html | None:
     if not result.memory_held:
-        return None
+        return section("memory", "Memory", _pinned_tables(result)) if result.memory_pinned else None
     lead = "Without a usable allocation history neither the peak nor what the blocks are for is known, only who allocated them."
-    return section("memory", "Memory when the snapshot was written", _held_tables(result), lead=[lead])
+    return section(
+        "memory",
+        "Memory when the snapshot was written",
+        _held_tables(result),
+        _pinned_tables(result),
+        lead=[lead],
+    )
 
 
 def _held_tables(result: Result) -> list[Html]:
     """Who holds the memory, for devices without a history."""
     names = Names(result)
-    columns = [Column("Allocated by", "code"), Column("Allocated", "bytes"), Column("Share", "share")]
-    tables = []
-    for row in sorted(result.memory_held, key=lambda r: -r.held_bytes)[:_MOST_CHARTS]:
-        title = f"{names.place(row)}: {held_words(row)} in {plural(row.blocks, 'block')}, {size(row.reserved_bytes)} reserved"
-        rows: list[Row] = [[frame, count, count / max(1, row.held_bytes)] for frame, count in row.by_frame]
-        tables.append(
-            el(
-                "div",
-                data_table(title, columns, rows),
-                blocks.of_device(result, (row.input, row.device)),
-                class_="device",
-            )
+    return [
+        el(
+            "div",
+            _held_table(row, names.place(row)),
+            blocks.of_device(result, (row.input, row.device)),
+            class_="device",
         )
-    return tables
+        for row in sorted(result.memory_held, key=lambda r: -r.held_bytes)[:_MOST_CHARTS]
+    ]
+
+
+def _pinned_tables(result: Result) -> list[Html]:
+    """Who holds the host's pinned memory, a part of no device."""
+    names = Names(result)
+    rows = sorted(result.memory_pinned, key=lambda r: -r.held_bytes)[:_MOST_CHARTS]
+    places = [" · ".join(filter(None, (names.capture(row), PINNED))) for row in rows]
+    return [
+        el("div", _held_table(row, place), class_="device") for row, place in zip(rows, places, strict=True)
+    ]
+
+
+def _held_table(row: MemoryHeldRow, place: str) -> Html:
+    columns = [Column("Allocated by", "code"), Column("Allocated", "bytes"), Column("Share", "share")]
+    title = (
+        f"{place}: {held_words(row)} in {plural(row.blocks, 'block')}, {size(row.reserved_bytes)} reserved"
+    )
+    rows: list[Row] = [[frame, count, count / max(1, row.held_bytes)] for frame, count in row.by_frame]
+    return data_table(title, columns, rows)
 
 
 def _frames(row: MemoryLedgerRow) -> Html:
