@@ -64,6 +64,7 @@ IDLE: dict[str, Kind] = {
     "python": Kind(PART_NAMES["python"], "no operator ran on the host: Python code, or nothing was recorded"),
     "dispatch": Kind(PART_NAMES["dispatch"], "the host was preparing operators and launches"),
     "launch": Kind(PART_NAMES["launch"], "the work was on its way from the host to the device"),
+    "graph": Kind(PART_NAMES["graph"], "nodes of a CUDA graph waited for other nodes of it"),
     "profiler": Kind(PART_NAMES["profiler"], "the profiler itself blocked the host"),
     "unattributed": Kind(PART_NAMES["unattributed"], "nothing in the capture explains the idle time"),
 }
