@@ -317,3 +317,45 @@ def test_causes_of_idle_time_are_known_where_most_launches_are(facts: Make, work
     else:
         with pytest.raises(NotCaptured, match="launches of"):
             made[IdleCauses]
+
+
+def replay(n: int, call: float, *nodes: tuple[float, float], call_us: float = 2) -> list:
+    """A launch of a CUDA graph, and its recorded nodes as (start, duration)."""
+    return [
+        (CALL, "cudaGraphLaunch", call, call_us, {"correlation": n}),
+        *((KERNEL, f"node {i}", start, us, {"correlation": n}) for i, (start, us) in enumerate(nodes)),
+    ]
+
+
+def test_between_nodes_of_a_replay_the_graph_waits_for_itself_whatever_the_host_does(facts: Make) -> None:
+    """A wait of 4 us is less than any unrecorded node would leave; the host blocks, and loses no run-ahead by that."""
+    blocked = (CALL, "cudaStreamSynchronize", 12, 88, {"correlation": 9})
+    events = [step(100), *launched(1, 0, 0, 10), *replay(2, 6, (10, 40), (54, 40), (98, 2)), blocked]
+    assert idle(facts(events)) == {"graph": 8}
+
+
+def test_a_replay_whose_launch_was_before_the_recording_is_one_as_well(facts: Make) -> None:
+    nodes = replay(2, 0, (0, 40), (44, 56))[1:]
+    assert idle(facts([step(100), *nodes])) == {"graph": 4}
+
+
+def test_a_long_wait_between_nodes_is_unknown_and_not_the_hosts(facts: Make) -> None:
+    assert idle(facts([step(100), *replay(1, 0, (0, 20), (60, 40))])) == {"unattributed": 40}
+
+
+def test_of_a_launch_without_nodes_it_is_unknown_when_they_ran_until_the_host_has_waited_for_them(
+    facts: Make,
+) -> None:
+    """The GPU seems idle from 10 on; from the end of the wait at 60 it is."""
+    waited = (CALL, "cudaStreamSynchronize", 20, 40, {"correlation": 9})
+    lost = (CALL, "cudaGraphLaunch", 12, 2, {"correlation": 5})
+    assert idle(facts(around(lost, waited))) == {"python": 2 + 26, "unattributed": 48, "launch": 4}
+    assert idle(facts(around(lost))) == {"python": 2, "unattributed": 78}
+
+
+def test_no_cause_of_idle_time_is_ruled_out_where_most_launches_of_graphs_show_no_work(facts: Make) -> None:
+    lost = (CALL, "cudaGraphLaunch", 12, 2, {"correlation": 5})
+    with pytest.raises(NotCaptured, match=r"1 of 1 launches of CUDA graphs .*78% of the window"):
+        facts(around(lost))[IdleCauses]
+    sound = facts(around(lost, *replay(3, 8, (10, 1))))
+    assert sound[IdleCauses].ledger is sound[IdleLedger]

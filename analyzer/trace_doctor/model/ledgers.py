@@ -22,6 +22,7 @@ class IdleNs(Struct, frozen=True, kw_only=True):
     python: Ns = 0
     dispatch: Ns = 0
     launch: Ns = 0
+    graph: Ns = 0
     profiler: Ns = 0
     unattributed: Ns = 0
 
@@ -47,6 +48,7 @@ PART_NAMES: dict[str, str] = {
     "python": "Python or unrecorded",
     "dispatch": "operator dispatch",
     "launch": "kernel launch",
+    "graph": "inside CUDA graphs",
     "profiler": "profiler overhead",
     "unattributed": "unattributed",
 }

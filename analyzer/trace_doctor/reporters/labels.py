@@ -60,6 +60,7 @@ _IDLE = {
     "python": "no operator ran on the host: Python code, or nothing was recorded",
     "dispatch": "the host was preparing operators and launches",
     "launch": "the work was on its way from the host to the device",
+    "graph": "nodes of a CUDA graph waited for other nodes of it",
     "profiler": "the profiler itself blocked the host",
     "unattributed": "nothing in the capture explains the idle time",
 }

@@ -81,19 +81,29 @@ def _graphs(us: float = 5000, call: str = "cudaGraphLaunch") -> RunBuilder:
     return b
 
 
-def _halved(nodes: int = 40, keep: int = 2, us: float = 8) -> RunBuilder:
-    """In each step a graph of so many kernels, of which each of so many is left."""
+def _halved(
+    nodes: int = 40, keep: int = 2, us: float = 8, *, ids: bool = False, last: int = 0, host: bool = False
+) -> RunBuilder:
+    """In each step a graph of so many kernels, of which each of so many is left. `ids`: the nodes say which graph they are of;
+    `last`: nodes that the launch of the last step has more; `host`: a function of the host runs between two."""
     b = RunBuilder()
-    for _ in range(6):
+    for step in range(6):
         with b.step():
             with b.op("aten::mm", us=20):
                 b.launch(1000)
             first = len(b.events)
             b.launch(us, call="cudaGraphLaunch_v10000")
             kernel = next(e for e in b.events[first:] if e["cat"] == "kernel")
-            for n in range(1, nodes):
+            if not nodes:
+                b.events.remove(kernel)
+            if ids:
+                kernel["args"] |= {"graph id": 3, "graph node id": (3 << 32) + 1}
+            for n in range(1, nodes + last * (step == 5)):
+                at = {"ts": kernel["ts"] + n * (us + 1), "args": {**kernel["args"]}}
                 if n % keep == 0:
-                    b.events.append({**kernel, "ts": kernel["ts"] + n * (us + 1), "args": {**kernel["args"]}})
+                    b.events.append({**kernel, **at})
+                elif host:
+                    b.events.append({**kernel, **at, "cat": "graph_host_node", "name": "HostNode: callback"})
             b.stall(nodes * (us + 1))
             b.sync()
     return b
@@ -115,8 +125,9 @@ class DamagedCapture(Rule):
     negative, missing or overflown durations. The profiler numbers operators one by one: where fewer than half of the numbers
     are in the file, most operators were removed from it. Idle time in such a file, with nothing recorded on the host, is
     explained by that, and no rule blames the host for it. Where the GPU shows nothing for 100 us and more at work of a CUDA
-    graph whose launch arrived before, or for 5 us and more between two nodes of one launch, nodes of the graph, or what they wait
-    for, were not recorded (below a tenth of the step info).
+    graph whose launch arrived before, for 5 us and more between two nodes of one launch, or after a launch of which no node is in
+    the file, nodes of the graph, or what they wait for, were not recorded (below a tenth of the step info). Between nodes that is not
+    said of a graph that another launch shows with as many nodes (`graph id`), nor where a host node ran.
 
     How the saving is estimated
     There is none: this is about the capture.
@@ -167,6 +178,8 @@ class DamagedCapture(Rule):
         Valid("graphs that begin at once", lambda: _graphs(0)),
         Valid("graphs that hardly wait", _graphs, thresholds={"min_graph_share": 0.9}),
         Valid("a graph of kernels that follow each other", lambda: _halved(keep=1)),
+        Valid("a graph whose nodes wait for others in each launch", lambda: _halved(ids=True)),
+        Valid("nodes that wait for functions of the host", lambda: _halved(host=True)),
         Valid("a kernel that waits", lambda: _graphs(call="cudaLaunchKernel")),
         Valid("each operator there", lambda: _thinned_out(1)),
         Valid("a pause between two windows", _paused),
@@ -192,6 +205,18 @@ class DamagedCapture(Rule):
         Invalid(
             "half of the kernels of each graph taken out",
             _halved,
+            severity="warning",
+            message="within CUDA graphs (6 launches)",
+        ),
+        Invalid(
+            "a graph of which one launch shows more nodes",
+            lambda: _halved(ids=True, last=4),
+            severity="warning",
+            message="within CUDA graphs (5 launches)",
+        ),
+        Invalid(
+            "launches of graphs without any node",
+            lambda: _halved(nodes=0, us=900),
             severity="warning",
             message="within CUDA graphs (6 launches)",
         ),

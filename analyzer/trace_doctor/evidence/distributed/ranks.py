@@ -32,6 +32,7 @@ _NAMES = {
     "python": "Python",
     "dispatch": "operator dispatch",
     "launch": "kernel launches",
+    "graph": "waits inside CUDA graphs",
 }
 PARTS = ("compute", "copies", *(_NAMES.get(cause, cause) for cause in IDLE_CAUSES))
 """what a rank does when it is in no collective"""

@@ -10,10 +10,11 @@ import numpy as np
 from trace_doctor.arrays import I16, I64, U8, Bool
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.idle.cpu_timeline import CPU, CpuTimeline
-from trace_doctor.evidence.idle.host_causes import CAUSE, PAUSE_NS, Cover, HostCauses, joined
+from trace_doctor.evidence.idle.host_causes import CAUSE, PAUSE_NS, Cover, HostCauses, joined, uniform
 from trace_doctor.evidence.idle.syncs import Syncs
-from trace_doctor.evidence.intervals import complement, covered, intervals, pairs, union
+from trace_doctor.evidence.intervals import complement, covered, intersect, intervals, pairs, subtract, union
 from trace_doctor.evidence.trace.gpu_timeline import GpuTimeline
+from trace_doctor.evidence.trace.graph_replays import GraphReplays
 from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.evidence.trace.recorded_operators import RecordedLaunches
@@ -106,9 +107,24 @@ class IdleCauses(Evidence, frozen=True):
 
 
 def _device_idle(facts: Facts, timeline: GpuTimeline, device: int) -> tuple[Cover, I64]:
-    """The idle pieces of one device, and the wait each is charged to."""
+    """The idle pieces of one device, and the wait each is charged to (-1 for none)."""
+    gaps, replays = timeline.gaps(device, *timeline.window), facts[GraphReplays]
+    inside, unknown = replays.between_nodes(device, gaps)
+    outside = _with_host_causes(facts, timeline, device, gaps[~inside])
+    if len(lost := replays.unrecorded(device)):
+        known = outside.within(subtract(gaps, lost))
+        outside = joined([known, uniform(intersect(gaps[~inside], lost), "unattributed")])
+    charged, sync = _charge_lost_lead(facts, timeline.busy(device), outside)
+    if not inside.any():
+        return charged, sync
+    between = joined([uniform(gaps[inside & ~unknown], "graph"), uniform(gaps[unknown], "unattributed")])
+    at = np.argsort(np.concatenate([charged.pieces[:, 0], between.pieces[:, 0]]), kind="stable")
+    return joined([charged, between]), np.append(sync, between.row)[at]
+
+
+def _with_host_causes(facts: Facts, timeline: GpuTimeline, device: int, gaps: I64) -> Cover:
+    """Gaps of a device, each up to the launch of the work that ends it by what the launching thread did, then by the launch."""
     run, causes = facts.run, facts[HostCauses]
-    gaps = timeline.gaps(device, *timeline.window)
     call = _ending_calls(run, facts[Launches], timeline, device, gaps)
     tail = call == _TAIL
     known = call >= 0
@@ -125,8 +141,7 @@ def _device_idle(facts: Facts, timeline: GpuTimeline, device: int) -> tuple[Cove
     for t in np.unique(thread).tolist():
         own_waits = late[(thread == t) & (late[:, 1] > late[:, 0])]
         covers.append(causes.on(t if t >= 0 else None).within(own_waits))
-    launching = _launching(facts, gaps, call, begins, returns)
-    return _charge_lost_lead(facts, timeline.busy(device), joined([*covers, launching]))
+    return joined([*covers, _launching(facts, gaps, call, begins, returns)])
 
 
 _ORPHAN, _TAIL = -1, -2

@@ -9,14 +9,23 @@ import numpy as np
 from trace_doctor.arrays import I64
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
+from trace_doctor.evidence.intervals import intersect, total
 from trace_doctor.evidence.names.event_arguments import count
+from trace_doctor.evidence.trace.gpu_timeline import GpuTimeline
+from trace_doctor.evidence.trace.graph_replays import GraphReplays
 from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.model.captures import LEAST_LAUNCHES as LEAST_LAUNCHES
 from trace_doctor.run import Cat
 
 WHOLE = "the trace as the profiler wrote it"
+_WITHOUT_GRAPHS = (
+    "some steps without CUDA graphs, or with a newer driver and torch, which record more of a graph"
+)
 _EVERYTHING = "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
+
+MOST_UNKNOWN = 0.10
+"""of the window, as `max_unattributed` of the rules about time"""
 
 
 class RecordedOperators(Evidence, frozen=True):
@@ -83,7 +92,8 @@ class OperatorNumbers(Evidence, frozen=True):
 
 class RecordedLaunches(Evidence, frozen=True):
     """For rules that lay time to what the host did. Raises NotCaptured where most GPU work in the window has no launch in the
-    trace, or most operators were taken out of it: what the host did is not known then, and no cause is ruled out."""
+    trace, or most operators were taken out of it: what the host did is not known then, and no cause is ruled out. Or where most
+    launches of CUDA graphs have no work in it: when the GPU was idle is not known then."""
 
     share: float
     """of the GPU work in the window; 1 without any, for the main thread is its own host then"""
@@ -96,6 +106,8 @@ class RecordedLaunches(Evidence, frozen=True):
                 f"the launches of {work - linked:,} of {work:,} GPU events are not in the trace, so what the GPU waited for is not known",
                 _EVERYTHING,
             )
+        if why := _graphs_lost(facts):
+            raise NotCaptured(why, _WITHOUT_GRAPHS)
         numbers = facts.get(OperatorNumbers)
         if numbers is not None and numbers.most_missing:
             raise NotCaptured(
@@ -103,3 +115,20 @@ class RecordedLaunches(Evidence, frozen=True):
                 WHOLE,
             )
         return cls(linked / work if work else 1.0)
+
+
+def _graphs_lost(facts: Facts) -> str:
+    """Why it is not known when the GPU was idle; "" where that is known for all but a tenth of the window."""
+    replays, timeline = facts[GraphReplays], facts.get(GpuTimeline)
+    if timeline is None or len(replays.lost) <= LEAST_LAUNCHES * replays.launched:
+        return ""
+    start, end = timeline.window
+    unknown = max(
+        total(intersect(timeline.gaps(d, start, end), replays.unrecorded(d))) for d in timeline.devices
+    )
+    if unknown < MOST_UNKNOWN * (end - start):
+        return ""
+    return (
+        f"the work of {len(replays.lost):,} of {replays.launched:,} launches of CUDA graphs is not in the trace, so it is not known "
+        f"when the GPU was idle ({unknown / (end - start):.0%} of the window)"
+    )

@@ -20,6 +20,7 @@ _HATCH: dict[str, tuple[int, str]] = {
     "python": (6, "M0 3h6"),
     "dispatch": (5, "M2 2h1M2 3h1"),
     "launch": (5, "M2 0v5"),
+    "graph": (6, "M1 1h4v4h-4z"),
     "profiler": (6, "M0 3h6M3 0v6"),
     "unattributed": (10, "M-1 1l2-2M0 10l10-10M9 11l2-2"),
 }
