@@ -6,6 +6,7 @@ import errno
 import os
 import stat
 import subprocess
+import tempfile
 import threading
 import tracemalloc
 from pathlib import Path
@@ -133,6 +134,55 @@ def test_a_link_that_was_there_before_other_programs_ran_is_followed(tmp_path: P
     assert (tmp_path / "latest.html").is_symlink() and (tmp_path / "today.html").read_bytes() == b"new"
     with replacing(Path("/dev/null"), place_of(Path("/dev/null"))) as file:
         file.write(b"new")
+
+
+@posix
+def test_a_folder_that_is_swapped_for_a_link_while_a_file_is_written_leads_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "victim").mkdir()
+    (tmp_path / "victim" / "page.html").write_bytes(b"mine")
+    with replacing(tmp_path / "out" / "page.html") as file:
+        (tmp_path / "out").rename(tmp_path / "away")
+        (tmp_path / "out").symlink_to("victim")
+        file.write(b"new")
+    assert (tmp_path / "victim" / "page.html").read_bytes() == b"mine"
+    assert [p.name for p in (tmp_path / "victim").iterdir()] == ["page.html"]
+    assert [p.name for p in (tmp_path / "away").iterdir()] == ["page.html"]
+    assert (tmp_path / "away" / "page.html").read_bytes() == b"new"
+
+
+@posix
+def test_folders_by_links_of_ones_own_are_written_to(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "relative").symlink_to("a/../a/b")
+    (tmp_path / "absolute").symlink_to(tmp_path / "relative")
+    write(tmp_path / "absolute" / "page.html")
+    assert (tmp_path / "a" / "b" / "page.html").read_bytes() == b"new"
+    (tmp_path / "round").symlink_to("round")
+    with pytest.raises(UsageError, match="cannot write"):
+        write(tmp_path / "round" / "page.html")
+
+
+@root
+def test_a_folder_by_a_link_of_somebody_else_is_not_written_to(tmp_path: Path) -> None:
+    (tmp_path / "victim").mkdir()
+    (tmp_path / "theirs").symlink_to("victim")
+    os.chown(tmp_path / "theirs", 1234, 1234, follow_symlinks=False)
+    (tmp_path / "own").symlink_to("theirs")
+    for way in ("theirs", "own"):
+        with pytest.raises(UsageError, match="theirs is a link of somebody else"):
+            write(tmp_path / way / "page.html")
+    assert not [*(tmp_path / "victim").iterdir()]
+
+
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="no shared memory that holds files")
+def test_a_file_of_shared_memory_is_replaced_as_any_other() -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
+        here = Path(name)
+        (here / "page.html").write_bytes(b"old")
+        with pytest.raises(KeyError):
+            fail_half_way(here / "page.html", KeyError())
+        assert (here / "page.html").read_bytes() == b"old"
 
 
 @posix

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, BinaryIO
+from typing import IO, BinaryIO, Self
 
 from trace_doctor.errors import UsageError
 
@@ -46,30 +46,25 @@ def read_regular(path: Path, most: int | None = None) -> bytes:
 def replacing(path: Path, place: Path | None = None) -> Iterator[IO[bytes]]:
     """A file to write to, a temporary one beside `path` that takes its place at the end, with the permissions of the file
     that it replaces. A link of the user's own is followed to the file it leads to; a device or a pipe is written to as it
-    is. Raises UsageError when the place cannot be written, is a link that leads nowhere or that somebody else made, or a
-    pipe of somebody else or that nobody reads.
+    is. The folder is opened once, and both files are named relative to that: another one in its place gets neither. Raises
+    UsageError when the place cannot be written, is a link that leads nowhere or that somebody else made, or a pipe of
+    somebody else or that nobody reads.
 
     `place`: what `place_of` said of the path before other programs ran. A link that one of them has made since is never
     followed: in place of the file it is replaced itself, in place of a folder on the way it is refused."""
     try:
-        check_folders(path)
         target = _target(path) if place is None else _unmoved(place)
         if target is None:
             with _opened_as_it_is(place or path) as file:
                 yield file
             return
-        temporary, number = _aside(target)
+        folder = _open_folder(target.parent, follow=place is None and target == path)
+        with _Aside(folder, target) as aside:
+            with open(aside.number, "wb") as file:
+                yield file
+            aside.take_place()
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from None
-    try:
-        with open(number, "wb") as file:
-            yield file
-        temporary.replace(target)
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from None
-    finally:
-        with suppress(OSError):  # on a read-only file system even where it is not there
-            temporary.unlink()
 
 
 def _target(path: Path) -> Path | None:
@@ -93,17 +88,17 @@ def place_of(path: Path) -> Path:
 
 
 def _unmoved(place: Path) -> Path | None:
-    """The file that is to be written; None for a device or a pipe. Raises UsageError where the way to it leads elsewhere."""
+    """The file that is to be written; None for a device or a pipe."""
     if is_of_system(place):
         return None
-    if os.path.realpath(place.parent) != str(place.parent):
-        raise UsageError(f"{place.parent} is another folder by now: nothing is written there")
     return place if place.is_symlink() or not place.exists() or place.is_file() else None
 
 
 def is_of_system(path: Path) -> bool:
-    """Whether a path names a device or what this process has open already."""
-    return path.parts[:2] == ("/", "dev") or _STREAM.fullmatch(str(path)) is not None
+    """Whether a path names a device or what this process has open already. Files of shared memory are files."""
+    return (path.parts[:2] == ("/", "dev") and path.parts[2:3] != ("shm",)) or _STREAM.fullmatch(
+        str(path)
+    ) is not None
 
 
 def _opened_as_it_is(path: Path) -> BinaryIO:
@@ -113,7 +108,7 @@ def _opened_as_it_is(path: Path) -> BinaryIO:
         return open(os.dup(int(stream[1] or {"out": 1, "err": 2}[stream[2]])), "wb")
     state = path.stat()
     if not stat.S_ISFIFO(state.st_mode) or path.parts[:2] == ("/", "dev"):
-        return path.open("wb")
+        return _no_file(path, os.open(path, os.O_WRONLY))
     if hasattr(os, "getuid") and state.st_uid != os.getuid():
         raise UsageError(f"{path} is a pipe of somebody else: it is left alone")
     patience = time.monotonic() + _PATIENCE
@@ -126,16 +121,61 @@ def _opened_as_it_is(path: Path) -> BinaryIO:
                 raise
             time.sleep(0.02)
     os.set_blocking(number, True)
+    return _no_file(path, number)
+
+
+def _no_file(path: Path, number: int) -> BinaryIO:
+    """What was opened as a device or a pipe, which was not emptied. Raises UsageError for a file that has taken its place."""
+    if stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise UsageError(f"{path} has become a file meanwhile: it is left alone")
     return open(number, "wb")
 
 
 def check_folders(path: Path) -> None:
-    """Raises UsageError where a folder on the way is a link that neither the user nor the system made."""
-    if not hasattr(os, "getuid"):
-        return
-    for folder in path.absolute().parents:
-        if folder.is_symlink() and folder.lstat().st_uid not in (os.getuid(), 0):
-            raise UsageError(f"{folder} is a link of somebody else: nothing is written through it")
+    """Raises UsageError where a folder on the way, as far as there is one, is a link that neither the user nor the system made."""
+    with suppress(OSError):
+        if (number := _open_folder(path.parent, follow=True)) is not None:
+            os.close(number)
+
+
+_HAS_FOLDERS = {os.open, os.rename, os.unlink, os.stat, os.readlink} <= os.supports_dir_fd
+"""Whether a folder can be opened, and files be named relative to it"""
+_FOLDER = getattr(os, "O_PATH", 0) | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
+
+
+def _open_folder(folder: Path, *, follow: bool) -> int | None:
+    """A descriptor of a folder, opened part by part, so that no link that another user puts in the way meanwhile is followed; None
+    where the system has none. Raises OSError, and UsageError for a link of somebody else, or for any where none is to be
+    followed."""
+    if not _HAS_FOLDERS:
+        return None
+    way, links = list(reversed(folder.absolute().parts)), 0
+    here = os.open(way.pop(), _FOLDER)
+    try:
+        while way:
+            part = way.pop()
+            state = os.stat(part, dir_fd=here, follow_symlinks=False)
+            if not stat.S_ISLNK(state.st_mode):
+                deeper = os.open(part, _FOLDER, dir_fd=here)
+            elif not follow:
+                raise UsageError(f"{folder} is another folder by now: nothing is written there")
+            elif state.st_uid not in (os.getuid(), 0):
+                raise UsageError(
+                    f"{folder}: {part} is a link of somebody else: nothing is written through it"
+                )
+            elif (links := links + 1) > _MOST_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+            else:
+                target = Path(os.readlink(part, dir_fd=here))
+                way += reversed(target.parts[1:] if target.is_absolute() else target.parts)
+                deeper = os.open(target.anchor or ".", _FOLDER, dir_fd=here)
+            os.close(here)
+            here = deeper
+    except BaseException:
+        os.close(here)
+        raise
+    return here
 
 
 def ours_alone(state: os.stat_result) -> bool:
@@ -233,15 +273,42 @@ def check_link(path: Path) -> None:
         raise UsageError(f"{path} is a link of somebody else, or leads to a file of theirs: it is left alone")
 
 
-def _aside(target: Path) -> tuple[Path, int]:
-    """A new file beside the target, of a name that nobody could have known, open for writing."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
-    temporary = target.with_name(f".trace-doctor.{secrets.token_hex(8)}.tmp")
-    number = os.open(temporary, flags, 0o666)
-    with suppress(OSError):  # what is there keeps its permissions
-        if stat.S_ISREG(there := target.lstat().st_mode):
-            os.chmod(temporary, stat.S_IMODE(there))
-    return temporary, number
+class _Aside:
+    """A new file beside the target, of a name that nobody could have known, open for writing. Both are names in the folder, where
+    that is open. Raises OSError."""
+
+    def __init__(self, folder: int | None, target: Path) -> None:
+        flags = (
+            os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+        )
+        aside = target.with_name(f".trace-doctor.{secrets.token_hex(8)}.tmp")
+        self._folder = folder
+        self._target, self._name = (str(p) if folder is None else p.name for p in (target, aside))
+        try:
+            self.number = os.open(self._name, flags, 0o666, dir_fd=folder)
+        except OSError:
+            self._close()
+            raise
+        with suppress(OSError):  # what is there keeps its permissions
+            there = os.stat(self._target, dir_fd=folder, follow_symlinks=False).st_mode
+            if stat.S_ISREG(there):
+                os.chmod(self._name, stat.S_IMODE(there), dir_fd=folder)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def take_place(self) -> None:
+        """The file takes the place of the target."""
+        os.replace(self._name, self._target, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(OSError):  # on a read-only file system even where it is not there
+            os.unlink(self._name, dir_fd=self._folder)
+        self._close()
+
+    def _close(self) -> None:
+        if self._folder is not None:
+            os.close(self._folder)
 
 
 def is_utf8(name: str) -> bool:

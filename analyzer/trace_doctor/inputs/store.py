@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import os
 import re
-import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from trace_doctor.errors import UsageError
-from trace_doctor.files import read_regular
+from trace_doctor.files import read_regular, replacing
 from trace_doctor.inputs import group_format
 from trace_doctor.inputs.group_examination import Request
 from trace_doctor.inputs.groups import CaptureGroup
@@ -186,17 +185,10 @@ class Store:
     def _write(self, path: Path, data: bytes) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
-            try:
-                with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:
-                    file.write(data)
-                os.replace(aside, path)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    os.unlink(aside)
-                raise
         except OSError as error:
             raise UsageError(f"--summaries: {path}: {error.strerror or error}") from None
+        with replacing(path) as file:
+            file.write(data)
 
 
 # -- keys ------------------------------------------------------------------------------------------------------------

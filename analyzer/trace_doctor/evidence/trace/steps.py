@@ -20,7 +20,12 @@ from trace_doctor.evidence.names.event_names import is_step, step_number
 from trace_doctor.evidence.trace.engine_marks import engine_steps
 from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.pieces import EVER, Span, pieces
-from trace_doctor.evidence.trace.step_marks import framework_marks, loader_marks, optimizer_marks
+from trace_doctor.evidence.trace.step_marks import (
+    framework_marks,
+    loader_marks,
+    missing_marks,
+    optimizer_marks,
+)
 from trace_doctor.evidence.trace.warmup import leading_warmup
 from trace_doctor.run import GPU_CATS, Cat, Run
 
@@ -158,8 +163,13 @@ class Steps(Evidence, frozen=True):
             return cls._without(facts, doubt)
         cut, more = _chosen(cuts, facts.options.steps)
         steps = cls._of(facts, cut)
-        if more:
-            steps = replace(steps, not_judged=_not_judged(steps, parts))
+        missing = (
+            missing_marks(run, marks, [(s.start, s.end) for s in steps.steps])
+            if steps.source == "profiler_step"
+            else ""
+        )
+        reasons = [_not_judged(steps, parts) if more else "", missing]
+        steps = replace(steps, not_judged=", and ".join(filter(None, reasons)))
         return steps if not steps.steps or steps.median_ns else cls._without(facts, _NO_TIME)
 
     @classmethod
