@@ -15,41 +15,21 @@ from trace_doctor.version import VERSION
 
 __version__ = VERSION
 
-_HOMES = {
-    "analyze": "trace_doctor.api",
-    "diff": "trace_doctor.api",
-    "load": "trace_doctor.api",
-    "verify": "trace_doctor.api",
-    "record": "trace_doctor.recording.api",
-    "to_hta": "trace_doctor.hta",
-    "Result": "trace_doctor.reporters.notebook",
-    "Difference": "trace_doctor.model.difference",
-    "Verification": "trace_doctor.model.verification",
-    "Confidence": "trace_doctor.model",
-    "Finding": "trace_doctor.model",
-    "Fix": "trace_doctor.model",
-    "Location": "trace_doctor.model",
-    "Saving": "trace_doctor.model",
-    "Severity": "trace_doctor.model",
-    "Span": "trace_doctor.model",
-    "Table": "trace_doctor.model",
-    "Column": "trace_doctor.model",
-    "Cell": "trace_doctor.model",
-    "Unit": "trace_doctor.model",
-    "Target": "trace_doctor.model",
-    "enough_first": "trace_doctor.model",
-    "Run": "trace_doctor.run",
-    "Cat": "trace_doctor.run",
-    "Snapshot": "trace_doctor.snapshot",
-    "Rule": "trace_doctor.rule",
-    "Claim": "trace_doctor.rule",
-    "Context": "trace_doctor.rule",
-    "NOTE_FROM": "trace_doctor.rule",
-    "threshold": "trace_doctor.rule",
-    "NotCaptured": "trace_doctor.errors",
-    "Valid": "trace_doctor.testing",
-    "Invalid": "trace_doctor.testing",
+_NAMES = {
+    "api": "analyze diff load verify",
+    "recording.api": "record",
+    "hta": "to_hta",
+    "reporters.notebook": "Result",
+    "model.difference": "Difference",
+    "model.verification": "Verification",
+    "model": "Confidence Finding Fix Location Saving Severity Span Table Column Cell Unit Target enough_first",
+    "run": "Run Cat",
+    "snapshot": "Snapshot",
+    "rule": "Rule Claim Context NOTE_FROM threshold",
+    "errors": "NotCaptured",
+    "testing": "Valid Invalid",
 }
+_HOMES = {name: f"trace_doctor.{home}" for home, names in _NAMES.items() for name in names.split()}
 __all__ = ["__version__", *_HOMES]  # noqa: PLE0604
 
 

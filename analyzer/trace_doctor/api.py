@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import msgspec
+from msgspec import UNSET
+from msgspec.structs import replace
 
 from trace_doctor.capture import Capture
 from trace_doctor.config import Config, Settings, defaults
@@ -91,17 +92,11 @@ def analyze(
     in_memory = perfetto is not None or critical_path
     with remote(paths) as there:
         reading = reading_of(
-            config.settings,
-            summaries=summaries,
-            executor=executor,
-            rank_timeout=rank_timeout,
-            in_memory=in_memory,
-            remote=there,
-        )
-        loaded = _load(
-            paths, config.settings, source=source, rank=rank, steps=steps, device=device,
-            progress=progress or Progress(), in_memory=in_memory, reading=reading,
+            config.settings, summaries=summaries, executor=executor, rank_timeout=rank_timeout,
+            in_memory=in_memory, remote=there,
         )  # fmt: skip
+        part = _Part(source, rank, steps, device)
+        loaded = _load(paths, config.settings, part, progress, in_memory=in_memory, reading=reading)
         result, numbers = _diagnosis(loaded, config, with_source_lines=with_source_lines, detail=detail)
     held = list(zip(numbers, loaded.inputs.facts, strict=True)) if loaded.inputs.facts else []
     traces = [(number, facts) for number, facts in held if facts.capture.run is not None]
@@ -114,7 +109,17 @@ def analyze(
     return result
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """What of the captures is looked at, and the script that made them."""
+
+    source: str | Path | None
+    rank: int | None
+    steps: tuple[int, int] | None
+    device: int | None
+
+
+@dataclasses.dataclass(frozen=True)
 class _Loaded:
     """What is diagnosed, under one configuration or several."""
 
@@ -128,19 +133,17 @@ class _Loaded:
 def _load(
     paths: Sequence[str | Path],
     settings: Settings,
+    part: _Part,
+    progress: Progress | None,
     *,
-    source: str | Path | None,
-    rank: int | None,
-    steps: tuple[int, int] | None,
-    device: int | None,
-    progress: Progress,
     in_memory: bool = False,
     reading: Reading = AS_NEEDED,
 ) -> _Loaded:
     """`in_memory`: whether the captures themselves are needed later, however many they are. `paths`: of a merge none."""
-    script = Path(source) if source else Path(settings.source) if settings.source else None
-    options = _options(settings, source=script, steps=steps, device=device)
-    load = _load_options(settings)
+    script = Path(source) if (source := part.source or settings.source) else None
+    options = _options(settings, source=script, steps=part.steps, device=part.device)
+    load = LoadOptions(settings.jobs or available_cores(), memory_limit(settings.max_memory))
+    progress = progress or Progress()
     if isinstance(shards := reading.summaries, MergedShards):
         discovery, paths = shards.discovery, shards.shards[0].paths
     elif reading.remote is not None:
@@ -150,10 +153,10 @@ def _load(
     few = len(discovery.found) < MANY or len(groups_of(discovery.found)) < MANY
     inputs: Held | Streamed
     if in_memory or (few and not reading.asked):
-        inputs = Held(discovery, paths, load, options, rank, progress)
+        inputs = Held(discovery, paths, load, options, part.rank, progress)
     else:
-        inputs = Streamed(discovery, paths, load, options, rank, reading)
-    return _Loaded(inputs, script, rank, options, progress)
+        inputs = Streamed(discovery, paths, load, options, part.rank, reading)
+    return _Loaded(inputs, script, part.rank, options, progress)
 
 
 def _diagnosis(
@@ -180,36 +183,32 @@ def _diagnosis(
     retimed, owned = zip(*inputs.ask_again(asked), strict=True)
     scope = inputs.files.scope(loaded.rank)
     result = conclude(examinations, merged, retimed, owned, rules, config, suppressed=suppressed, scope=scope)
-    result = msgspec.structs.replace(result, lines_run=_lines_run(inputs.files.recordings) or msgspec.UNSET)
+    result = replace(result, lines_run=_lines_run(inputs.files.recordings) or UNSET)
     numbers = [number for number, _ in with_numbers(examinations)]
     if detail and inputs.facts:
         result = with_events(result, list(zip(numbers, inputs.facts, strict=True)))
     elif detail:
-        result = msgspec.structs.replace(result, limits=[*result.limits, NO_PANELS])
+        result = replace(result, limits=[*result.limits, NO_PANELS])
     if script is not None:
         from trace_doctor.fixes import with_diffs
 
         result = with_diffs(
             result, script, torch_version=settings.torch_version or None, lines=with_source_lines
         )
-    narrowed = {
-        name: value
+    # no settings, and as much a part of how this was diagnosed
+    asked_for = {
+        name: {"value": value, "origin": "argument"}
         for name, value in (("steps", loaded.options.steps), ("device", loaded.options.device))
         if value is not None
     }
-    if narrowed:  # no settings, and as much a part of how this was diagnosed
-        asked_for = {name: {"value": value, "origin": "argument"} for name, value in narrowed.items()}
-        result = msgspec.structs.replace(result, config={**result.config, **asked_for})
-    result = msgspec.structs.replace(
-        result, summary=msgspec.structs.replace(result.summary, verdict=f"{'. '.join(verdict_of(result))}.")
-    )
-    return msgspec.structs.replace(
-        result, limits=[*result.limits, *inputs.limits, *suppressions.said(result)]
-    ), numbers
+    result = replace(result, config={**result.config, **asked_for})
+    verdict = f"{'. '.join(verdict_of(result))}."
+    result = replace(result, summary=replace(result.summary, verdict=verdict))
+    return replace(result, limits=[*result.limits, *inputs.limits, *suppressions.said(result)]), numbers
 
 
 def _of(summaries: Summaries, settings: Settings, rank_timeout: float | None) -> Reading:
-    return replace(reading_of(settings, rank_timeout=rank_timeout), summaries=summaries)
+    return dataclasses.replace(reading_of(settings, rank_timeout=rank_timeout), summaries=summaries)
 
 
 def analyze_shard(
@@ -226,17 +225,15 @@ def analyze_shard(
 ) -> ShardDone:
     """One part of the captures below the paths: `shard` is I/N, I from 0. What is kept of each is written to the folder
     `summaries`, and nothing is concluded: `merge` does, when all parts are done. Otherwise as `analyze`."""
-    own, config, progress = Shard.parse(shard), config or defaults(), progress or Progress()
+    own, config = Shard.parse(shard), config or defaults()
     if any(map(is_url, paths)):
         raise UsageError("shard: captures at a URL are read by one machine")
     kept = Summaries(Store(Path(summaries)), own)
-    loaded = _load(
-        paths, config.settings, source=source, rank=rank, steps=steps, device=device, progress=progress,
-        reading=_of(kept, config.settings, rank_timeout),
-    )  # fmt: skip
+    reading = _of(kept, config.settings, rank_timeout)
+    loaded = _load(paths, config.settings, _Part(source, rank, steps, device), progress, reading=reading)
     assert isinstance(loaded.inputs, Streamed)
     rules = [config.rule(rule) for rule in config.settings.chosen()]
-    for _ in loaded.inputs.examined(rules, progress):
+    for _ in loaded.inputs.examined(rules, loaded.progress):
         pass
     return kept.finish(loaded.inputs.discovery, paths)
 
@@ -259,10 +256,8 @@ def merge(
     are then listed as not read."""
     config = config or defaults()
     shards = MergedShards(Store(Path(summaries)), allow_partial=allow_partial)
-    loaded = _load(
-        (), config.settings, source=source, rank=rank, steps=steps, device=device,
-        progress=progress or Progress(), reading=_of(shards, config.settings, rank_timeout),
-    )  # fmt: skip
+    reading = _of(shards, config.settings, rank_timeout)
+    loaded = _load((), config.settings, _Part(source, rank, steps, device), progress, reading=reading)
     return _diagnosis(loaded, config, with_source_lines=with_source_lines)[0]
 
 
@@ -280,11 +275,7 @@ def _with_critical_path(result: Result, runs: Sequence[tuple[int, Run]]) -> Resu
     from trace_doctor.hta.critical_path import critical_paths
 
     paths, limits = critical_paths(runs, result.steps)
-    return msgspec.structs.replace(result, critical_path=paths, limits=[*result.limits, *limits])
-
-
-def _load_options(settings: Settings) -> LoadOptions:
-    return LoadOptions(settings.jobs or available_cores(), memory_limit(settings.max_memory))
+    return replace(result, critical_path=paths, limits=[*result.limits, *limits])
 
 
 def _options(settings: Settings, **given: Any) -> Options:
@@ -322,10 +313,8 @@ def verify(
     from trace_doctor.fixes.plan import is_selected
     from trace_doctor.gate.verify import verify as compare
 
-    (old, whole_old), (new, whole_new) = (
-        _results(r, source=source, config=config, rank=rank, device=device, progress=progress)
-        for r in (before, after)
-    )
+    part = _Part(source, rank, None, device)
+    (old, whole_old), (new, whole_new) = (_results(r, config, part, progress) for r in (before, after))
     chosen = {f.id for f in old.findings if is_selected(f, select)}
     if select and not chosen:
         there = ", ".join(f.id for f in old.findings) or "none"
@@ -358,19 +347,8 @@ def diff(
     """
     from trace_doctor.gate.diff import difference
 
-    old, new = (
-        _results(
-            r,
-            source=source,
-            config=config,
-            rank=rank,
-            steps=steps,
-            device=device,
-            progress=progress,
-            whole=False,
-        )[0]
-        for r in (before, after)
-    )
+    part = _Part(source, rank, steps, device)
+    old, new = (_results(r, config, part, progress, whole=False)[0] for r in (before, after))
     ranks = ranks or (config.settings.ranks if config is not None else "")
     return _with_folders(difference(old, new, ranks=ranks, allow_partial=allow_partial), before, after)
 
@@ -392,21 +370,18 @@ def _with_folders(comparison: C, before: str | Path | Result, after: str | Path 
     if old == new or not (Path(before).is_dir() and Path(after).is_dir()):
         return comparison
     sides = (
-        msgspec.structs.replace(side, paths=[PurePosixPath(*parts, p).as_posix() for p in side.paths])
+        replace(side, paths=[PurePosixPath(*parts, p).as_posix() for p in side.paths])
         for side, parts in ((comparison.before, old), (comparison.after, new))
     )
-    return msgspec.structs.replace(comparison, **dict(zip(("before", "after"), sides, strict=True)))
+    return replace(comparison, **dict(zip(("before", "after"), sides, strict=True)))
 
 
 def _results(
     target: str | Path | Result,
-    *,
-    source: str | Path | None,
     config: Config | None,
-    rank: int | None,
-    device: int | None,
-    steps: tuple[int, int] | None = None,
-    progress: Progress | None = None,
+    part: _Part,
+    progress: Progress | None,
+    *,
     whole: bool = True,
 ) -> tuple[Result, Result | None]:
     """A result as it is, a saved one, or what `analyze` makes of the captures. With `whole` also what it makes of captures
@@ -418,15 +393,7 @@ def _results(
     if (saved := saved_result(as_path(target))) is not None:
         return saved, None
     config = config or defaults()
-    loaded = _load(
-        [target],
-        config.settings,
-        source=source,
-        rank=rank,
-        steps=steps,
-        device=device,
-        progress=progress or Progress(),
-    )
+    loaded = _load([target], config.settings, part, progress)
     open_config = config.hiding_nothing() if whole else None
     result, _ = _diagnosis(loaded, config)
     return result, None if open_config is None else _diagnosis(loaded, open_config)[0]

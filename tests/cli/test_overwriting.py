@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -347,57 +346,6 @@ def test_a_baseline_that_was_edited_is_not_replaced_for_a_configuration(here: Pa
     assert run(here, *update).returncode == 2
     assert (here / "accepted").read_text() == edited
     assert run(here, "check", "fed.json", "--fail-on", "never").returncode == 0, "it is read"
-
-
-START = b"a=1\r\nb=2\n\n\texport C=3"
-
-
-@pytest.mark.parametrize("name", [".bashrc", ".zshrc"])
-def test_completion_keeps_what_the_start_file_holds(name: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_bytes(START)
-    for _ in range(2):
-        done = install_completion(tmp_path, name)
-        assert done.returncode == 0, done.stderr
-        held = (tmp_path / name).read_bytes()
-        assert held.startswith(START + b"\n")
-        assert b"completion" in held[len(START) :] or b"zfunc" in held[len(START) :]
-    assert held.count(b"trace-doctor.sh") + held.count(b"zfunc") == 1
-
-
-@pytest.mark.parametrize("name", [".bashrc", ".zshrc"])
-@pytest.mark.parametrize("what", ["bytes", "fifo", "folder", "link"])
-def test_completion_refuses_a_start_file_that_is_no_text(name: str, what: str, tmp_path: Path) -> None:
-    home = tmp_path / "home"
-    home.mkdir()
-    place = home / name
-    if what == "bytes":
-        place.write_bytes(b"export A=\xff\r\n")
-    elif what == "fifo":
-        os.mkfifo(place)
-    elif what == "folder":
-        place.mkdir()
-    else:
-        place.symlink_to("/dev/null")
-    done = install_completion(home, name)
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1 and "internal" not in done.stderr
-    assert what != "bytes" or place.read_bytes() == b"export A=\xff\r\n"
-    assert [p.name for p in home.iterdir()] == [name]
-
-
-def install_completion(home: Path, name: str) -> subprocess.CompletedProcess[str]:
-    shell = {".bashrc": "bash", ".zshrc": "zsh"}[name]
-    code = (
-        f"import sys, typer._completion_shared as shared; shared._get_shell_name = lambda: {shell!r};"
-        "sys.argv[1:] = ['--install-completion']; from trace_doctor.cli import main; main()"
-    )
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "HOME": str(home)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
 
 
 @pytest.mark.parametrize("option", ["-o json=", "-o text=", "--patch "])

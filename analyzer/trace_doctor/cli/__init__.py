@@ -36,13 +36,13 @@ def run() -> None:
     prepare()
     code = 2
     try:
-        from trace_doctor.cli.app import HOMES, application
+        from trace_doctor.cli.app import COMMANDS, application
         from trace_doctor.errors import NothingRecorded, TraceDoctorError, one_line
         from trace_doctor.memory_limit import ran_out
     except KeyboardInterrupt:  # the imports take a moment
         interrupted()
     try:
-        application(*(name for name in sys.argv[1:2] if name in HOMES))(prog_name="trace-doctor")
+        application(*(name for name in sys.argv[1:2] if name in COMMANDS))(prog_name="trace-doctor")
     except TraceDoctorError as error:
         code = _code_of(error)
         recording = " (trace-doctor record -- python train.py makes a recording)"

@@ -4,39 +4,22 @@ from __future__ import annotations
 
 import os
 import shlex
-from functools import partial
 from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from trace_doctor.cli.completion import install
 from trace_doctor.cli.options import SUFFIXES, expanded
 from trace_doctor.cli.process import interrupted, leave_stdout
 from trace_doctor.errors import one_line, unbroken
 from trace_doctor.version import VERSION
 
-HOMES = {
-    "record": "record",
-    "treat": "treat",
-    "analyze": "analyze",
-    "merge": "merge",
-    "check": "check",
-    "fix": "fix",
-    "diff": "diff",
-    "verify": "verify",
-    "report": "report",
-    "view": "view",
-    "rules": "rules",
-    "rule": "rules",
-    "config": "config",
-    "capture": "capture",
-    "mcp": "mcp",
-}
-"""Command -> its module, which is imported for whoever asks for it."""
-
-
+COMMANDS = (
+    "record", "treat", "analyze", "merge", "check", "fix", "diff", "verify", "report", "view", "rules", "rule", "config",
+    "capture", "mcp",
+)  # fmt: skip
+"""each in a module of its name, which is imported for whoever asks for it; `rule` is beside `rules`"""
 ELSEWHERE = {
     "explain": "trace-doctor rule CODE", "help": "trace-doctor -h", "version": "trace-doctor --version",
     "profile": "trace-doctor record", "run": "trace-doctor record", "compare": "trace-doctor diff",
@@ -58,9 +41,9 @@ class Commands(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def make_context(self, *args: Any, **extra: Any) -> Any:
-        for option in self.params:
-            if option.name == "install_completion" and option.callback is not None:
-                option.callback = partial(install, option.callback)
+        self.params = [
+            p for p in self.params if p.name != "install_completion"
+        ]  # it would write to a file of the user's
         try:
             return super().make_context(*args, **extra)
         except BrokenPipeError:
@@ -125,7 +108,7 @@ def application(*only: str) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(root)
-    for name in only or HOMES:
-        module = import_module(f"trace_doctor.cli.{HOMES[name]}")
+    for name in only or COMMANDS:
+        module = import_module(f"trace_doctor.cli.{'rules' if name == 'rule' else name}")
         app.command(**getattr(module, "TYPER", {}))(expanded(getattr(module, name)))
     return app

@@ -18,7 +18,7 @@ from trace_doctor.reporters.seals import sealed
 from trace_doctor.reporters.units import plural
 
 if TYPE_CHECKING:
-    from trace_doctor.gate import Terms
+    from trace_doctor.gate.decision import Terms
     from trace_doctor.model import Result
 
 

@@ -39,7 +39,7 @@ class Tools:
     # -------------------------------------------------------------------------------------------- the diagnosis
 
     def list_captures(self, path: str = ".") -> a.Captures:
-        """Captures below a path."""
+        """Traces and memory snapshots that can be diagnosed. Call this first."""
         folders = [self.roots.inside(path)] if path != "." else self.roots.folders
         rows: list[a.CaptureRow] = []
         unread: list[str] = []
@@ -63,7 +63,7 @@ class Tools:
         )
 
     def diagnose(self, path: str, source: str = "") -> a.Diagnosis:
-        """The verdict and the findings, the gravest first."""
+        """Why training is slow or runs out of memory: verdict, findings with place and saving, and what was not captured."""
         result = self._result(path, source)
         names = Names(result)
         rows = [_row(f, names) for f in result.findings]
@@ -78,7 +78,7 @@ class Tools:
         )
 
     def finding(self, path: str, id: str, source: str = "") -> a.FindingDetail:
-        """One finding with evidence, moments and fixes."""
+        """Evidence, moments and fixes of one finding."""
         result = self._result(path, source)
         found = _find(result, id)
         first = next((f for f in found.fixes if is_patch(f)), None)
@@ -107,7 +107,7 @@ class Tools:
         )
 
     def explain_rule(self, code: str) -> a.RuleText:
-        """A rule's page."""
+        """What a rule checks, why it matters, its thresholds and fixes."""
         rule = resolve(code)[0]
         limits = [f"{n} = {t.default} {t.unit}: {t.description}" for n, t in rule.known_thresholds.items()]
         return a.RuleText(
@@ -129,7 +129,7 @@ class Tools:
         dur_us: float = 10_000.0,
         rank: int | None = None,
     ) -> a.Window:
-        """The longest events of a window of one trace."""
+        """The longest events in a window of one trace: of a finding's first moment, or of start_us and dur_us."""
         result = self._result(path, "")
         shown = None
         if id:
@@ -171,7 +171,7 @@ class Tools:
         )
 
     def kernels(self, path: str, contains: str = "", rank: int | None = None) -> a.Kernels:
-        """Kernels by total time."""
+        """GPU kernels by total time."""
         result = self._result(path, "")
         names = Names(result)
         rows = [
@@ -199,7 +199,7 @@ class Tools:
         )
 
     def memory_at(self, path: str, at: float | None = None, rank: int | None = None) -> a.Memory:
-        """What was allocated at a moment, or at the peak."""
+        """Memory by category at a moment, without one at the peak."""
         if at is not None and not np.isfinite(at):
             raise UsageError("at is a number: a position as an earlier answer has it")
         result = self._result(path, "")
@@ -240,7 +240,7 @@ class Tools:
     # -------------------------------------------------------------------------------------------- the fix
 
     def patch(self, path: str, source: str, id: str = "") -> a.Patches:
-        """Diffs, not applied."""
+        """The diff for one finding or all. It is never applied."""
         result = self._result(path, source)
         chosen = [_find(result, id)] if id else result.findings
         patches, without = [], []
@@ -266,7 +266,7 @@ class Tools:
         )
 
     def verify(self, before: str, after: str, id: str = "") -> a.Compared:
-        """Whether the fix held."""
+        """Whether a fix held, from a capture before and one after."""
         real = [self.roots.inside(p) for p in (before, after)]
         done = verify(*real, select=[id] if id else ())
         return a.Compared(
@@ -281,7 +281,7 @@ class Tools:
         )
 
     def diff(self, before: str, after: str) -> a.Compared:
-        """What changed."""
+        """What changed between two captures of one job, beyond the noise."""
         real = [self.roots.inside(p) for p in (before, after)]
         done = diff(*real)
         return a.Compared(
