@@ -141,7 +141,7 @@ class LaunchBound(TimeRule):
     needs = (Steps, HostBound, Moments, Replay)
     wants = (TimeLedger,)
     to_pass = (RecordedOperators,)
-    yields_to = ("TD101", "TD201", "TD203", "TD501", "TD304")
+    yields_to = ("TD101", "TD201", "TD203", "TD501", "TD304", "TD701", "TD702", "TD703")
 
     min_saving: float = threshold(
         0.10,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -69,22 +70,26 @@ def engine_steps(facts: Facts, piece: Span) -> tuple[list[Span], list[str]]:
     thread = _EngineThread(run, facts[Threads].main)
     starts = run.ts[marks].tolist()
     ends = [*starts[1:], int(run.end[marks[-1]])]
-    for n, (before, after) in enumerate(pairwise(said)):
-        if _may_wait(before, after):
+    for n, may_wait in enumerate(_may_wait(said)):
+        if may_wait:
             ends[n], starts[n + 1] = thread.without_wait(int(run.end[marks[n]]), starts[n + 1])
     serving = [n for n, step in enumerate(said) if step is not None and step.kind in SERVING_KINDS]
     whole = [n for n in serving if n < len(marks) - 1] or serving
     return [(starts[n], ends[n]) for n in whole], [run.text(int(marks[n])) for n in whole]
 
 
-def _may_wait(before: EngineStepName | None, after: EngineStepName | None) -> bool:
-    """Whether the server may have had no request to work on between two steps. What was decoded in one and is in the next was
-    there all along."""
-    if before is None or before.kind not in SERVING_KINDS:
-        return True
-    if after is None or after.kind not in ("decode", "running"):
-        return True
-    return None not in (before.requests, after.requests) and (after.requests or 0) > (before.requests or 0)
+def _may_wait(said: Sequence[EngineStepName | None]) -> Iterator[bool]:
+    """For each step but the first whether the server may have had no request to work on before it. What is decoded in it and was
+    in the batch before was there all along."""
+    running: int | None = 0
+    for before, after in pairwise(said):
+        if before is not None and before.kind in SERVING_KINDS:
+            kept = running if before.kind == "prefill" else before.decodes
+            running = None if kept is None or before.prefills is None else kept + before.prefills
+        served = before is not None and before.kind in SERVING_KINDS
+        follows = served and after is not None and after.kind in ("decode", "running")
+        new = running is not None and after is not None and (after.requests or 0) > running
+        yield not follows or new
 
 
 class _EngineThread:
@@ -99,6 +104,7 @@ class _EngineThread:
         self._waits = union(pairs(run.ts[waits], run.end[waits]))
         self._frames = run.ts[python]
         self._asks = run.ts[python & run.is_named(_asks)]
+        self._device = union(pairs(run.ts[run.gpu], run.end[run.gpu]))
 
     def without_wait(self, end: int, start: int) -> Span:
         """The longest stretch between the end of one mark and the start of the next in which it waited for requests; `start`
@@ -110,12 +116,15 @@ class _EngineThread:
         return hole if self._waited(hole) else (start, start)
 
     def _waited(self, hole: Span) -> bool:
-        """Whether a stretch without operators and calls is a wait: by what Python did, else by its length."""
-        held = int(covered(np.array([hole], dtype=np.int64), self._waits)[0])
+        """Whether a stretch without operators and calls is a wait for requests: by what Python did, else by its length. While the
+        GPU works, the engine waits for that."""
+        span = np.array([hole], dtype=np.int64)
+        idle = hole[1] - hole[0] - int(covered(span, self._device)[0])
+        held = int(covered(span, self._waits)[0])
         if not held and not _among(self._frames, hole):
-            return hole[1] - hole[0] >= UNRECORDED_WAIT_NS
+            return idle >= UNRECORDED_WAIT_NS
         polls = _among(self._asks, hole) >= _SPINS
-        return hole[1] - hole[0] >= RECORDED_WAIT_NS and (polls or 2 * held >= hole[1] - hole[0])
+        return idle >= RECORDED_WAIT_NS and (polls or 2 * held >= hole[1] - hole[0])
 
 
 def _among(moments: I64, span: Span) -> int:
