@@ -13,6 +13,7 @@ from trace_doctor.evidence.idle.time_ledger import TimeLedger
 from trace_doctor.evidence.names.engine_step_names import engine_step
 from trace_doctor.evidence.serving.engine_steps import EngineSteps
 from trace_doctor.evidence.trace.steps import Steps
+from trace_doctor.registry import all_rules
 from trace_doctor.testing import RunBuilder
 
 
@@ -187,3 +188,32 @@ def test_replays_without_their_kernels_leave_the_idle_time_unknown() -> None:
     with pytest.raises(NotCaptured):
         engine.must_know_idle_time()
     assert [row.busy_share for row in engine.rows()] == [None]
+
+
+def test_what_follows_a_replay_without_kernels_is_laid_to_nobody() -> None:
+    """Whether the GPU worked there is not known: it is neither Python's nor a wait's."""
+    b = RunBuilder()
+    for _ in range(6):
+        step(b, decode(4))
+        b.wait(2000)
+    graphs = [e["args"]["correlation"] for e in b.events if e["name"] == "cudaGraphLaunch"]
+    whole = facts_of(b)[TimeLedger].row(0, "steady")
+    b.events = [e for e in b.events if e["cat"] != "kernel" or e["args"]["correlation"] != graphs[2]]
+    lost = facts_of(b)[TimeLedger].row(0, "steady")
+    assert whole is not None and lost is not None
+    assert whole.idle_ns.unattributed == 0
+    # the step's millisecond, and the pause behind it: until the next kernel nobody knows
+    assert lost.idle_ns.unattributed == pytest.approx(3_100_000, rel=0.05)
+    assert lost.idle_ns.python < 0.85 * whole.idle_ns.python
+
+
+def test_rules_about_training_alone_are_skipped() -> None:
+    b = RunBuilder()
+    for _ in range(6):
+        step(b, decode(4))
+    facts = facts_of(b)
+    of_training = [rule for rule in all_rules() if rule.of_training]
+    assert {"TD101", "TD304", "TD404", "TD408", "TD605"} <= {rule.code for rule in of_training}
+    for rule in of_training:
+        with pytest.raises(NotCaptured, match="an inference engine was recorded"):
+            rule().claims(facts)

@@ -13,13 +13,15 @@ from trace_doctor.evidence.idle.cpu_timeline import CPU, CpuTimeline
 from trace_doctor.evidence.idle.host_causes import CAUSE, PAUSE_NS, Cover, HostCauses, joined
 from trace_doctor.evidence.idle.syncs import Syncs
 from trace_doctor.evidence.intervals import complement, covered, intervals, pairs, union
+from trace_doctor.evidence.names.event_names import is_graph_launch
 from trace_doctor.evidence.trace.gpu_timeline import GpuTimeline
+from trace_doctor.evidence.trace.graph_captures import GraphCaptures
 from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.evidence.trace.recorded_operators import RecordedLaunches
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.evidence.trace.warmup import first_uses
-from trace_doctor.run import Run
+from trace_doctor.run import Cat, Run
 
 LATENCY_NS = 100_000
 """A launch that returned this long ago has arrived (99 of 100 start within 24 µs); later starts have another reason."""
@@ -126,7 +128,8 @@ def _device_idle(facts: Facts, timeline: GpuTimeline, device: int) -> tuple[Cove
         own_waits = late[(thread == t) & (late[:, 1] > late[:, 0])]
         covers.append(causes.on(t if t >= 0 else None).within(own_waits))
     launching = _launching(facts, gaps, call, begins, returns)
-    return _charge_lost_lead(facts, timeline.busy(device), joined([*covers, launching]))
+    cover = _without_lost_replays(facts, timeline, device, gaps, joined([*covers, launching]))
+    return _charge_lost_lead(facts, timeline.busy(device), cover)
 
 
 _ORPHAN, _TAIL = -1, -2
@@ -176,6 +179,32 @@ def _owned(pieces: I64, chosen: Bool, cause: str, rows: I64) -> Cover:
     return Cover(
         pieces[real], np.full(int(real.sum()), CAUSE[cause], dtype=np.uint8), rows[real].astype(np.int64)
     )
+
+
+def _without_lost_replays(facts: Facts, timeline: GpuTimeline, device: int, gaps: I64, cover: Cover) -> Cover:
+    """The same, but with no cause from the launch of a graph on of which no kernel was recorded: whether the device idled until
+    the next work that was recorded is not known."""
+    run, launches = facts.run, facts[Launches]
+    graphs = run.named(is_graph_launch, Cat.RUNTIME, Cat.DRIVER)
+    graphs = graphs[launches.first_work(graphs) < 0]
+    graphs = graphs[~facts[GraphCaptures].holds(graphs, run)]
+    if not len(graphs):
+        return cover
+    rows = timeline.rows(device)
+    newest = np.maximum.accumulate(launches.launched_at(rows))
+    before = np.searchsorted(run.ts[rows], gaps[:, 0]) - 1
+    since = np.where(before >= 0, newest[np.maximum(before, 0)], np.iinfo(np.int64).min)
+    at = np.searchsorted(run.ts[graphs], since, side="right")
+    first = np.append(run.ts[graphs], np.iinfo(np.int64).max)[at]
+    lost = first < gaps[:, 1]
+    unknown = pairs(np.maximum(first, gaps[:, 0])[lost], gaps[lost, 1])
+    inside = cover.within(unknown)
+    nothing = Cover(
+        inside.pieces,
+        np.full(len(inside.row), CAUSE["unattributed"], dtype=np.uint8),
+        np.full(len(inside.row), -1),
+    )
+    return joined([cover.within(complement(unknown, *timeline.window)), nothing])
 
 
 def _charge_lost_lead(facts: Facts, busy: I64, late: Cover) -> tuple[Cover, I64]:
