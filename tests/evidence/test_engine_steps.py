@@ -44,6 +44,7 @@ def step(b: RunBuilder, name: str, us: float = 1000, *, graph: bool = True) -> N
         ("execute_context_2(6144)_generation_3(3)", "mixed", 2, 3, 6147),
         ("execute_32_context_0(sq0sk0sqsq0sqsk0)_generation_32(sq32sk55086sqsq32sqsk55086)", "decode", 0, 32, 32),
         ("execute_15360_context_15(sq15360sk15360sqsq15728640sqsk15728640)_generation_0(sq0sk0sqsq0sqsk0)", "prefill", 15, 0, 15360),
+        ("execute_context_1(888_788544)_generation_0(0)", "prefill", 1, 0, 888),
         ("execute_context_0(0)_generation_0(0)", "idle", 0, 0, 0),
         ("execute_new_8_cached_56", "mixed", 8, 56, None),
         ("execute_new_0_cached_64", "running", 0, 64, None),
@@ -92,8 +93,11 @@ def test_a_table_of_kinds_and_a_first_prefill_that_is_no_warm_up() -> None:
 def test_one_mark_is_a_step() -> None:
     """A trace of one step, as tools cut them out."""
     b = RunBuilder()
-    step(b, decode(4))
-    assert [row.kind for row in facts_of(b)[EngineSteps].rows()] == ["decode"]
+    with b.annotation(decode(4)):
+        b.launch(5000)
+    facts = facts_of(b)
+    assert [row.kind for row in facts[EngineSteps].rows()] == ["decode"]
+    assert facts[Steps].steps[0].dur > 5_000_000, "it lasts until its GPU work is done"
 
 
 def test_a_program_that_trains_has_no_steps_of_an_engine() -> None:

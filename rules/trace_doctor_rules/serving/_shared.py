@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from trace_doctor import Confidence, NotCaptured, Saving
 from trace_doctor.evidence.serving.engine_steps import EngineStep, EngineSteps
 from trace_doctor.evidence.trace.steps import Steps
 
+_LONGER = "record the server for some hundred steps while it generates tokens"
 FEW = 3
 """so many steps of a kind and more show a habit"""
 
@@ -33,8 +35,16 @@ def decodes_of(engine: EngineSteps) -> tuple[EngineStep, ...]:
     """The decode steps. Raises NotCaptured where none was captured."""
     decodes = engine.of("decode")
     if not decodes:
-        raise NotCaptured("no decode step in the trace", "record the server while it generates tokens")
+        raise NotCaptured("no decode step in the trace", _LONGER)
     return decodes
+
+
+def must_show_a_habit(decodes: Sequence[EngineStep]) -> None:
+    """Raises NotCaptured where so few decode steps were captured that finding nothing says nothing."""
+    if len(decodes) < FEW:
+        raise NotCaptured(
+            f"only {len(decodes)} decode step{'s' if len(decodes) > 1 else ''} in the trace", _LONGER
+        )
 
 
 def confidence(steps: int, engine: EngineSteps) -> Confidence:

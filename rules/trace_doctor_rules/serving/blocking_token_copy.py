@@ -19,8 +19,8 @@ from trace_doctor.testing import Invalid, Valid
 from trace_doctor_rules import techniques
 from trace_doctor_rules._shared import spans_of, table
 from trace_doctor_rules.host._host_device_sync_evidence import SyncSite, SyncSites
-from trace_doctor_rules.serving._cases import engine
-from trace_doctor_rules.serving._shared import confidence, cost, decodes_of
+from trace_doctor_rules.serving._cases import DECODES, engine
+from trace_doctor_rules.serving._shared import confidence, cost, decodes_of, must_show_a_habit
 
 _LONG_FACTOR = 10.0
 """as TD201's `long_factor`"""
@@ -82,6 +82,7 @@ class BlockingTokenCopy(Rule):
     VALID = [
         Valid("pinned memory and an event", lambda: engine(between_us=300)),
         Valid("the next step is launched in time", lambda: engine(token_copy="stream", between_us=1), thresholds={"min_share": 0.2}),
+        Valid("one step, behind which nothing was recorded", lambda: engine(DECODES[:2], token_copy="stream"), skipped="only 1 decode step"),
         Valid("in every third step", lambda: engine(token_copy="third", between_us=300)),
         Valid("graphs whose kernels were not recorded", lambda: engine(token_copy="stream", between_us=300, lost=True), skipped="kernels of CUDA graphs are missing"),
     ]  # fmt: skip
@@ -119,6 +120,7 @@ class BlockingTokenCopy(Rule):
         if waits.share < self.min_share:
             if lost := ctx[SyncSites].lost:
                 raise NotCaptured(lost, "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]")
+            must_show_a_habit(decodes)
             return
         pieces, count = idle.pieces(held), max(count for _, count, _ in sites)
         yield Claim(

@@ -16,7 +16,7 @@ from trace_doctor.testing import Invalid, Valid
 from trace_doctor_rules import techniques
 from trace_doctor_rules._shared import spans_of, table
 from trace_doctor_rules.serving._cases import DECODES, engine
-from trace_doctor_rules.serving._shared import FEW, confidence, cost, decodes_of
+from trace_doctor_rules.serving._shared import confidence, cost, decodes_of, must_show_a_habit
 
 _MOST_EVENTS = 8
 _SOME_NEW = [(0, 8)] * 6 + [(0, 9)] * 6
@@ -77,6 +77,7 @@ class GapBetweenSteps(Rule):
         Valid("the server waits for new requests", lambda: engine(_SOME_NEW, pause_us=50_000)),
         Valid("a queue that stands still", lambda: engine(token_copy="none", stall_us=9000)),
         Valid("graphs whose kernels were not recorded", lambda: engine(between_us=2000, lost=True), skipped="kernels of CUDA graphs are missing"),
+        Valid("one step, before which nothing was recorded", lambda: engine(DECODES[:2], between_us=2000), skipped="only 1 decode step"),
         Valid("prefills alone", lambda: engine([(8000, 0)] * 6, between_us=2000), skipped="no decode step"),
     ]  # fmt: skip
     INVALID = [
@@ -99,6 +100,7 @@ class GapBetweenSteps(Rule):
         before = engine_steps.mask(decodes)[idle.step] & idle.between
         gaps = cost(idle.us(before), steps)
         if gaps.share < self.min_share:
+            must_show_a_habit(decodes)
             return
         pieces, count = idle.pieces(before), len(np.unique(idle.step[before]))
         doubt = (
@@ -109,7 +111,7 @@ class GapBetweenSteps(Rule):
                 f"The GPU idles {milliseconds(gaps.us_per_step)} per step before {count} of {len(decodes)} decode steps. "
                 f"The host schedules, prepares inputs and handles tokens meanwhile.{doubt}"
             ),
-            confidence=confidence(count, engine_steps) if count >= FEW else "low",
+            confidence=confidence(count, engine_steps),
             saving=gaps.saving("the idle time between the last kernel of a step and the first of the decode step after it"),
             location=Location(device=engine_steps.device),
             evidence=[

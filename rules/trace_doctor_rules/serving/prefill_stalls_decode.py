@@ -16,7 +16,7 @@ from trace_doctor.testing import Invalid, Valid
 from trace_doctor_rules import techniques
 from trace_doctor_rules._shared import table
 from trace_doctor_rules.serving._cases import engine
-from trace_doctor_rules.serving._shared import decodes_of
+from trace_doctor_rules.serving._shared import decodes_of, must_show_a_habit
 
 _DECODES = [(0, 8)] * 4
 _LONG = [*_DECODES, (10_000, 8), *[(0, 9)] * 4]
@@ -97,6 +97,7 @@ class PrefillStallsDecode(Rule):
         Valid("decodes that take nearly as long", lambda: engine(_LONG, kernel_us=1500)),
         Valid("all requests are new behind it", lambda: engine([*_DECODES, (10_000, 8), *[(0, 1)] * 4])),
         Valid("before the first decode", lambda: engine([(10_000, 8), *[(0, 1)] * 4])),
+        Valid("one decode step, and nothing around it", lambda: engine([(0, 8)]), skipped="only 1 decode step"),
         Valid("prefills alone", lambda: engine([(10_000, 0)] * 4), skipped="no decode step"),
     ]  # fmt: skip
     INVALID = [
@@ -124,6 +125,7 @@ class PrefillStallsDecode(Rule):
         if not stalls:
             if any(s.name.requests is None for s in engine_steps.of("prefill", "mixed", "decode")):
                 raise NotCaptured("the names of steps do not say how many requests they have")
+            must_show_a_habit(decodes)
             return
         stalls.sort(key=lambda s: -s.ns)
         worst = stalls[0]

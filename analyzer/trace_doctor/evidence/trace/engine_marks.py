@@ -18,6 +18,7 @@ from trace_doctor.evidence.names.engine_step_names import (
     is_engine_step,
 )
 from trace_doctor.evidence.names.event_names import is_backward, is_optimizer_step
+from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.evidence.trace.pieces import Span
 from trace_doctor.evidence.trace.threads import Threads
@@ -61,7 +62,8 @@ def engine_marks(facts: Facts) -> I64:
 def engine_steps(facts: Facts, piece: Span) -> tuple[list[Span], list[str]]:
     """(start, end) ns of the steps of an engine on the host, and their labels. Each lasts until the next mark begins, or until the
     server waits for requests: it may wait only before a step with requests that the one before did not have. Of several the
-    last one is left out: what the engine does behind its mark is cut off."""
+    last one is left out: what the engine does behind its mark is cut off. A single one lasts until
+    its GPU work is done."""
     run, marks = facts.run, engine_marks(facts)
     marks = marks[(run.ts[marks] >= piece[0]) & (run.ts[marks] < piece[1])]
     if not len(marks):
@@ -75,7 +77,16 @@ def engine_steps(facts: Facts, piece: Span) -> tuple[list[Span], list[str]]:
             ends[n], starts[n + 1] = thread.without_wait(int(run.end[marks[n]]), starts[n + 1])
     serving = [n for n, step in enumerate(said) if step is not None and step.kind in SERVING_KINDS]
     whole = [n for n in serving if n < len(marks) - 1] or serving
+    if whole and whole[-1] == len(marks) - 1:
+        ends[-1] = max(ends[-1], _done(run, facts[Launches], (starts[-1], ends[-1])))
     return [(starts[n], ends[n]) for n in whole], [run.text(int(marks[n])) for n in whole]
+
+
+def _done(run: Run, launches: Launches, span: Span) -> int:
+    """When the GPU work was done that was launched in a span, ns; its begin where there is none."""
+    work = run.gpu[launches.launch >= 0]
+    at = launches.launched_at(work)
+    return int(run.end[work[(at >= span[0]) & (at < span[1])]].max(initial=span[0]))
 
 
 def _may_wait(said: Sequence[EngineStepName | None]) -> Iterator[bool]:
