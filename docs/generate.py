@@ -30,6 +30,7 @@ FAMILIES = {
     "4": "memory",
     "5": "compile",
     "6": "comms",
+    "7": "serving",
 }
 
 

@@ -80,6 +80,13 @@ TOPICS: Mapping[str, tuple[str, ...]] = {
     "Work made where it is used": ("create_on_device", "keep_on_device", "make_once", "vectorise"),
     "Layouts and algorithms of convolutions": ("channels_last", "cudnn_benchmark"),
     "Memory freed": ("release_output",),
+    "Inference servers": (
+        "decode_in_graphs",
+        "schedule_ahead",
+        "copy_tokens_behind",
+        "smaller_prefills",
+        "record_after_warm_up",
+    ),
     "Memory of other GPUs": ("other_devices",),
 }
 """topic -> functions of `techniques/`, and codemods that rules name themselves"""

@@ -13,6 +13,7 @@ from trace_doctor.evidence.idle.time_ledger import TimeLedger
 from trace_doctor.evidence.names.engine_step_names import engine_step
 from trace_doctor.evidence.serving.engine_steps import EngineSteps
 from trace_doctor.evidence.trace.steps import Steps
+from trace_doctor.registry import all_rules
 from trace_doctor.testing import RunBuilder
 
 
@@ -43,6 +44,7 @@ def step(b: RunBuilder, name: str, us: float = 1000, *, graph: bool = True) -> N
         ("execute_context_2(6144)_generation_3(3)", "mixed", 2, 3, 6147),
         ("execute_32_context_0(sq0sk0sqsq0sqsk0)_generation_32(sq32sk55086sqsq32sqsk55086)", "decode", 0, 32, 32),
         ("execute_15360_context_15(sq15360sk15360sqsq15728640sqsk15728640)_generation_0(sq0sk0sqsq0sqsk0)", "prefill", 15, 0, 15360),
+        ("execute_context_1(888_788544)_generation_0(0)", "prefill", 1, 0, 888),
         ("execute_context_0(0)_generation_0(0)", "idle", 0, 0, 0),
         ("execute_new_8_cached_56", "mixed", 8, 56, None),
         ("execute_new_0_cached_64", "running", 0, 64, None),
@@ -91,8 +93,11 @@ def test_a_table_of_kinds_and_a_first_prefill_that_is_no_warm_up() -> None:
 def test_one_mark_is_a_step() -> None:
     """A trace of one step, as tools cut them out."""
     b = RunBuilder()
-    step(b, decode(4))
-    assert [row.kind for row in facts_of(b)[EngineSteps].rows()] == ["decode"]
+    with b.annotation(decode(4)):
+        b.launch(5000)
+    facts = facts_of(b)
+    assert [row.kind for row in facts[EngineSteps].rows()] == ["decode"]
+    assert facts[Steps].steps[0].dur > 5_000_000, "it lasts until its GPU work is done"
 
 
 def test_a_program_that_trains_has_no_steps_of_an_engine() -> None:
@@ -187,3 +192,32 @@ def test_replays_without_their_kernels_leave_the_idle_time_unknown() -> None:
     with pytest.raises(NotCaptured):
         engine.must_know_idle_time()
     assert [row.busy_share for row in engine.rows()] == [None]
+
+
+def test_what_follows_a_replay_without_kernels_is_laid_to_nobody() -> None:
+    """Whether the GPU worked there is not known: it is neither Python's nor a wait's."""
+    b = RunBuilder()
+    for _ in range(6):
+        step(b, decode(4))
+        b.wait(2000)
+    graphs = [e["args"]["correlation"] for e in b.events if e["name"] == "cudaGraphLaunch"]
+    whole = facts_of(b)[TimeLedger].row(0, "steady")
+    b.events = [e for e in b.events if e["cat"] != "kernel" or e["args"]["correlation"] != graphs[2]]
+    lost = facts_of(b)[TimeLedger].row(0, "steady")
+    assert whole is not None and lost is not None
+    assert whole.idle_ns.unattributed == 0
+    # the step's millisecond, and the pause behind it: until the next kernel nobody knows
+    assert lost.idle_ns.unattributed == pytest.approx(3_100_000, rel=0.05)
+    assert lost.idle_ns.python < 0.85 * whole.idle_ns.python
+
+
+def test_rules_about_training_alone_are_skipped() -> None:
+    b = RunBuilder()
+    for _ in range(6):
+        step(b, decode(4))
+    facts = facts_of(b)
+    of_training = [rule for rule in all_rules() if rule.of_training]
+    assert {"TD101", "TD304", "TD404", "TD408", "TD605"} <= {rule.code for rule in of_training}
+    for rule in of_training:
+        with pytest.raises(NotCaptured, match="an inference engine was recorded"):
+            rule().claims(facts)

@@ -16,7 +16,7 @@ from trace_doctor.reporters.labels import budget_words, fix_words, saving_words,
 from trace_doctor.reporters.source_locations import failing
 from trace_doctor.reporters.units import plural, visible
 
-_FAMILIES = {"0": "capture", "1": "data", "2": "host", "3": "kernels", "4": "memory", "5": "compile", "6": "comms"}  # fmt: skip
+_FAMILIES = {"0": "capture", "1": "data", "2": "host", "3": "kernels", "4": "memory", "5": "compile", "6": "comms", "7": "serving"}  # fmt: skip
 _NO_XML = str.maketrans({"\ufffe": "\\ufffe", "\uffff": "\\uffff"})
 
 

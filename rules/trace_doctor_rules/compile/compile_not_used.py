@@ -95,7 +95,7 @@ class CompileNotUsed(Rule):
     title = "Model is not compiled"
     about = ("dispatch", "launch")
     needs = (Steps, GpuTimeline, CompileEvents, PointwiseRuns, HostBound, Replay, Moments)
-    yields_to = ("TD501", "TD202")
+    yields_to = ("TD501", "TD202", "TD701")
 
     min_saving: float = threshold(
         0.03,

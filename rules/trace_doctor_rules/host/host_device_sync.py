@@ -237,6 +237,7 @@ class HostDeviceSync(TimeRule):
     name = "host-device-sync"
     title = "Frequent host–device synchronization"
     about = ("sync",)
+    yields_to = ("TD702", "TD703")
     needs = (Steps, GpuTimeline, SyncSites, Replay, Moments)
     wants = (TimeLedger,)
     to_pass = (RecordedOperators,)

@@ -34,7 +34,8 @@ def _training(
     """Steps of small kernels, each behind some host work of its own."""
     b = RunBuilder(stacks=stacks)
     for n in range(steps):
-        with b.step() if marked else nullcontext(), b.python("train.py", 12, "train_step"):
+        step = b.annotation("execute_context_1(64)_generation_0(0)") if extra == "engine" else b.step()
+        with step if marked else nullcontext(), b.python("train.py", 12, "train_step"):
             if extra == "loader":
                 b.loader(count * host_us * 1.5)
             if n == 1 and stall:
@@ -49,7 +50,7 @@ def _training(
                 for _ in range(count):
                     b.launch(30)
                     b.item()
-            with b.optimizer_step():
+            with b.optimizer_step() if extra != "engine" else nullcontext():
                 b.wait(optimizer)
     return b
 
@@ -141,7 +142,7 @@ class LaunchBound(TimeRule):
     needs = (Steps, HostBound, Moments, Replay)
     wants = (TimeLedger,)
     to_pass = (RecordedOperators,)
-    yields_to = ("TD101", "TD201", "TD203", "TD501", "TD304")
+    yields_to = ("TD101", "TD201", "TD203", "TD501", "TD304", "TD701", "TD702", "TD703")
 
     min_saving: float = threshold(
         0.10,
@@ -218,6 +219,7 @@ class LaunchBound(TimeRule):
             after=_PATCHED,
         ),
         Invalid("with stacks", lambda: _training(stacks=True), confidence="medium"),
+        Invalid("in an inference engine", lambda: _training(extra="engine"), fixes=("--enforce-eager",)),
         Invalid("without marks of steps", lambda: _training(count=120, steps=1, marked=False), severity="info"),
         Invalid("a queue that stands still for a while", lambda: _training(stall=250), confidence="medium", thresholds={"max_unattributed": 1e-3}),
         Invalid("a queue that stands still for long", lambda: _training(stall=2000), confidence="low"),
@@ -278,6 +280,7 @@ class LaunchBound(TimeRule):
             fixes=_fixes(
                 fused=host_bound.by_cause.get("optimizer", 0) >= self.min_optimizer_share * host_bound.own,
                 compiled=host_bound.compiled,
+                engine=ctx[Steps].source == "engine",
             ),
             removal=HALF,
             owned=owned,
@@ -368,8 +371,10 @@ def _tables(ctx: Context, host_bound: HostBound) -> list[Table]:
 _VERIFY = "Record the same steps again: TD202 is gone and the step is shorter"
 
 
-def _fixes(*, fused: bool, compiled: bool) -> list[Fix]:
-    """`compiled`: whether compiled code runs already."""
+def _fixes(*, fused: bool, compiled: bool, engine: bool) -> list[Fix]:
+    """`compiled`: whether compiled code runs already. `engine`: an inference engine has options of its own."""
+    if engine:
+        return [techniques.decode_in_graphs(_VERIFY)]
     return [
         *([] if compiled else [techniques.compile_model(_VERIFY, "reduce-overhead")]),
         *([techniques.fused_optimizer(None, _VERIFY)] if fused else []),

@@ -83,7 +83,7 @@ class SlowLaunchThread(TimeRule):
     about = ("python", "annotation", "dispatch", "optimizer", "unattributed")
     needs = (Steps, HostGaps, Replay, Moments)
     wants = (TimeLedger, HostBound, UnattributedGaps, StalledOperators)
-    yields_to = ("TD104", "TD201", "TD304")
+    yields_to = ("TD104", "TD201", "TD304", "TD702", "TD703")
     costs_host_time = True
 
     min_share: float = threshold(

@@ -29,7 +29,7 @@ def by_model(
     """
     count = kernels.steps if one_step else 1
     outcome = replay.without(_left_out(kernels, mask))
-    length = max(replay.step_ns * replay.count, 1)
+    length = max(replay.step_ns * kernels.steps, 1)
     saved_ns = float(kernels.ns[mask].sum()) * count * part / length
     most = min(outcome.share_of_step * count, 1.0)
     share = min(saved_ns, most)

@@ -9,4 +9,5 @@ from trace_doctor_rules.techniques.data import *
 from trace_doctor_rules.techniques.host import *
 from trace_doctor_rules.techniques.memory import *
 from trace_doctor_rules.techniques.ranks import *
+from trace_doctor_rules.techniques.serving import *
 from trace_doctor_rules.techniques.waits import *

@@ -6,8 +6,9 @@ window is re-timed without it (the idea of Daydream, USENIX ATC 2020, and Lumos,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
-from itertools import chain
+from itertools import chain, pairwise
 from math import ceil
 from typing import Any, Self, TypeVar
 
@@ -34,7 +35,7 @@ from trace_doctor.evidence.intervals import (
 from trace_doctor.evidence.names.event_names import is_view
 from trace_doctor.evidence.replay.dependency_graph import ReplayGraph
 from trace_doctor.evidence.replay.retime import LeftOut, retime
-from trace_doctor.evidence.trace.steps import Steps
+from trace_doctor.evidence.trace.steps import Step, Steps
 from trace_doctor.evidence.trace.threads import Threads
 from trace_doctor.model import Basis, Column, Saving, Table
 from trace_doctor.run import Cat, Run
@@ -134,9 +135,10 @@ class Replay(Evidence, frozen=True):
     """Re-times the steady steps. Raises NotCaptured without a window; without GPU work it gives bounds only."""
 
     window: tuple[int, int]
-    """of the steady steps, [start, end) ns"""
+    """of the steady steps, [start, end) ns: of those of an inference engine the longest stretch in which it does not wait for
+    requests, which the host cannot do any earlier"""
     count: int
-    """number of steady steps, 1 without a step source"""
+    """number of steps in it, 1 without a step source"""
     base_error: float | None
     """share of the window that is lost when every unexplained delay is cut; None without GPU work"""
     unexplained_share: float | None
@@ -165,7 +167,7 @@ class Replay(Evidence, frozen=True):
     @classmethod
     def build(cls, facts: Facts) -> Self:
         run, steps = facts.run, facts[Steps]
-        steady = steps.steady
+        steady = _longest_stretch(steps.steady)
         window = (steady[0].start, steady[-1].end) if steady else steps.window
         threads = facts.get(Threads)
         graph = ReplayGraph.build(facts, window)
@@ -179,7 +181,7 @@ class Replay(Evidence, frozen=True):
         on_cpu = facts.capture.record.on_cpu if facts.capture.record is not None else None
         return cls(
             window=window,
-            count=steps.count,
+            count=len(steady) or 1,
             base_error=errors[0],
             unexplained_share=errors[1],
             reproduction_error=errors[2],
@@ -297,6 +299,13 @@ class Replay(Evidence, frozen=True):
             basis=basis,
             how=how,
         )
+
+
+def _longest_stretch(steady: Sequence[Step]) -> Sequence[Step]:
+    """Of the steps those that follow one another, the most of them."""
+    borders = [n for n in range(1, len(steady)) if steady[n].start != steady[n - 1].end]
+    parts = [steady[a:b] for a, b in pairwise([0, *borders, len(steady)])]
+    return max(parts, key=len)
 
 
 def _engines(run: Run, rows: I64) -> tuple[Bool, ...]:

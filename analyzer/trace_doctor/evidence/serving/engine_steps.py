@@ -58,6 +58,8 @@ class EngineSteps(Evidence, frozen=True):
     other: I64
     """when it ran dummy steps or captured graphs: the same"""
     window: tuple[int, int]
+    stacks: bool = False
+    """whether Python stacks were recorded, which make the host slower"""
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
@@ -70,11 +72,27 @@ class EngineSteps(Evidence, frozen=True):
             device = max(timeline.devices, key=lambda d: total(timeline.busy(d)))
             busy = timeline.busy(device)
         waiting, other = _between_steps(facts, steps)
-        return cls(_steps(facts, steps.steady, busy), device, waiting, other, steps.window)
+        return cls(
+            _steps(facts, steps.steady, busy),
+            device,
+            waiting,
+            other,
+            steps.window,
+            bool(facts.run.is_cat(Cat.PYTHON).any()),
+        )
 
     def of(self, *kinds: str) -> tuple[EngineStep, ...]:
         """The steps of these kinds."""
         return tuple(step for step in self.steps if step.name.kind in kinds)
+
+    def mask(self, some: Sequence[EngineStep]) -> Bool:
+        """Mask of these of its steps."""
+        begins = {step.step.start for step in some}
+        return np.array([step.step.start in begins for step in self.steps], dtype=bool)
+
+    def place_of(self, moments: I64) -> I64:
+        """The position of the step in which the host was at each moment (ns); -1: in none."""
+        return _step_of(moments, _spans([s.step for s in self.steps]))
 
     @cached_property
     def lost_replays(self) -> str:
@@ -140,7 +158,7 @@ def _row(kind: str, steps: Sequence[EngineStep], length: int, *, on_gpu: bool) -
 
 def _steps(facts: Facts, steady: Sequence[Step], busy: I64) -> tuple[EngineStep, ...]:
     run, launches = facts.run, facts[Launches]
-    spans = np.array([(s.start, s.end) for s in steady], dtype=np.int64).reshape(-1, 2)
+    spans = _spans(steady)
     calls = np.flatnonzero(run.is_cat(Cat.RUNTIME, Cat.DRIVER) & run.is_named(is_launch))
     graph = np.isin(run.name[calls], run.name_ids(is_graph_launch))
     at = _step_of(run.ts[calls], spans)
@@ -159,6 +177,10 @@ def _steps(facts: Facts, steady: Sequence[Step], busy: I64) -> tuple[EngineStep,
         )
         for n, step in enumerate(steady)
     )  # fmt: skip
+
+
+def _spans(steps: Sequence[Step]) -> I64:
+    return np.array([(s.start, s.end) for s in steps], dtype=np.int64).reshape(-1, 2)
 
 
 def _step_of(moments: I64, spans: I64) -> I64:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -17,6 +18,7 @@ from trace_doctor.evidence.names.engine_step_names import (
     is_engine_step,
 )
 from trace_doctor.evidence.names.event_names import is_backward, is_optimizer_step
+from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.evidence.trace.pieces import Span
 from trace_doctor.evidence.trace.threads import Threads
@@ -60,7 +62,8 @@ def engine_marks(facts: Facts) -> I64:
 def engine_steps(facts: Facts, piece: Span) -> tuple[list[Span], list[str]]:
     """(start, end) ns of the steps of an engine on the host, and their labels. Each lasts until the next mark begins, or until the
     server waits for requests: it may wait only before a step with requests that the one before did not have. Of several the
-    last one is left out: what the engine does behind its mark is cut off."""
+    last one is left out: what the engine does behind its mark is cut off. A single one lasts until
+    its GPU work is done."""
     run, marks = facts.run, engine_marks(facts)
     marks = marks[(run.ts[marks] >= piece[0]) & (run.ts[marks] < piece[1])]
     if not len(marks):
@@ -69,22 +72,35 @@ def engine_steps(facts: Facts, piece: Span) -> tuple[list[Span], list[str]]:
     thread = _EngineThread(run, facts[Threads].main)
     starts = run.ts[marks].tolist()
     ends = [*starts[1:], int(run.end[marks[-1]])]
-    for n, (before, after) in enumerate(pairwise(said)):
-        if _may_wait(before, after):
+    for n, may_wait in enumerate(_may_wait(said)):
+        if may_wait:
             ends[n], starts[n + 1] = thread.without_wait(int(run.end[marks[n]]), starts[n + 1])
     serving = [n for n, step in enumerate(said) if step is not None and step.kind in SERVING_KINDS]
     whole = [n for n in serving if n < len(marks) - 1] or serving
+    if whole and whole[-1] == len(marks) - 1:
+        ends[-1] = max(ends[-1], _done(run, facts[Launches], (starts[-1], ends[-1])))
     return [(starts[n], ends[n]) for n in whole], [run.text(int(marks[n])) for n in whole]
 
 
-def _may_wait(before: EngineStepName | None, after: EngineStepName | None) -> bool:
-    """Whether the server may have had no request to work on between two steps. What was decoded in one and is in the next was
-    there all along."""
-    if before is None or before.kind not in SERVING_KINDS:
-        return True
-    if after is None or after.kind not in ("decode", "running"):
-        return True
-    return None not in (before.requests, after.requests) and (after.requests or 0) > (before.requests or 0)
+def _done(run: Run, launches: Launches, span: Span) -> int:
+    """When the GPU work was done that was launched in a span, ns; its begin where there is none."""
+    work = run.gpu[launches.launch >= 0]
+    at = launches.launched_at(work)
+    return int(run.end[work[(at >= span[0]) & (at < span[1])]].max(initial=span[0]))
+
+
+def _may_wait(said: Sequence[EngineStepName | None]) -> Iterator[bool]:
+    """For each step but the first whether the server may have had no request to work on before it. What is decoded in it and was
+    in the batch before was there all along."""
+    running: int | None = 0
+    for before, after in pairwise(said):
+        if before is not None and before.kind in SERVING_KINDS:
+            kept = running if before.kind == "prefill" else before.decodes
+            running = None if kept is None or before.prefills is None else kept + before.prefills
+        served = before is not None and before.kind in SERVING_KINDS
+        follows = served and after is not None and after.kind in ("decode", "running")
+        new = running is not None and after is not None and (after.requests or 0) > running
+        yield not follows or new
 
 
 class _EngineThread:
@@ -99,6 +115,7 @@ class _EngineThread:
         self._waits = union(pairs(run.ts[waits], run.end[waits]))
         self._frames = run.ts[python]
         self._asks = run.ts[python & run.is_named(_asks)]
+        self._device = union(pairs(run.ts[run.gpu], run.end[run.gpu]))
 
     def without_wait(self, end: int, start: int) -> Span:
         """The longest stretch between the end of one mark and the start of the next in which it waited for requests; `start`
@@ -110,12 +127,15 @@ class _EngineThread:
         return hole if self._waited(hole) else (start, start)
 
     def _waited(self, hole: Span) -> bool:
-        """Whether a stretch without operators and calls is a wait: by what Python did, else by its length."""
-        held = int(covered(np.array([hole], dtype=np.int64), self._waits)[0])
+        """Whether a stretch without operators and calls is a wait for requests: by what Python did, else by its length. While the
+        GPU works, the engine waits for that."""
+        span = np.array([hole], dtype=np.int64)
+        idle = hole[1] - hole[0] - int(covered(span, self._device)[0])
+        held = int(covered(span, self._waits)[0])
         if not held and not _among(self._frames, hole):
-            return hole[1] - hole[0] >= UNRECORDED_WAIT_NS
+            return idle >= UNRECORDED_WAIT_NS
         polls = _among(self._asks, hole) >= _SPINS
-        return hole[1] - hole[0] >= RECORDED_WAIT_NS and (polls or 2 * held >= hole[1] - hole[0])
+        return idle >= RECORDED_WAIT_NS and (polls or 2 * held >= hole[1] - hole[0])
 
 
 def _among(moments: I64, span: Span) -> int:

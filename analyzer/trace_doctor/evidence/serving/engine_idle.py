@@ -1,0 +1,112 @@
+"""Where the GPU idles in the steps of an inference engine: between the kernels of a step, and between two steps."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Self
+
+import numpy as np
+
+from trace_doctor.arrays import I64, U8, Bool
+from trace_doctor.errors import NotCaptured
+from trace_doctor.evidence.base import Evidence, Facts
+from trace_doctor.evidence.idle.gaps import IdleLedger
+from trace_doctor.evidence.idle.host_causes import CAUSE
+from trace_doctor.evidence.intervals import pairs, total
+from trace_doctor.evidence.serving.engine_steps import EngineStep, EngineSteps
+from trace_doctor.evidence.trace.launches import Launches
+from trace_doctor.model import IDLE_CAUSES, PART_NAMES
+from trace_doctor.run import Cat, Run
+
+OF_THE_HOST = ("python", "dispatch", "launch", "sync", "annotation", "optimizer")
+"""causes of idle time that a CUDA graph, or a scheduler that runs ahead, takes away"""
+
+
+class EngineIdle(Evidence, frozen=True):
+    """Idle pieces of the engine's device for which the host is the reason, one entry each, by start. A gap between two steps
+    counts for the later one; between a step and a wait for requests there is none. Raises NotCaptured where no engine marks
+    its steps, and where its idle time is not known."""
+
+    start: I64
+    end: I64
+    step: I64
+    """position in `EngineSteps.steps`"""
+    between: Bool
+    """whether it lies before the first kernel of its step, behind the last one of the step before"""
+    cause: U8
+    """index in `model.IDLE_CAUSES`"""
+    row: I64
+    """event that owns the piece, -1 where none does"""
+    sync_row: I64
+    """the blocking call that it is charged to, -1 where none is"""
+
+    run: Run
+
+    @classmethod
+    def build(cls, facts: Facts) -> Self:
+        engine, ledger = facts[EngineSteps], facts[IdleLedger]
+        engine.must_know_idle_time()
+        mine = (ledger.device == engine.device) & np.isin(ledger.cause, [CAUSE[c] for c in OF_THE_HOST])
+        rows = np.flatnonzero(mine & (ledger.end > ledger.start))
+        rows = rows[np.argsort(ledger.start[rows], kind="stable")]
+        first, last = _kernels_of(facts.run, facts[Launches], engine)
+        begin = _begin(engine.steps, first, last)
+        at = np.searchsorted(begin, ledger.start[rows], side="right") - 1
+        inside = (at >= 0) & (ledger.start[rows] < last[at])
+        rows, at = rows[inside], at[inside]
+        return cls(
+            start=ledger.start[rows],
+            end=ledger.end[rows],
+            step=at,
+            between=ledger.start[rows] < first[at],
+            cause=ledger.cause[rows],
+            row=ledger.row[rows],
+            sync_row=ledger.sync_row[rows],
+            run=facts.run,
+        )
+
+    def pieces(self, mask: Bool) -> I64:
+        """The intervals of some entries, (n, 2) ns."""
+        return pairs(self.start[mask], self.end[mask])
+
+    def by_host_event(self, mask: Bool) -> list[tuple[str, float]]:
+        """What the host did meanwhile and how long, us, the longest first: the event that owns an entry, else its cause."""
+        sums: dict[str, float] = {}
+        for start, end, cause, row in zip(
+            *(column[mask].tolist() for column in (self.start, self.end, self.cause, self.row)), strict=True
+        ):
+            name = self.run.text(row) if row >= 0 else PART_NAMES[IDLE_CAUSES[cause]]
+            sums[name] = sums.get(name, 0.0) + (end - start) / 1e3
+        return sorted(sums.items(), key=lambda item: -item[1])
+
+    def us(self, mask: Bool) -> float:
+        """Length of some entries together, us."""
+        return total(self.pieces(mask)) / 1e3
+
+
+def _kernels_of(run: Run, launches: Launches, engine: EngineSteps) -> tuple[I64, I64]:
+    """Begin of the first and end of the last kernel that each step launched, ns; its `begun` twice where there is none."""
+    begun = np.array([s.step.begun for s in engine.steps], dtype=np.int64)
+    kernels = run.gpu[
+        (run.cat[run.gpu] == Cat.KERNEL) & (run.device[run.gpu] == engine.device) & (launches.launch >= 0)
+    ]
+    if not len(kernels):
+        raise NotCaptured(
+            "the launches of the engine's kernels are not in the trace",
+            "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]",
+        )
+    at = engine.place_of(launches.launched_at(kernels))
+    kernels, at = kernels[at >= 0], at[at >= 0]
+    first = np.full(len(begun), np.iinfo(np.int64).max, dtype=np.int64)
+    last = np.full(len(begun), np.iinfo(np.int64).min, dtype=np.int64)
+    np.minimum.at(first, at, run.ts[kernels])
+    np.maximum.at(last, at, run.end[kernels])
+    none = first > last
+    return np.where(none, begun, first), np.where(none, begun, last)
+
+
+def _begin(steps: tuple[EngineStep, ...], first: I64, last: I64) -> I64:
+    """From when on idle time counts for each step: the last kernel of the step before, where nothing lies between them."""
+    follows = np.array([False, *(a.step.end == b.step.start for a, b in pairwise(steps))])
+    before = np.append(first[:1], last[:-1])
+    return np.maximum.accumulate(np.where(follows[: len(first)], np.minimum(before, first), first))

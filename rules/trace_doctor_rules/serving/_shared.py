@@ -1,0 +1,52 @@
+"""What rules about inference engines share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from trace_doctor import Confidence, NotCaptured, Saving
+from trace_doctor.evidence.serving.engine_steps import EngineStep, EngineSteps
+from trace_doctor.evidence.trace.steps import Steps
+
+_LONGER = "record the server for some hundred steps while it generates tokens"
+FEW = 3
+"""so many steps of a kind and more show a habit"""
+
+
+class Cost(NamedTuple):
+    """Idle time of the steady steps, in all their time."""
+
+    us_per_step: float
+    share: float
+
+    def saving(self, how: str) -> Saving:
+        """As a bound: what takes its place still takes time."""
+        return Saving(time_us_per_step=self.us_per_step, share_of_step=self.share, basis="bound", how=how)
+
+
+def cost(us: float, steps: Steps) -> Cost:
+    """`us`: in all steady steps together."""
+    per_step = us / steps.count
+    return Cost(per_step, min(per_step * 1e3 / max(steps.step_ns, 1), 1.0))
+
+
+def decodes_of(engine: EngineSteps) -> tuple[EngineStep, ...]:
+    """The decode steps. Raises NotCaptured where none was captured."""
+    decodes = engine.of("decode")
+    if not decodes:
+        raise NotCaptured("no decode step in the trace", _LONGER)
+    return decodes
+
+
+def must_show_a_habit(decodes: Sequence[EngineStep]) -> None:
+    """Raises NotCaptured where so few decode steps were captured that finding nothing says nothing."""
+    if len(decodes) < FEW:
+        raise NotCaptured(
+            f"only {len(decodes)} decode step{'s' if len(decodes) > 1 else ''} in the trace", _LONGER
+        )
+
+
+def confidence(steps: int, engine: EngineSteps) -> Confidence:
+    """With stacks the host takes longer than without; few steps may be chance."""
+    return "low" if steps < FEW else "medium" if engine.stacks else "high"

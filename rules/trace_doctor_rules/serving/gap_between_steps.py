@@ -1,0 +1,129 @@
+"""TD702 gap-between-steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from trace_doctor import NOTE_FROM, Claim, Context, Location, Rule, threshold
+from trace_doctor.evidence.durations import milliseconds
+from trace_doctor.evidence.serving.engine_idle import EngineIdle
+from trace_doctor.evidence.serving.engine_steps import EngineSteps
+from trace_doctor.evidence.trace.spans import Moments
+from trace_doctor.evidence.trace.steps import Steps
+from trace_doctor.testing import Invalid, Valid
+from trace_doctor_rules import techniques
+from trace_doctor_rules._shared import spans_of, table
+from trace_doctor_rules.serving._cases import DECODES, engine
+from trace_doctor_rules.serving._shared import confidence, cost, decodes_of, must_show_a_habit
+
+_MOST_EVENTS = 8
+_SOME_NEW = [(0, 8)] * 6 + [(0, 9)] * 6
+
+
+class GapBetweenSteps(Rule):
+    """The GPU waits for the engine between two decode steps.
+
+    What it does
+    Adds up the time in which the GPU idles from the last kernel of a step to the first kernel of the decode step after it.
+
+    Why is this bad
+    Scheduling, preparing the inputs and handling the last tokens take the host milliseconds. Without overlap the GPU idles
+    meanwhile, before every token.
+
+    Evidence
+    Idle time of the GPU before decode steps, of which the host is the reason. All requests of such a step were in the batch
+    before, so the server cannot have waited for one: that time is no part of a step. Idle time behind a launch that has
+    returned is left out: something else holds the queue. Where kernels of graphs are missing in the trace, the rule is
+    skipped.
+
+    How the saving is estimated
+    An upper bound: these gaps. With Python stacks recorded they are longer than without.
+
+    Fix
+    Let the engine prepare the next step while the GPU works on this one.
+
+    Fix safety
+    Only shown: it is an option of the server.
+
+    When to ignore
+    When the capture was recorded with Python stacks, and the steps are much shorter without.
+
+    References
+    https://docs.vllm.ai/en/latest/configuration/optimization.html
+    https://docs.sglang.ai/advanced_features/server_arguments.html
+    """
+
+    code = "TD702"
+    name = "gap-between-steps"
+    title = "GPU idles between decode steps"
+    about = ("python", "dispatch", "launch")
+    needs = (Steps, EngineSteps, EngineIdle, Moments)
+    yields_to = ("TD703",)
+    costs_host_time = True
+
+    min_share: float = threshold(
+        0.05,
+        "idle before decode steps",
+        unit="share",
+        source="2 ms of some 20 in sglang#5593, 5 to 13 ms in vllm#6854; about 1% with scheduling overlapped",
+        note_from=NOTE_FROM,
+    )
+
+    VALID = [
+        Valid("the host prepares the next step meanwhile", lambda: engine(token_copy="none", between_us=500, kernel_us=40)),
+        Valid("a short gap", lambda: engine(between_us=300), thresholds={"min_share": 0.6}),
+        Valid("the server waits for new requests", lambda: engine(_SOME_NEW, pause_us=50_000)),
+        Valid("a queue that stands still", lambda: engine(token_copy="none", stall_us=9000)),
+        Valid("graphs whose kernels were not recorded", lambda: engine(between_us=2000, lost=True), skipped="kernels of CUDA graphs are missing"),
+        Valid("one step, before which nothing was recorded", lambda: engine(DECODES[:2], between_us=2000), skipped="only 1 decode step"),
+        Valid("prefills alone", lambda: engine([(8000, 0)] * 6, between_us=2000), skipped="no decode step"),
+    ]  # fmt: skip
+    INVALID = [
+        Invalid(
+            "two milliseconds of scheduling",
+            lambda: engine(between_us=2000),
+            message="before 10 of 11 decode steps",
+            confidence="high",
+            saving_us=2010 * 10 / 11,
+            fixes=("--async-scheduling",),
+        ),
+        Invalid("of which stacks say the function", lambda: engine(between_us=2000, stacks=True), confidence="medium", shown="schedule"),
+        Invalid("the same requests wait", lambda: engine(pause_us=50_000), message="before 10 of 11"),
+        Invalid("two steps", lambda: engine(DECODES[:3], between_us=2000), confidence="low"),
+    ]  # fmt: skip
+
+    def check(self, ctx: Context) -> Iterator[Claim]:
+        engine_steps, idle, steps = ctx[EngineSteps], ctx[EngineIdle], ctx[Steps]
+        decodes = decodes_of(engine_steps)
+        before = engine_steps.mask(decodes)[idle.step] & idle.between
+        gaps = cost(idle.us(before), steps)
+        if gaps.share < self.min_share:
+            must_show_a_habit(decodes)
+            return
+        pieces, count = idle.pieces(before), len(np.unique(idle.step[before]))
+        doubt = (
+            " Stacks were recorded, so gaps are shorter without the profiler." if engine_steps.stacks else ""
+        )
+        yield Claim(
+            message=(
+                f"The GPU idles {milliseconds(gaps.us_per_step)} per step before {count} of {len(decodes)} decode steps. "
+                f"The host schedules, prepares inputs and handles tokens meanwhile.{doubt}"
+            ),
+            confidence=confidence(count, engine_steps),
+            saving=gaps.saving("the idle time between the last kernel of a step and the first of the decode step after it"),
+            location=Location(device=engine_steps.device),
+            evidence=[
+                table(
+                    "Host activity in the gaps, per steady step",
+                    {"host": "code", "GPU idle": "us"},
+                    [[name, us / steps.count] for name, us in idle.by_host_event(before)],
+                    most=_MOST_EVENTS,
+                )
+            ],
+            spans=ctx[Moments].longest(spans_of(pieces), "gap between steps", device=engine_steps.device),
+            fixes=[techniques.schedule_ahead("Record the same load again: gaps are shorter")],
+            owned=spans_of(pieces),
+            key="gap",
+        )  # fmt: skip

@@ -1,0 +1,68 @@
+"""Options of inference engines. Each name is that of the engine's own command line or configuration."""
+
+from __future__ import annotations
+
+from trace_doctor import Fix
+from trace_doctor_rules._shared import advice
+
+
+def decode_in_graphs(verify: str) -> Fix:
+    """Advice: graphs for all batch sizes that are served."""
+    return advice(
+        "Capture CUDA graphs for these batch sizes",
+        "# vLLM: no --enforce-eager; --max-cudagraph-capture-size N, or\n"
+        '#   --compilation-config \'{"cudagraph_mode": "FULL_AND_PIECEWISE"}\'\n'
+        "# SGLang: no --disable-cuda-graph; --cuda-graph-max-bs N\n"
+        "# TensorRT-LLM: cuda_graph_config: {enable_padding: true, max_batch_size: N}",
+        "each graph takes memory of the KV cache and some seconds at the start of the server",
+        verify,
+    )
+
+
+def schedule_ahead(verify: str) -> Fix:
+    """Advice: the next step is prepared while the GPU works on this one."""
+    return advice(
+        "Overlap scheduling with GPU work",
+        "# vLLM: --async-scheduling\n"
+        "# SGLang: no --disable-overlap-schedule\n"
+        "# TensorRT-LLM: disable_overlap_scheduler: false",
+        "some features turn it off: see the release notes of the engine",
+        verify,
+    )
+
+
+def copy_tokens_behind(verify: str) -> Fix:
+    """Advice for code of an engine or a plugin: tokens are copied without a wait of the host."""
+    return advice(
+        "Copy tokens to pinned memory",
+        "pinned.copy_(tokens, non_blocking=True)   # instead of tokens.tolist() or .item()\n"
+        "done.record()                             # torch.cuda.Event()\n"
+        "...                                       # launch the next step\n"
+        "done.synchronize()                        # waits for this copy alone",
+        "the tokens are known one step later",
+        verify,
+    )
+
+
+def smaller_prefills(verify: str) -> Fix:
+    """Advice: prompts are computed in chunks, together with decodes."""
+    return advice(
+        "Use smaller prefill chunks",
+        "# vLLM: lower --max-num-batched-tokens, or set --long-prefill-token-threshold\n"
+        "# SGLang: lower --chunked-prefill-size, add --enable-mixed-chunk\n"
+        "# TensorRT-LLM: enable_chunked_prefill: true, and lower max_num_tokens\n"
+        "# or prefill on other GPUs (disaggregated prefill)",
+        "the first token of a long prompt comes later",
+        verify,
+    )
+
+
+def record_after_warm_up(verify: str) -> Fix:
+    """Advice for captures that hold the start of a server."""
+    return advice(
+        "Start the profiler after the warm-up",
+        "# start it through the server's own request once requests are being answered\n"
+        "curl -X POST http://HOST:PORT/start_profile",
+        "the server is slower while it is profiled",
+        verify,
+    )
