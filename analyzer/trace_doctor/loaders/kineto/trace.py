@@ -155,6 +155,7 @@ def _assemble(
     _into_order(rows)
     memory = columns.memory(base_ns)
     _agent_to_ordinal(rows, names, memory.device, info)
+    counters = columns.counters(base_ns)
     number, how = meta.rank(info, display, rank, rank_how)
     return Run(
         path=display,
@@ -163,6 +164,7 @@ def _assemble(
         names=names,
         threads=threads,
         memory=memory,
+        counters=counters,
         meta=info,
         recorded=meta.recorded(
             info,
