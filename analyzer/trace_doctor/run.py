@@ -82,6 +82,33 @@ class MemoryEvents:
         return len(self.ts)
 
 
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """What was sampled of GPUs beside their work, in time order. A value holds from its sample to the next."""
+
+    ts: I64
+    value: npt.NDArray[np.float64]
+    device: I16
+    name: I32
+    """index into `names`"""
+    names: tuple[str, ...]
+    """with their units: `SM Clock (MHz)`"""
+
+    def of(self, device: int, name: str) -> tuple[I64, npt.NDArray[np.float64]]:
+        """(ns, values) of one counter of a device; empty where it was not sampled."""
+        number = self.names.index(name) if name in self.names else -1
+        own = (self.device == device) & (self.name == number)
+        return self.ts[own], self.value[own]
+
+
+def no_counters() -> Counters:
+    """Of a trace in which nothing was sampled."""
+    nothing = np.zeros(0, dtype=np.int64)
+    return Counters(
+        nothing, nothing.astype(np.float64), nothing.astype(np.int16), nothing.astype(np.int32), ()
+    )
+
+
 @dataclass(slots=True)
 class Damage:
     """What was wrong with the file, counted. All zero for a sound one."""
@@ -126,6 +153,7 @@ class Run:
     meta: dict[str, Any]
     """the small top-level fields: deviceProperties, distributedInfo, flags, versions"""
     recorded: Recorded = Recorded()
+    counters: Counters = field(default_factory=no_counters)
     torch_version: TorchVersion = TorchVersion()
     rank: int = 0
     rank_how: str = ""

@@ -99,3 +99,35 @@ def test_copies_without_a_kind_are_no_sign_of_a_changed_file(tmp_path: Path) -> 
     events += [event("cudaMemcpyAsync", t, 5, cat="cuda_runtime", args={"correlation": t}) for t in (40, 80)]
     run = load(tmp_path, trace(*map(json.dumps, events), copy(50, 9, 1, 1), copy(90, 9, 1, 1)))
     assert implausible(Facts(Capture(0, run=run))) == ""
+
+
+@pytest.mark.parametrize("decoder", ["auto", "python"])
+def test_counters_of_gpus(tmp_path: Path, decoder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what was measured, of GPUs, with a number: torch computes cycles from the clock, others count memory so."""
+    monkeypatch.setenv("TRACE_DOCTOR_DECODER", decoder)
+
+    def sample(
+        ts: float, value: Any, name: str = "SM Clock (MHz)", pid: Any = "GPU 1 Counters", key: str = ""
+    ) -> str:
+        return json.dumps({"ph": "C", "name": name, "pid": pid, "ts": ts, "args": {key: value}})
+
+    run = load(
+        tmp_path,
+        trace(
+            *sound(2),
+            sample(40, 1410.5),
+            sample(20, 1980),
+            sample(25, 700, "Power (W)", "GPU 0 Counters"),
+            sample(30, "1980"),
+            sample(31, True),
+            sample(32, 7, pid=4),
+            sample(33, 7, key="bytes"),
+            sample(34, 99999, "Cycles (Current Kernel)"),
+            *sound(4, start=2),
+        ),
+    )
+    assert run.counters.of(1, "SM Clock (MHz)")[0].tolist() == [20_000, 40_000]
+    assert run.counters.of(1, "SM Clock (MHz)")[1].tolist() == [1980, 1410.5]
+    assert run.counters.of(0, "Power (W)")[1].tolist() == [700]
+    assert len(run.counters.ts) == 3
+    assert (len(run), run.warnings) == (6, [])

@@ -12,7 +12,7 @@ import pytest
 
 from trace_doctor import analyze
 from trace_doctor.errors import TraceDoctorError
-from trace_doctor.loaders import unzstd
+from trace_doctor.loaders import forward, unzstd
 from trace_doctor.loaders.discover import discover
 from trace_doctor.loaders.stream import ByteStream
 from trace_doctor.loaders.unzstd import Unzstd
@@ -45,7 +45,7 @@ def test_a_recording_says_the_same_however_it_is_packed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("frames", [1, 3])
 def test_what_lies_around_a_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, frames: int) -> None:
-    monkeypatch.setattr(unzstd, "STRETCH", 1 << 12)
+    monkeypatch.setattr(forward, "STRETCH", 1 << 12)
     text = _packed(tmp_path / "a.zst", *(_text(90_000 + n) for n in range(frames)))
     unpacker = Unzstd(tmp_path / "a.zst")
     assert b"".join(unpacker.pieces()) == text and not unpacker.problem and not unpacker.trailing

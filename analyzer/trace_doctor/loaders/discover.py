@@ -27,7 +27,7 @@ Kind = Literal["trace", "snapshot", "torch_trace"]
 
 # Names worth a look inside when walking a folder; a file given by name is always looked into.
 _CANDIDATE = re.compile(
-    r"\.(?:json|pickle|pkl|zst)(?:\.gz|\.zst|\.tmp)*$|\.(?:json|pickle|pkl|pt\.trace)[^a-z0-9]"
+    r"\.(?:json|pickle|pkl|pftrace|zst)(?:\.gz|\.zst|\.tmp)*$|\.(?:json|pickle|pkl|pt\.trace)[^a-z0-9]"
     r"|dedicated_log_torch_trace|tfevents",
     re.I,
 )
@@ -602,7 +602,7 @@ def _nothing(
         why = dict.fromkeys([*recording.warnings, *(w for r in recording.ranks.values() for w in r.warnings)])
         return NoCaptures(f"no capture in the recording {where}{others}{': ' if why else ''}{'; '.join(why)}")
     return NothingRecorded(
-        f"no capture below {where}{others}: looked for profiler traces (*.json, *.json.gz), memory snapshots "
+        f"no capture below {where}{others}: looked for profiler traces (*.json, *.json.gz, *.pftrace), memory snapshots "
         "(*.pickle, *.pkl) and TORCH_TRACE logs. Record one with torch.profiler.profile(..., on_trace_ready="
         "tensorboard_trace_handler('./logs')), or torch.cuda.memory._dump_snapshot('snapshot.pickle'); "
         "`trace-doctor capture` prints the lines."

@@ -9,6 +9,7 @@ from itertools import islice
 from typing import Literal
 
 from trace_doctor.loaders import packed
+from trace_doctor.loaders.pftrace.reader import is_trace as is_perfetto
 
 HEAD = 1 << 16
 """How many decompressed bytes are looked at first."""
@@ -23,6 +24,7 @@ _FOREIGN: tuple[tuple[re.Pattern[bytes], str], ...] = (
     (re.compile(rb"JSONTraceHandler|\"callback/\w+/event/"), "a trace of the MosaicML Composer profiler"),
     (re.compile(rb"\"viztracer_metadata\"|\"FEE\""), "a VizTracer trace"),
     (re.compile(rb"devtools\.timeline|\"(?:v8|blink|loading)(?:,|\")"), "a Chrome browser trace"),
+    (re.compile(rb"^\{\"perfettoTrace"), "a Perfetto trace of another program"),
     (re.compile(rb"speedscope\.app"), "a speedscope profile"),
     (
         re.compile(rb"\"schema\"\s*:\s*\"[\d.]+-chakra|\"nodes\"\s*:\s*\[\s*\{\s*\"(?:name|id)\""),
@@ -86,7 +88,7 @@ _PIECE = rf"\.(?:part|[a-z])?\d{{1,3}}|\.(?:{_PACKING})\.[a-z]{{2}}"
 """what `split` and archivers put behind the name of a file that they cut: `.01`, `.gz.ab`, `.part2`, `.z01`"""
 _COMPRESSED = rf"(?:\.(?:{_PACKING}|tmp|part|partial))*(?:{_PIECE})?$"
 _NAMED_BY_A_PROFILER = re.compile(
-    rf"\.pt\.trace(?:\.json)?{_COMPRESSED}"
+    rf"\.(?:pt\.trace(?:\.json)?|pftrace){_COMPRESSED}"
     rf"|^rank\d{{1,6}}\.(?:(?:light|detailed)\.json|(?:peak|boundary|oom|exception)\.pickle){_COMPRESSED}",
     re.I,
 )
@@ -141,7 +143,8 @@ def kind(head: bytes) -> Literal["trace", "snapshot", "torch_trace"] | None:
 def may_begin(start: bytes) -> bool:
     """Whether a file with these first bytes, still compressed, may begin as a capture does, or hold one."""
     text = start.lstrip(b"\xef\xbb\xbf \t\r\n")
-    return not text or text[:1] in (b"{", b"[", b"V") or is_pickle(start) or packed.is_packed(start)
+    begins = text[:1] in (b"{", b"[", b"V") or is_pickle(start) or packed.is_packed(start)
+    return not text or begins or is_perfetto(start)
 
 
 def is_sealed(head: bytes) -> bool:

@@ -8,10 +8,12 @@ from contextlib import suppress
 from pathlib import Path
 from queue import Empty, Queue
 from threading import Event, Thread
+from typing import BinaryIO
 
 from trace_doctor.files import open_regular
 from trace_doctor.loaders import unzstd
 from trace_doctor.loaders.gunzip import MAGIC, RATIO, Gunzip
+from trace_doctor.loaders.pftrace.reader import Pftrace, begins
 from trace_doctor.loaders.progress import advanced, listening
 from trace_doctor.loaders.unzstd import Unzstd
 
@@ -24,7 +26,7 @@ AHEAD = 2
 
 class ByteStream:
     """The decompressed bytes of a file, plain, gzip or, where it can be read here, Zstandard (also several members or frames in
-    a row), one piece after another.
+    a row), one piece after another; of a Perfetto trace, whatever its name, the JSON of the same trace.
 
     `problem` says why the bytes ended early ("" when they did not): a cut or damaged file still gives all that
     precedes the damage, and one that unpacks to more than `ratio` times its size ends there. Raises OSError when the file
@@ -34,7 +36,7 @@ class ByteStream:
     def __init__(self, path: Path, ratio: int | None = RATIO) -> None:
         self.path = path
         with open_regular(path) as file:
-            self.unpacker = _unpacker(path, file.read(4), ratio)
+            self.unpacker = _unpacker(path, file, ratio)
             size = os.fstat(file.fileno()).st_size
         self.length = GROWS * size if self.unpacker else size
         """of the decompressed bytes, about"""
@@ -69,8 +71,12 @@ class ByteStream:
                 yield piece
 
 
-def _unpacker(path: Path, start: bytes, ratio: int | None) -> Gunzip | Unzstd | None:
-    if start.startswith(MAGIC):
+def _unpacker(path: Path, file: BinaryIO, ratio: int | None) -> Gunzip | Unzstd | Pftrace | None:
+    start = file.read(4)
+    packed = start.startswith(MAGIC)
+    if begins(file, start, packed=packed):
+        return Pftrace(path, Gunzip(path) if packed else None)
+    if packed:
         return Gunzip(path, ratio)
     return Unzstd(path, ratio) if start == unzstd.MAGIC and unzstd.usable() else None
 

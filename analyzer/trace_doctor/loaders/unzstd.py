@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trace_doctor.files import open_regular
+from trace_doctor.loaders.forward import Forward
 from trace_doctor.loaders.gunzip import BOMB, MEMBERS, PIECE
 from trace_doctor.loaders.progress import advanced
 
@@ -25,8 +26,6 @@ _READ = 1 << 12
 _RATIO = 1000
 """Sound files hold at most so many times their size, once they are large"""
 _WINDOW = 1 << 27
-STRETCH = 4 << 20
-"""Unpacked bytes that are read again at once"""
 
 
 def usable() -> bool:
@@ -34,21 +33,15 @@ def usable() -> bool:
     return zstandard is not None
 
 
-class Unzstd:
-    """A Zstandard file, also of several frames in a row; to its users as `Gunzip` is. There are no points in its middle to
-    begin at, so that what is read again should be in order."""
+class Unzstd(Forward):
+    """A Zstandard file, also of several frames in a row; to its users as `Gunzip` is."""
 
     def __init__(self, path: Path, ratio: int | None = _RATIO) -> None:
+        super().__init__()
         self.problem = ""
         self.trailing = 0
         self._path = path
         self._ratio = None if ratio is None else _RATIO
-        self._at, self._rest = 0, b""
-        self._pieces: Iterator[bytes] | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        """A process that goes on reads from the beginning."""
-        return {**vars(self), "_at": 0, "_rest": b"", "_pieces": None}
 
     def pieces(self) -> Iterator[bytes]:
         """Pieces of at most 2 MiB. Raises OSError when the file cannot be read."""
@@ -60,20 +53,6 @@ class Unzstd:
                 gathered = gathered[PIECE:]
         if gathered:
             yield gathered
-
-    def around(self, offset: int) -> tuple[int, bytes]:
-        """The bytes that byte `offset` lies among, and where they begin; none behind the end of the data. Raises OSError when
-        the file cannot be read."""
-        start = offset // STRETCH * STRETCH
-        if self._pieces is None or start < self._at:
-            self._at, self._rest, self._pieces = 0, b"", self.pieces()
-        while self._at + len(self._rest) < start + STRETCH and (piece := next(self._pieces, b"")):
-            self._rest += piece
-            gone = min(max(start - self._at, 0), len(self._rest))
-            self._at, self._rest = self._at + gone, self._rest[gone:]
-        gone = min(start - self._at, len(self._rest))
-        self._at, self._rest = self._at + gone, self._rest[gone:]
-        return start, self._rest[:STRETCH] if self._at == start else b""
 
     def _unpacked(self) -> Iterator[bytes]:
         with open_regular(self._path) as file:

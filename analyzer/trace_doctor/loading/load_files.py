@@ -221,7 +221,7 @@ def _crowded_out(file: _File, options: LoadOptions) -> TooLarge:
 
 def weight_of(file: CaptureFile) -> int:
     """About how many bytes of JSON a file holds."""
-    return size_of(file.path) * (GROWS if file.path.suffix in (".gz", ".zst") else 1)
+    return size_of(file.path) * (GROWS if file.path.suffix in (".gz", ".zst", ".pftrace") else 1)
 
 
 def size_of(path: Path) -> int:

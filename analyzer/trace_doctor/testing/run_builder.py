@@ -228,6 +228,17 @@ class RunBuilder:
         """Moves the host clock past the end of all device work, without any call."""
         self.now = max([self.now, *self._stream_free.values()])
 
+    def counter(self, name: str, value: float) -> None:
+        """A sample of a counter of the device, now: `SM Clock (MHz)`."""
+        event = {
+            "ph": "C",
+            "name": name,
+            "pid": f"GPU {self.device} Counters",
+            "ts": self.now,
+            "args": {"": value},
+        }
+        self.events.append(event)
+
     def memory(self, bytes: int, *, reserved: int = -1, addr: int = 0) -> None:
         """A `[memory]` instant: positive allocates, negative frees."""
         self._allocated += bytes

@@ -249,7 +249,7 @@ class Window:
     memory: npt.NDArray[Any]
     """the `[memory]` instants; until the next window is read"""
     labels: list[tuple[int, int]]
-    """where the events are that name processes and threads"""
+    """where the events are that name processes and threads, and samples of counters"""
     out_of_memory: int
     integer_ts: bool
 

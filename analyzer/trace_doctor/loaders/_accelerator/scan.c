@@ -292,8 +292,9 @@ static inline int keep_row(Scanner *s, const Event *e, int64_t offset, Found *fo
 static int keep_other(const Event *e, int64_t start, int64_t end, Found *found) {
   if (e->escaped) return UNUSUAL; /* one of the words looked for may be written with escapes */
   if (IS(e->ph, "\"\"")) return UNUSUAL; /* no event, but perhaps what damage has left of one */
-  if (IS(e->ph, "\"M\"")) {
-    if (!IS(e->name, "\"thread_name\"") && !IS(e->name, "\"process_name\"") && !IS(e->name, "\"process_labels\"")) return OK;
+  int counter = IS(e->ph, "\"C\"") && !IS(e->name, "\"Cycles (Current Kernel)\""); /* DERIVED in decode.py: one for each kernel */
+  if (counter || IS(e->ph, "\"M\"")) {
+    if (!counter && !IS(e->name, "\"thread_name\"") && !IS(e->name, "\"process_name\"") && !IS(e->name, "\"process_labels\"")) return OK;
     if (found->label_count == found->label_room) return FULL;
     found->labels[found->label_count++] = (Span){start, end};
   } else if (IS(e->name, "\"[memory]\"")) {

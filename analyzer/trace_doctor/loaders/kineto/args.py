@@ -18,6 +18,7 @@ from trace_doctor.errors import DamagedCapture
 from trace_doctor.files import open_regular
 from trace_doctor.loaders.gunzip import Gunzip
 from trace_doctor.loaders.kineto import salvage
+from trace_doctor.loaders.pftrace.reader import Pftrace
 from trace_doctor.loaders.stream import ByteStream
 from trace_doctor.loaders.unzstd import Unzstd
 
@@ -46,7 +47,11 @@ class ArgsReader:
     """
 
     def __init__(
-        self, path: Path, display: str, kept: bytes | None = None, unpacker: Gunzip | Unzstd | None = None
+        self,
+        path: Path,
+        display: str,
+        kept: bytes | None = None,
+        unpacker: Gunzip | Unzstd | Pftrace | None = None,
     ) -> None:
         self._path = path
         self._display = display
@@ -151,7 +156,7 @@ class _Unpacked:
     """Stretches of a packed file: the last one in memory; those that were needed again in a temporary file, where there is
     room for one."""
 
-    def __init__(self, unpacker: Gunzip | Unzstd) -> None:
+    def __init__(self, unpacker: Gunzip | Unzstd | Pftrace) -> None:
         self._unpacker = unpacker
         self._last = 0, b""
         self._seen: set[int] = set()

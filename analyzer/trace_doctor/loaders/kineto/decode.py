@@ -6,7 +6,8 @@ Times stay float64 microseconds here; `Columns.table` converts them to integer n
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Sequence
 from decimal import ROUND_HALF_EVEN, Decimal
 from itertools import compress
 from operator import attrgetter
@@ -20,7 +21,8 @@ import numpy.typing as npt
 from trace_doctor.arrays import I64
 from trace_doctor.loaders import _accelerator
 from trace_doctor.loaders.kineto.salvage import strict
-from trace_doctor.run import MemoryEvents
+from trace_doctor.loaders.kineto.table import Table
+from trace_doctor.run import Counters, MemoryEvents
 
 LATEST_US = 4e15
 """A start beyond this (in the year 2096) is no time; nanoseconds would overflow."""
@@ -44,6 +46,8 @@ class Args(msgspec.Struct, frozen=True, gc=False):
     device_id: int = msgspec.field(default=-1, name="Device Id")
     name: Any = None
     labels: Any = None
+    value: Any = msgspec.field(default=None, name="")
+    """of a counter"""
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
@@ -101,7 +105,7 @@ def tidy(raw: Any) -> Event | None:
     args: dict[str, Any] = {}
     if isinstance(arguments, dict):
         args = {field: _integer(arguments[key]) for key, field in _INT_ARGS.items() if key in arguments}
-        args |= {key: arguments.get(key) for key in ("name", "labels")}
+        args |= {key: arguments.get(key) for key in ("name", "labels")} | {"value": arguments.get("")}
     return Event(
         ph=_text(raw.get("ph")),
         name=_text(raw.get("name")),
@@ -131,6 +135,11 @@ def _integer(value: Any) -> int:
         return int(value)
     except (TypeError, ValueError, OverflowError):
         return -1
+
+
+def _is_sample(e: Event) -> bool:
+    value = e.args.value
+    return type(value) in (int, float) and abs(e.ts) < LATEST_US and abs(value) < LATEST_US
 
 
 class _Ids(dict[Any, int]):
@@ -191,7 +200,16 @@ _MEMORY_ROW: dict[str, type[np.generic]] = {
     "device_type": np.int64,
     "device_id": np.int64,
 }
-_LEAST, _GROWTH = 1 << 10, 4
+_COUNTER_ROW: dict[str, type[np.generic]] = {
+    "ts": np.float64,
+    "value": np.float64,
+    "device": np.int16,
+    "name": np.int32,
+}
+_COUNTED = re.compile(r"GPU (\d{1,4}) Counters")
+"""process of the samples of one GPU"""
+DERIVED = frozenset({"Cycles (Current Kernel)"})
+"""duration times the median of the clock, for each kernel"""
 PER_EVENT_TEXT = 200
 """Bytes of JSON that one event takes, at the least: 250 to 500 in real files with stacks."""
 _BLOCK = 1 << 14
@@ -224,14 +242,16 @@ class Columns:
         self.out_of_memory = 0
         self.timeless = 0
         self._labels_size = 0
-        self._rows = _Table(_ROW, expected)
-        self._memory = _Table(_MEMORY_ROW)
+        self._rows = Table(_ROW, expected)
+        self._memory = Table(_MEMORY_ROW)
+        self._counters = Table(_COUNTER_ROW)
+        self._counter_names = _Ids()
         self.integer_ts = True
 
     @property
     def count(self) -> int:
         """Events taken so far."""
-        return len(self._rows) + len(self._memory)
+        return len(self._rows) + len(self._memory) + len(self._counters)
 
     @property
     def needed(self) -> int:
@@ -287,8 +307,11 @@ class Columns:
 
     def _others(self, events: list[Event]) -> None:
         memory = []
+        samples = []
         for e in events:
-            if e.ph == "M":
+            if e.ph == "C":
+                samples.append(e)
+            elif e.ph == "M":
                 if e.name in ("thread_name", "process_name", "process_labels"):
                     self._label(e)
             elif e.name == "[memory]":
@@ -300,6 +323,33 @@ class Columns:
             part = {field: _column(args, field, np.int64) for field in _MEMORY}
             part["ts"] = _column(memory, "ts", np.float64)
             self._memories(part)
+
+        if samples:
+            self._sampled(samples)
+
+    def _sampled(self, events: list[Event]) -> None:
+        """Counters of GPUs. Those that torch computes from others are no measurement."""
+        rows = [
+            (e.ts, e.args.value, int(device[1]), self._counter_names[e.name])
+            for e in events
+            if e.name not in DERIVED and (device := _COUNTED.fullmatch(str(e.pid))) and _is_sample(e)
+        ]
+        if rows:
+            columns = zip(*rows, strict=True)
+            part = {
+                key: np.array(c, kind) for (key, kind), c in zip(_COUNTER_ROW.items(), columns, strict=True)
+            }
+            self._counters.add(part)
+
+    def counters(self, base_ns: int) -> Counters:
+        """The samples of counters by time."""
+        part = self._counters.take()
+        ts = nanoseconds(part["ts"])
+        ts += base_ns
+        order = np.argsort(ts, kind="stable")
+        return Counters(
+            ts[order], *(part[key][order] for key in ("value", "device", "name")), tuple(self._counter_names)
+        )
 
     def _memories(self, part: dict[str, npt.NDArray[Any]]) -> None:
         finite = np.abs(part["ts"]) < LATEST_US  # false for NaN
@@ -340,44 +390,3 @@ def _narrow(stream: I64) -> npt.NDArray[np.int32]:
     """Streams as int32: pointers that some runtimes write as a stream do not fit, and are no stream number."""
     fits = (stream >= -1) & (stream <= np.iinfo(np.int32).max)
     return np.where(fits, stream, -1).astype(np.int32)
-
-
-class _Table:
-    """Columns that grow at their ends. What is reserved ahead takes no memory before it is written."""
-
-    def __init__(self, kinds: Mapping[str, type[np.generic]], room: int = 0) -> None:
-        self.room = max(room, _LEAST)
-        self.columns: dict[str, npt.NDArray[Any]] = {
-            key: np.empty(self.room, kind) for key, kind in kinds.items()
-        }
-        self._count = 0
-
-    def __len__(self) -> int:
-        return self._count
-
-    def reserve(self, least: int) -> None:
-        """Makes room for at least so many rows in all."""
-        room = max(least, _GROWTH * self.room)
-        for key, column in self.columns.items():  # one after another: a second copy of one column at a time
-            self.columns[key] = np.empty(room, column.dtype)
-            self.columns[key][: self._count] = column[: self._count]
-        self.room = room
-
-    def extend(self, count: int) -> None:
-        """Takes as rows what was written behind the last one."""
-        self._count += count
-
-    def add(self, part: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Column -> values of further events, all of one length; makes room where that is short."""
-        old, new = self._count, self._count + len(part["ts"])
-        if new > self.room:
-            self.reserve(new)
-        for key, column in self.columns.items():
-            column[old:new] = part[key]
-        self._count = new
-
-    def take(self) -> dict[str, npt.NDArray[Any]]:
-        """The columns, which leave the table."""
-        columns = {key: column[: self._count] for key, column in self.columns.items()}
-        self.columns = {}
-        return columns

@@ -8,7 +8,7 @@ every file. Work of a CUDA graph that was moved to a lane for display has the la
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -40,17 +40,17 @@ _MEMORY = {
 
 
 def apply(
-    rows: dict[str, npt.NDArray[Any]], names: list[str], pieces: Iterator[bytes], *, moved: bool
+    rows: dict[str, npt.NDArray[Any]], names: list[str], pieces: Callable[[], Iterator[bytes]], *, moved: bool
 ) -> None:
     """Names copies by their kind (new names go to `names`) and puts moved work back on its stream. `rows` are in the order of
-    the file, and `pieces` is its text, which is read only where copies have no kind in their names or work was `moved`."""
+    the file, and `pieces` gives its text, which is read only where copies have no kind in their names or work was `moved`."""
     bare = names.index(BARE_COPY) if BARE_COPY in names else -1
     device_work = np.flatnonzero(np.isin(rows["cat"], [int(c) for c in (*GPU_CATS, Cat.GPU_ANNOTATION)]))
     copies = device_work[rows["name"][device_work] == bare]
     if not moved and not len(copies):
         return
     found: dict[bytes, list[tuple[int, str]]] = {}
-    for place, match in rescan.occurrences(_ARGUMENT, pieces):
+    for place, match in rescan.occurrences(_ARGUMENT, pieces()):
         found.setdefault(match[1], []).append((place, (match[2] or match[3]).decode("ascii", "replace")))
     ids = {name: n for n, name in enumerate(names)}
     columns = [_texts(rows["offset"], copies, found.get(key, [])) for key in _OF_COPIES]

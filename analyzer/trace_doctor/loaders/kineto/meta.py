@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Set
 from typing import Any
 
+from trace_doctor.loaders import pftrace
 from trace_doctor.loaders.kineto import gpu_arguments
 from trace_doctor.model import Recorded, TorchVersion
 from trace_doctor.run import is_count
@@ -133,6 +134,8 @@ def torch_version(
         for pattern, version, reason in _SINCE_NAME:
             if (low is None or version > low) and pattern.search(name):
                 at_least(version, reason)
+    if pftrace.MARK in meta:
+        at_least((2, 14), "a .pftrace file")
     if "baseTimeNanoseconds" in meta:
         at_least((2, 4), "baseTimeNanoseconds")
     high = None

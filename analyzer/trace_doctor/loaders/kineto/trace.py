@@ -14,7 +14,7 @@ import numpy.typing as npt
 from trace_doctor import memory_limit
 from trace_doctor.arrays import I32, I64, Bool
 from trace_doctor.errors import DamagedCapture, NotACapture, TooLarge
-from trace_doctor.loaders import _accelerator, identify
+from trace_doctor.loaders import _accelerator, identify, pftrace
 from trace_doctor.loaders.kineto import args, exact_times, gpu_arguments, meta
 from trace_doctor.loaders.kineto.categories import BY_NAME, CATEGORIES, LEGACY, LEGACY_GPU, category
 from trace_doctor.loaders.kineto.decode import LONGEST_US, PER_EVENT_TEXT, Columns, nanoseconds
@@ -142,8 +142,9 @@ def _assemble(
     _warn(warnings, damage, document, columns, cats, rows)
     rows["cat"] = _categories(rows, names, cats, threads, thread)
     rows["thread"] = thread
-    moved = gpu_arguments.MOVED in document.features or gpu_arguments.ANNOTATED in info
-    gpu_arguments.apply(rows, names, reader.pieces(), moved=moved)
+    if pftrace.MARK not in info:  # it has no kinds of copies, and names each stream itself
+        moved = gpu_arguments.MOVED in document.features or gpu_arguments.ANNOTATED in info
+        gpu_arguments.apply(rows, names, reader.pieces, moved=moved)
     rows["device"], rows["stream"] = _places(rows, threads)
     coarse = not columns.integer_ts and exact_times.is_coarse(rows["ts"])
     rows["ts"] = nanoseconds(rows["ts"])
@@ -154,6 +155,7 @@ def _assemble(
     _into_order(rows)
     memory = columns.memory(base_ns)
     _agent_to_ordinal(rows, names, memory.device, info)
+    counters = columns.counters(base_ns)
     number, how = meta.rank(info, display, rank, rank_how)
     return Run(
         path=display,
@@ -162,6 +164,7 @@ def _assemble(
         names=names,
         threads=threads,
         memory=memory,
+        counters=counters,
         meta=info,
         recorded=meta.recorded(
             info,
