@@ -14,6 +14,7 @@ from trace_doctor.evidence.compute.kernels import Kernels
 from trace_doctor.evidence.distributed.ranks import listed
 from trace_doctor.evidence.idle.gaps import IdleCauses
 from trace_doctor.evidence.replay.what_if import Removal, Replay, ReplayOutcome
+from trace_doctor.evidence.trace.kernel_sites import KernelSites
 from trace_doctor.evidence.trace.operator_inputs import OperatorInputs
 from trace_doctor.evidence.trace.recorded_operators import RecordedOperators
 from trace_doctor.evidence.trace.spans import Moments
@@ -162,7 +163,7 @@ class LayoutConversions(Rule):
     name = "layout-conversions"
     title = "Tensors are converted between layouts or dtypes"
     needs = (Steps, Kernels, Replay, Moments)
-    wants = (OperatorInputs,)
+    wants = (OperatorInputs, KernelSites)
     to_pass = (RecordedOperators, IdleCauses)
 
     min_share: float = threshold(
@@ -244,7 +245,7 @@ class LayoutConversions(Rule):
             saving=outcome.saving(),
             location=Location(device=kernels.device),
             evidence=[
-                kernel_table("Layout conversion kernels", kernels, converting),
+                kernel_table("Layout conversion kernels", kernels, converting, ctx.get(KernelSites)),
                 outcome.table("Simulated: no layout conversions", "channels_last"),
             ],
             spans=ctx[Moments].longest(when, "layout conversion", device=kernels.device),
