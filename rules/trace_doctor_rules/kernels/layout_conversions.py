@@ -16,7 +16,7 @@ from trace_doctor.evidence.idle.gaps import IdleCauses
 from trace_doctor.evidence.replay.what_if import Removal, Replay, ReplayOutcome
 from trace_doctor.evidence.trace.kernel_sites import KernelSites
 from trace_doctor.evidence.trace.operator_inputs import OperatorInputs
-from trace_doctor.evidence.trace.recorded_operators import RecordedOperators
+from trace_doctor.evidence.trace.recorded_operators import OperatorsOfWork, RecordedOperators
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid, without_gpu
@@ -164,7 +164,7 @@ class LayoutConversions(Rule):
     title = "Tensors are converted between layouts or dtypes"
     needs = (Steps, Kernels, Replay, Moments)
     wants = (OperatorInputs, KernelSites)
-    to_pass = (RecordedOperators, IdleCauses)
+    to_pass = (RecordedOperators, OperatorsOfWork, IdleCauses)
 
     min_share: float = threshold(
         0.03,

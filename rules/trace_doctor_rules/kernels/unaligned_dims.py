@@ -17,7 +17,7 @@ from trace_doctor.evidence.replay.what_if import Replay
 from trace_doctor.evidence.trace.call_sites import CallSites, Site, location
 from trace_doctor.evidence.trace.kernel_sites import KernelSites
 from trace_doctor.evidence.trace.operator_inputs import OperatorInputs
-from trace_doctor.evidence.trace.recorded_operators import RecordedOperators
+from trace_doctor.evidence.trace.recorded_operators import OperatorsOfWork, RecordedOperators
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid, without_gpu
@@ -136,7 +136,7 @@ class UnalignedDims(Rule):
     title = "GEMM dimensions misaligned for Tensor Cores"
     needs = (Steps, Kernels, Replay, Moments)
     wants = (Products, OperatorInputs, CallSites, KernelSites)
-    to_pass = (RecordedOperators, IdleCauses)
+    to_pass = (RecordedOperators, OperatorsOfWork, IdleCauses)
 
     min_share: float = threshold(
         0.03,
