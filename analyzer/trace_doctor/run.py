@@ -8,7 +8,7 @@ the event's byte offset.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -19,6 +19,7 @@ import numpy.typing as npt
 from trace_doctor.arrays import I16, I32, I64, U8, Bool, order_of
 from trace_doctor.model import Recorded, TorchVersion
 from trace_doctor.name_index import NameIndex, Predicate
+from trace_doctor.user_frames import Frame
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -129,6 +130,16 @@ class Damage:
     notes: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class GraphNode:
+    """What is known of a node of a CUDA graph, from the time when it was captured."""
+
+    label: str = ""
+    """how the script named the work"""
+    stack: tuple[Frame, ...] = ()
+    """the user's code that was open, innermost first, with the lines that ran"""
+
+
 @dataclass(frozen=True, repr=False)
 class Run:
     """One profiler trace of one rank."""
@@ -161,6 +172,8 @@ class Run:
     warnings: list[str] = field(default_factory=list)
     read_args: Callable[[Iterable[int]], list[dict[str, Any]]] | None = None
     """byte offsets -> `args` objects; set by the loader"""
+    graph_nodes: Mapping[int, GraphNode] = field(default_factory=dict)
+    """by `graph id << 32 | graph node id`: what files beside the trace say of nodes of CUDA graphs"""
     derived: dict[str, npt.NDArray[Any]] = field(default_factory=dict, init=False, compare=False, repr=False)
     """columns of evidence that follow from these alone, by `Evidence.field`: made once. A `replace` begins without."""
 

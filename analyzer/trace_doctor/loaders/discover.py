@@ -15,7 +15,7 @@ from typing import Literal
 
 from trace_doctor.errors import DamagedCapture, NoCaptures, NotACapture, NothingRecorded, UsageError
 from trace_doctor.files import open_regular
-from trace_doctor.loaders import identify, packed
+from trace_doctor.loaders import graph_annotations, identify, packed, provenance
 from trace_doctor.loaders.kineto.meta import rank_in_name
 from trace_doctor.loaders.stream import ByteStream
 from trace_doctor.model.captures import NO_CAPTURE_BELOW
@@ -311,7 +311,7 @@ def _look(path: Path, display: str) -> Kind | _Refused:
         # What the kernel makes up has no size.
         stream = ByteStream(path) if status.st_size else None
         start = stream.head(identify.HEAD) if stream else b""
-        kind = identify.kind(start)
+        kind = "torch_trace" if provenance.is_sources(path) and start else identify.kind(start)
         if kind is None and stream and identify.is_chrome_trace(start):
             # marks of PyTorch may come after thousands of others
             kind = identify.kind(stream.head(identify.FAR))
@@ -486,7 +486,11 @@ def _closed(pattern: Path) -> Iterator[Path]:
 
 def _is_companion(path: Path, *, in_recording: bool) -> bool:
     named = path.name in _COMPANIONS or (in_recording and recordings.is_companion(path.name))
-    return named and not _begins_as_capture(path)
+    return (
+        (named and not _begins_as_capture(path))
+        or graph_annotations.is_companion(path)
+        or provenance.is_companion(path)
+    )
 
 
 def _first_magic(pattern: Path) -> int:

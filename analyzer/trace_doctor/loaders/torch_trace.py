@@ -19,12 +19,16 @@ from typing import Any
 import msgspec
 
 from trace_doctor.errors import NotACapture
+from trace_doctor.loaders import provenance
+from trace_doctor.loaders.provenance import KernelSource
 from trace_doctor.loaders.stream import ByteStream
 from trace_doctor.user_frames import plain_path
 
 _HEADER = re.compile(rb"(?:\[rank\d+\]:)?[VDIWECF]\d{4} \d\d:\d\d:\d\d\.\d+ (\S+) \S+:\d+\] *(\{.*)")
-_MOST_PAYLOAD = 1 << 20
-"""Bytes of one payload that are kept; graphs and generated code are never asked for."""
+_MOST_PAYLOAD = 8 << 20
+"""Bytes of one payload that are kept: the lines of 10,000 kernels take that. Graphs and generated code are never asked for."""
+_LARGEST_FILE = 64 << 20
+"""Bytes of a file about kernels, unpacked"""
 _MOST_RECORDS = 1_000_000
 """Read from one log: a job that compiles for days writes some ten thousand."""
 _USER_CODE = re.compile(r"^Graph break in user code at (.+):(\d{1,9})\s*$", re.MULTILINE)
@@ -115,6 +119,10 @@ class CompileLog:
     pid: int | None = None
     """of the process that wrote it"""
     limits: tuple[LoggedLimit, ...] = ()
+    kernels: tuple[KernelSource, ...] = ()
+    """lines that compiled kernels were made from, where `INDUCTOR_PROVENANCE` was set"""
+    of_kernels: bool = False
+    """a file of Inductor about kernels alone, which says nothing of compiling"""
 
     def __len__(self) -> int:
         return self.records
@@ -123,10 +131,13 @@ class CompileLog:
 def load_torch_trace(path: Path, display: str) -> CompileLog:
     """Reads a TORCH_TRACE log, plain or gzipped. Raises NotACapture when no line of it is one.
 
-    Lines that cannot be read (a killed job cuts the last one) are counted in `warnings` and left out.
+    Lines that cannot be read (a killed job cuts the last one) are counted in `warnings` and left out. So is a file of Inductor
+    about kernels (`provenance.is_sources`), as a log that has nothing else.
     """
     reader = _Reader()
     stream = ByteStream(path)
+    if provenance.is_sources(path):
+        return _of_kernels(stream, display)
     for pid, header, payload in _records(_lines(stream.pieces())):
         reader.pid = reader.pid or pid
         reader.take(header, payload)
@@ -136,6 +147,23 @@ def load_torch_trace(path: Path, display: str) -> CompileLog:
     if not reader.records:
         raise NotACapture(f"{display}: not a TORCH_TRACE log; no structured line in it")
     return reader.log(display)
+
+
+def _of_kernels(stream: ByteStream, display: str) -> CompileLog:
+    text = b""
+    for piece in stream.pieces():
+        text += piece
+        if len(text) > _LARGEST_FILE:
+            raise NotACapture(
+                f"{display}: not the sources of compiled kernels; it has more than {_LARGEST_FILE >> 20} MiB"
+            )
+    try:
+        kernels = tuple(provenance.sources_of(text))
+    except (ValueError, RecursionError):
+        raise NotACapture(
+            f"{display}: not the sources of compiled kernels; it cannot be read as JSON of them"
+        ) from None
+    return CompileLog(display, None, None, (), (), (), len(kernels), kernels=kernels, of_kernels=True)
 
 
 def _lines(pieces: Iterator[bytes]) -> Iterator[bytes]:
@@ -183,6 +211,7 @@ class _Reader:
     seconds: dict[str, float] = field(default_factory=dict)
     recompiles: dict[str, tuple[str, ...]] = field(default_factory=dict)
     limits: list[LoggedLimit] = field(default_factory=list)
+    kernels: list[KernelSource] = field(default_factory=list)
 
     def take(self, header: bytes, payload: bytes) -> None:
         """One line of the log: its JSON and the text below; what cannot be read is only counted."""
@@ -223,6 +252,7 @@ class _Reader:
             warnings=tuple(warnings),
             pid=int(self.pid) if self.pid.isdigit() and len(self.pid) < 19 else None,
             limits=tuple(self.limits),
+            kernels=tuple(self.kernels),
         )
 
     def _string(self, record: dict[str, Any], _: str) -> None:
@@ -260,6 +290,8 @@ class _Reader:
             self.breaks.append(_graph_break(_compile_id(record), payload))
         elif name == "recompile_reasons":
             self.recompiles[_compile_id(record)] = _reasons(payload)
+        elif name == provenance.STACK_TRACES:
+            self.kernels += provenance.sources_of(payload, _compile_id(record))
         elif name == "torch_version":
             self.version = str(msgspec.json.decode(payload.encode())["pytorch_version"])
 

@@ -10,6 +10,7 @@ from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.loaders.discover import CaptureFile
+from trace_doctor.loaders.graph_annotations import with_graph_nodes
 from trace_doctor.loaders.recorded_environment import with_environment
 from trace_doctor.loaders.torch_trace import CompileLog
 from trace_doctor.run import Run
@@ -26,7 +27,7 @@ def load(file: CaptureFile, max_memory: int | None = None, *, core_free: bool = 
     free, and what lies beside it. Raises NotACapture or DamagedCapture with one line."""
     content = _load(file, max_memory, core_free)
     if isinstance(content, Run):
-        return with_environment(content, file.path)
+        return with_graph_nodes(with_environment(content, file.path), file.path)
     return with_environment(content, file.path) if isinstance(content, Snapshot) else content
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from trace_doctor import Claim, Context, Rule, Saving, threshold
 from trace_doctor.evidence.durations import three_figures
 from trace_doctor.evidence.idle.gaps import IdleCauses
+from trace_doctor.evidence.trace.recorded_operators import OperatorsOfWork
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules import techniques
@@ -103,7 +104,7 @@ class LossOutsideGraph(Rule):
     title = "Loss runs outside the compiled graph"
     of_training = True
     needs = (EagerLoss, Steps)
-    to_pass = (IdleCauses,)
+    to_pass = (IdleCauses, OperatorsOfWork)
 
     min_share: float = threshold(
         0.05,

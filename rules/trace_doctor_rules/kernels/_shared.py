@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -9,6 +11,7 @@ from trace_doctor import Saving, Table, Unit
 from trace_doctor.evidence.compute.kernels import Kernels
 from trace_doctor.evidence.durations import three_figures, two_figures
 from trace_doctor.evidence.replay.what_if import Removal, Replay
+from trace_doctor.evidence.trace.kernel_sites import KernelSites
 from trace_doctor_rules._shared import table
 
 Bool = npt.NDArray[np.bool_]
@@ -69,11 +72,13 @@ def negligible(share: float | None) -> str:
     return " The saving is negligible: other work determines the step time." if (share or 0) < HARDLY else ""
 
 
-def kernel_table(title: str, kernels: Kernels, mask: Bool) -> Table:
-    """The kernels (on a CPU: operators) that take most time, per steady step."""
+def kernel_table(title: str, kernels: Kernels, mask: Bool, sites: KernelSites | None = None) -> Table:
+    """The kernels (on a CPU: operators) that take most time, per steady step; and where they come from, as far as more than the
+    stacks around their launches tells."""
+    by_name = kernels.by_name(mask)
     rows = [
         (name[:160], count / kernels.steps, ns / kernels.steps / 1e3, ns / max(kernels.total, 1))
-        for name, count, ns in kernels.by_name(mask)
+        for name, count, ns in by_name
     ]
     columns: dict[str, Unit] = {
         noun(kernels): "code",
@@ -81,7 +86,20 @@ def kernel_table(title: str, kernels: Kernels, mask: Bool) -> Table:
         "time/step": "us",
         f"of {noun(kernels)} time": "share",
     }
-    return table(title, columns, rows, ROWS)
+    origins = origins_of(kernels, mask, [name for name, _, _ in by_name[:ROWS]], sites)
+    if not any(origins):
+        return table(title, columns, rows, ROWS)
+    named = [(*row, origin) for row, origin in zip(rows, [*origins, *[""] * len(rows)], strict=False)]
+    return table(title, {**columns, "source": "location"}, named, ROWS)
+
+
+def origins_of(kernels: Kernels, mask: Bool, names: Sequence[str], sites: KernelSites | None) -> list[str]:
+    """Where most of the kernels of each of these names come from, beyond what stacks around launches tell; "" for not known."""
+    if sites is None or not sites.beyond_launches:
+        return [""] * len(names)
+    rows, run = kernels.rows[mask], kernels.run
+    ids = {run.names[n]: n for n in np.unique(run.name[rows]).tolist()}
+    return [sites.main(rows[run.name[rows] == ids[name]])[0] for name in names]
 
 
 def longest_of(kernels: Kernels, mask: Bool, most: int = 10) -> list[tuple[int, int]]:

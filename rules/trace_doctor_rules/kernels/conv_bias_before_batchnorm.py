@@ -13,7 +13,7 @@ from trace_doctor.evidence.replay.what_if import Replay
 from trace_doctor.evidence.trace.call_sites import CallSites, Site, location
 from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.evidence.trace.operator_inputs import Inputs, OperatorInputs
-from trace_doctor.evidence.trace.recorded_operators import RecordedOperators
+from trace_doctor.evidence.trace.recorded_operators import OperatorsOfWork, RecordedOperators
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
@@ -111,7 +111,7 @@ class ConvBiasBeforeBatchnorm(Rule):
     of_training = True
     needs = (Steps, OperatorInputs, Nesting, Replay, Moments)
     wants = (Kernels, CallSites)
-    to_pass = (RecordedOperators,)
+    to_pass = (RecordedOperators, OperatorsOfWork)
 
     min_layers: int = threshold(
         1, "such convolutions per step", source="one is one too many, and it costs little to say so"

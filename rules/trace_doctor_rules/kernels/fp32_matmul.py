@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from trace_doctor import NOTE_FROM, Claim, Context, Fix, Location, NotCaptured, Rule, threshold
 from trace_doctor.evidence.compute.kernels import Kernels
 from trace_doctor.evidence.replay.what_if import Replay
+from trace_doctor.evidence.trace.kernel_sites import KernelSites
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid, without_gpu
@@ -121,6 +122,7 @@ class Fp32Matmul(Rule):
     name = "fp32-matmul"
     title = "fp32 matmuls bypass Tensor Cores"
     needs = (Steps, Kernels, Replay, Moments)
+    wants = (KernelSites,)
 
     min_share: float = threshold(
         0.10,
@@ -207,7 +209,7 @@ class Fp32Matmul(Rule):
             confidence="low",
             saving=saving,
             location=Location(device=kernels.device),
-            evidence=[kernel_table("fp32 GEMMs and convolutions", kernels, plain)],
+            evidence=[kernel_table("fp32 GEMMs and convolutions", kernels, plain, ctx.get(KernelSites))],
             spans=ctx[Moments].longest(
                 longest_of(kernels, plain), "fp32 GEMM or convolution", device=kernels.device
             ),

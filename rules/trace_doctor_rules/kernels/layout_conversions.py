@@ -14,8 +14,9 @@ from trace_doctor.evidence.compute.kernels import Kernels
 from trace_doctor.evidence.distributed.ranks import listed
 from trace_doctor.evidence.idle.gaps import IdleCauses
 from trace_doctor.evidence.replay.what_if import Removal, Replay, ReplayOutcome
+from trace_doctor.evidence.trace.kernel_sites import KernelSites
 from trace_doctor.evidence.trace.operator_inputs import OperatorInputs
-from trace_doctor.evidence.trace.recorded_operators import RecordedOperators
+from trace_doctor.evidence.trace.recorded_operators import OperatorsOfWork, RecordedOperators
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid, without_gpu
@@ -162,8 +163,8 @@ class LayoutConversions(Rule):
     name = "layout-conversions"
     title = "Tensors are converted between layouts or dtypes"
     needs = (Steps, Kernels, Replay, Moments)
-    wants = (OperatorInputs,)
-    to_pass = (RecordedOperators, IdleCauses)
+    wants = (OperatorInputs, KernelSites)
+    to_pass = (RecordedOperators, OperatorsOfWork, IdleCauses)
 
     min_share: float = threshold(
         0.03,
@@ -244,7 +245,7 @@ class LayoutConversions(Rule):
             saving=outcome.saving(),
             location=Location(device=kernels.device),
             evidence=[
-                kernel_table("Layout conversion kernels", kernels, converting),
+                kernel_table("Layout conversion kernels", kernels, converting, ctx.get(KernelSites)),
                 outcome.table("Simulated: no layout conversions", "channels_last"),
             ],
             spans=ctx[Moments].longest(when, "layout conversion", device=kernels.device),

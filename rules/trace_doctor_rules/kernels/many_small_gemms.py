@@ -20,7 +20,7 @@ from trace_doctor.evidence.replay.what_if import Replay
 from trace_doctor.evidence.trace.call_sites import CallSites, Site, location
 from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.evidence.trace.operator_inputs import OperatorInputs
-from trace_doctor.evidence.trace.recorded_operators import RecordedOperators
+from trace_doctor.evidence.trace.recorded_operators import OperatorsOfWork, RecordedOperators
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
@@ -83,6 +83,17 @@ def _training(
                     for expert in range(experts):
                         _product(b, hidden, tokens + expert, 4 * hidden, us)
                     _product(b, 512, 4096, 512, other)
+    return b
+
+
+def _replayed() -> RunBuilder:
+    """Most of the work is one launch of a graph."""
+    b = _training("layers")
+    calls = [e["args"]["correlation"] for e in b.events if e["cat"] == "kernel"]
+    for event in b.events:
+        if event["args"].get("correlation") in calls:
+            event["args"]["correlation"] = calls[0]
+            event["name"] = event["name"].replace("cudaLaunchKernel", "cudaGraphLaunch")
     return b
 
 
@@ -159,7 +170,7 @@ class ManySmallGemms(Rule):
     title = "Many small GEMMs run sequentially"
     needs = (Steps, Work, OperatorInputs, Products, Nesting, Replay, Moments)
     wants = (CallSites, OperatorLoops)
-    to_pass = (RecordedOperators, IdleCauses)
+    to_pass = (RecordedOperators, OperatorsOfWork, IdleCauses)
 
     min_share: float = threshold(
         0.05,
@@ -222,6 +233,7 @@ class ManySmallGemms(Rule):
         Valid("four products before the stack", lambda: _training("stacked", before=4)),
         Valid("layers, whatever their share", lambda: _training("layers", gpu=False), thresholds={"min_share": 0.0}),
         Valid("little time", lambda: _training(us=2, other=4000)),
+        Valid("in CUDA graphs", _replayed, skipped="in CUDA graphs, whose operators"),
         Valid("no shapes", lambda: _training(shapes=False), skipped="shapes"),
         Valid("layers on a CPU", lambda: _training("layers", gpu=False)),
         Valid("large products on a CPU", lambda: _training(gpu=False)),

@@ -19,7 +19,7 @@ from trace_doctor.evidence.idle.host_causes import CAUSE, HostCauses
 from trace_doctor.evidence.intervals import covered, union
 from trace_doctor.evidence.replay.what_if import Removal, Replay, ReplayOutcome
 from trace_doctor.evidence.trace.call_sites import CallSites, Site, location
-from trace_doctor.evidence.trace.recorded_operators import RecordedOperators
+from trace_doctor.evidence.trace.recorded_operators import OperatorsOfWork, RecordedOperators
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
@@ -210,7 +210,7 @@ class SingleTensorOptimizer(Rule):
     about = ("optimizer",)
     needs = (Steps, Processor, UpdateLoops, HostCauses, Replay, Moments)
     wants = (CallSites, OptimizerWork)
-    to_pass = (RecordedOperators, IdleCauses)
+    to_pass = (RecordedOperators, OperatorsOfWork, IdleCauses)
 
     min_saving: float = threshold(
         0.02,

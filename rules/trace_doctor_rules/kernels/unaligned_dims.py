@@ -15,8 +15,9 @@ from trace_doctor.evidence.idle.gaps import IdleCauses
 from trace_doctor.evidence.names.kernel_names import kernel_class, neither_transposed
 from trace_doctor.evidence.replay.what_if import Replay
 from trace_doctor.evidence.trace.call_sites import CallSites, Site, location
+from trace_doctor.evidence.trace.kernel_sites import KernelSites
 from trace_doctor.evidence.trace.operator_inputs import OperatorInputs
-from trace_doctor.evidence.trace.recorded_operators import RecordedOperators
+from trace_doctor.evidence.trace.recorded_operators import OperatorsOfWork, RecordedOperators
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid, without_gpu
@@ -134,8 +135,8 @@ class UnalignedDims(Rule):
     name = "unaligned-dims"
     title = "GEMM dimensions misaligned for Tensor Cores"
     needs = (Steps, Kernels, Replay, Moments)
-    wants = (Products, OperatorInputs, CallSites)
-    to_pass = (RecordedOperators, IdleCauses)
+    wants = (Products, OperatorInputs, CallSites, KernelSites)
+    to_pass = (RecordedOperators, OperatorsOfWork, IdleCauses)
 
     min_share: float = threshold(
         0.03,
@@ -277,7 +278,7 @@ class UnalignedDims(Rule):
             confidence="low",
             saving=saving,
             location=Location(device=kernels.device),
-            evidence=[kernel_table("GEMM kernels with narrow loads", kernels, mask)],
+            evidence=[kernel_table("GEMM kernels with narrow loads", kernels, mask, ctx.get(KernelSites))],
             spans=ctx[Moments].longest(longest_of(kernels, mask), "misaligned GEMM", device=kernels.device),
             fixes=[_any_fix(self.multiple)],
             key="narrow loads",

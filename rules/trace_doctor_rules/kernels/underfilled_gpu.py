@@ -9,14 +9,17 @@ from typing import Any
 import numpy as np
 
 from trace_doctor import Claim, Context, Fix, Location, NotCaptured, Rule, Table, threshold
+from trace_doctor.arrays import Bool
 from trace_doctor.evidence.compute.kernels import Kernels
 from trace_doctor.evidence.memory.ledger import MemoryLedger
 from trace_doctor.evidence.replay.what_if import Replay
+from trace_doctor.evidence.trace.call_sites import location
+from trace_doctor.evidence.trace.kernel_sites import KernelSites
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid, without_gpu
 from trace_doctor_rules._shared import table
-from trace_doctor_rules.kernels._shared import ROWS, by_model, longest_of, negligible
+from trace_doctor_rules.kernels._shared import ROWS, by_model, longest_of, negligible, origins_of
 from trace_doctor_rules.kernels._underfilled_gpu_evidence import KernelGrids
 
 GIB = 1 << 30
@@ -97,7 +100,7 @@ class UnderfilledGpu(Rule):
     name = "underfilled-gpu"
     title = "Small kernels leave SMs idle"
     needs = (Steps, Kernels, KernelGrids, Replay, Moments)
-    wants = (MemoryLedger,)
+    wants = (MemoryLedger, KernelSites)
 
     min_share: float = threshold(
         0.50,
@@ -166,12 +169,31 @@ class UnderfilledGpu(Rule):
             ),
             confidence="low",
             saving=saving,
-            location=Location(device=kernels.device),
-            evidence=[_table(kernels, grids, few, f"of {units}")],
+            location=_location(ctx.get(KernelSites), kernels, mask),
+            evidence=[
+                _table(kernels, grids, few, f"of {units}"),
+                *_origins(ctx.get(KernelSites), kernels, mask),
+            ],
             spans=ctx[Moments].longest(longest_of(kernels, mask), "few thread blocks", device=kernels.device),
             fixes=[_fix(1 / max(used, 1e-3), size / max(peak, 1))],
             key="underfilled",
         )
+
+
+def _location(sites: KernelSites | None, kernels: Kernels, mask: Bool) -> Location:
+    """Where the kernel comes from that takes most of their time, if more than the stacks around its launch tells it."""
+    rows = kernels.rows[mask & kernels.named(kernels.by_name(mask)[0][0].__eq__)]
+    longest = int(rows[kernels.run.dur[rows].argmax()])
+    known = sites is not None and sites.beyond_launches
+    return location(sites.site(longest) if sites is not None and known else None, device=kernels.device)
+
+
+def _origins(sites: KernelSites | None, kernels: Kernels, mask: Bool) -> Iterator[Table]:
+    names = [name for name, _, _ in kernels.by_name(mask)[:ROWS]]
+    origins = origins_of(kernels, mask, names, sites)
+    if any(origins):
+        rows = [[name[:160], origin] for name, origin in zip(names, origins, strict=True) if origin]
+        yield table("Where these kernels come from", {"kernel": "code", "source": "location"}, rows)
 
 
 def _memory(ctx: Context, kernels: Kernels) -> tuple[int, int]:

@@ -8,12 +8,13 @@ from contextlib import nullcontext
 
 import numpy as np
 
-from trace_doctor import NOTE_FROM, Claim, Context, Fix, Rule, Saving, Table, threshold
+from trace_doctor import NOTE_FROM, Claim, Context, Fix, NotCaptured, Rule, Saving, Table, threshold
 from trace_doctor.arrays import I64
 from trace_doctor.evidence.compute.attention import AttentionChains
 from trace_doctor.evidence.compute.work import Work
 from trace_doctor.evidence.replay.what_if import Replay
 from trace_doctor.evidence.trace.call_sites import CallSites, Site, location
+from trace_doctor.evidence.trace.kernel_sites import KernelSites
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid, without_gpu
@@ -195,6 +196,13 @@ def _in_a_graph(b: RunBuilder, us: float, *, heads: int, grids: bool = True) -> 
         b.launch(us, _GEMM, call="cudaGraphLaunch", grid=[4, 1, heads] if grids else None)
 
 
+def _without_any_operator() -> RunBuilder:
+    """What the host does is one launch."""
+    b = _training("graph")
+    b.events = [e for e in b.events if e["cat"] != "cpu_op"]
+    return b
+
+
 def _ends_in_a_softmax() -> RunBuilder:
     """Attention in CUDA graphs, the last of them with a softmax of its output behind it."""
     b = RunBuilder()
@@ -271,7 +279,7 @@ class UnfusedAttention(Rule):
     kernels away. Between them no other GEMM runs, but one that computes the values (in a backward its gradients), as shapes
     tell: as many elements as the scores are multiplied with. Exponentials, their sum and a division count as a softmax; log-softmax does
     not. In a CUDA graph, which has no operators, GEMMs on both sides whose grids have the same depth are taken for
-    batched. Where shapes were recorded, the second matmul must multiply what the softmax is over. With stacks, modules
+    batched; without grids the rule is skipped. Where shapes were recorded, the second matmul must multiply what the softmax is over. With stacks, modules
     called a feed-forward block, experts or a router do not count. Backward chains, with two GEMMs on each side, count as
     well. In a CPU-only capture operators take the place of kernels. With dropout no fused CPU kernel exists, and the rule
     does not report.
@@ -302,7 +310,7 @@ class UnfusedAttention(Rule):
     name = "unfused-attention"
     title = "Attention is not fused"
     needs = (Steps, Work, AttentionChains, AttentionForm, Replay, Moments)
-    wants = (CallSites,)
+    wants = (CallSites, KernelSites)
 
     min_share: float = threshold(
         0.05,
@@ -330,7 +338,11 @@ class UnfusedAttention(Rule):
         Valid("the softmax of a classifier", lambda: _training("classifier")),
         Valid("a softmax over something else", lambda: _training("another softmax")),
         Valid("exponentials and sums that are no softmax", lambda: _training("exponentials")),
-        Valid("a CUDA graph of which no grid was recorded", lambda: _training("graph without grids")),
+        Valid(
+            "a CUDA graph of which no grid was recorded",
+            lambda: _training("graph without grids"),
+            skipped="nor grids tell",
+        ),
         Valid("a router in a CUDA graph", lambda: _training("router in a graph")),
         Valid("a router over experts", lambda: _in_module("TopKRouter")),
         Valid("a feed-forward block", lambda: _in_module("SparseMoeBlock")),
@@ -376,6 +388,7 @@ class UnfusedAttention(Rule):
         Invalid("without shapes", lambda: _training(shapes=False), codemod="use-sdpa"),
         Invalid("a softmax written out as well", lambda: _training("softmax by hand"), message="4 times per step"),
         Invalid("inside a CUDA graph", lambda: _training("graph"), message="4 times per step"),
+        Invalid("inside a CUDA graph, and no operator anywhere", _without_any_operator, message="4 times per step"),
         Invalid("inside CUDA graphs that end in a softmax", _ends_in_a_softmax, message="once per step"),
         Invalid("products of a compiler", lambda: _training("templates"), message="4 times per step"),
         Invalid("on a CPU", lambda: _training(gpu=False), message="of operator time", saving_us=480, tolerance=0.05, codemod="use-sdpa"),
@@ -390,6 +403,11 @@ class UnfusedAttention(Rule):
         whole = chains.products | chains.between
         share = kernels.share(whole)
         if not len(chains.softmax) or share < self.min_share:
+            if chains.undecided:
+                raise NotCaptured(
+                    "CUDA graphs have a softmax between matmuls, and neither operators nor grids tell whether it is attention",
+                    "some steps without CUDA graphs, or with CUPTI (torch 1.8.1 and later), which records grids",
+                )
             return
         if (
             not kernels.on_gpu
@@ -425,6 +443,7 @@ class UnfusedAttention(Rule):
                     "Kernels between the matmuls" if kernels.on_gpu else "Operators between the matmuls",
                     kernels,
                     chains.between,
+                    ctx.get(KernelSites),
                 ),
             ],
             spans=ctx[Moments].longest(when, "unfused attention", device=device),
@@ -454,7 +473,7 @@ def _sites(ctx: Context, chains: AttentionChains) -> dict[Site, float]:
     place = np.argsort(order)
     softmax = chains.softmax[~chains.backward]
     softmax = softmax[np.argsort(place[softmax])]
-    sites = [site_of(ctx, row) if row >= 0 else None for row in kernels.operator[softmax].tolist()]
+    sites = [_place(ctx, kernels, at) for at in softmax.tolist()]
     if not any(sites):
         return {}
     rows = np.flatnonzero(chains.products | chains.between)
@@ -468,6 +487,19 @@ def _sites(ctx: Context, chains: AttentionChains) -> dict[Site, float]:
         ] = True
         by_site[site] = kernels.us_per_step(mask)
     return dict(sorted(by_site.items(), key=lambda s: -s[1]))
+
+
+def _place(ctx: Context, kernels: Work, at: int) -> Site | None:
+    """Where one of the kernels (operators) comes from; of a node of a CUDA graph no operator tells."""
+    sites, operator = ctx.get(KernelSites), int(kernels.operator[at])
+    if (
+        sites is not None
+        and sites.beyond_launches
+        and kernels.on_gpu
+        and (site := sites.site(int(kernels.rows[at])))
+    ):
+        return site
+    return site_of(ctx, operator) if operator >= 0 else None
 
 
 def _nearest(to: I64, places: I64) -> I64:

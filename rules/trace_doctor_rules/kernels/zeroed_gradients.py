@@ -13,7 +13,7 @@ from trace_doctor.evidence.idle.gaps import IdleCauses
 from trace_doctor.evidence.replay.what_if import Removal, Replay, ReplayOutcome
 from trace_doctor.evidence.trace.call_sites import CallSites, Site, location
 from trace_doctor.evidence.trace.operator_inputs import OperatorInputs, tensor_bytes
-from trace_doctor.evidence.trace.recorded_operators import RecordedOperators
+from trace_doctor.evidence.trace.recorded_operators import OperatorsOfWork, RecordedOperators
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
@@ -133,7 +133,7 @@ class ZeroedGradients(Rule):
     of_training = True
     needs = (Steps, GradientFills, Replay, Moments)
     wants = (OperatorInputs, CallSites)
-    to_pass = (RecordedOperators, IdleCauses, Processor)
+    to_pass = (RecordedOperators, OperatorsOfWork, IdleCauses, Processor)
     yields_to = ("TD404",)
 
     min_steps: int = threshold(

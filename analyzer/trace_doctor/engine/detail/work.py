@@ -11,6 +11,7 @@ from trace_doctor.evidence.compute.operators import Operators
 from trace_doctor.evidence.idle.overview import Overview
 from trace_doctor.evidence.names.kernel_names import kernel_class, on_tensor_cores
 from trace_doctor.evidence.trace.call_sites import CallSites
+from trace_doctor.evidence.trace.kernel_sites import KernelSites
 from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.evidence.trace.operator_inputs import OperatorInputs
@@ -43,7 +44,7 @@ def _kernels(facts: Facts, overview: Overview, most: int) -> list[KernelDetail]:
     run, launches, gpu = facts.run, facts[Launches], facts.run.gpu
     operator = launching_operators(run, facts[Nesting], launches, gpu)
     launch = launches.launch.astype(np.int64)
-    sites, inputs = facts.get(CallSites), facts.get(OperatorInputs)
+    sites, inputs, kernel_sites = facts.get(CallSites), facts.get(OperatorInputs), facts.get(KernelSites)
     rows = overview.kernels(most)
     ids = {name: n for n, name in enumerate(run.names)}
     # in the window alone, as the sums are
@@ -66,7 +67,7 @@ def _kernels(facts: Facts, overview: Overview, most: int) -> list[KernelDetail]:
                 tensor_cores=on_tensor_cores(row.name) if row.kind == "compute" else None,
                 dtype=_dtype(row.name, inputs, chosen) if row.kind == "compute" else "",
                 operator=Origin(name=run.names[launcher], share=with_operator) if launcher >= 0 else None,
-                site=_site(run, sites, launch[at], ns),
+                site=_recorded_site(kernel_sites, gpu[at]) or _site(run, sites, launch[at], ns),
             )
         )
     return details
@@ -102,6 +103,12 @@ def _dtype(name: str, inputs: OperatorInputs | None, operators: I64) -> str:
     some = operators[np.linspace(0, len(operators) - 1, min(_ASKED, len(operators))).astype(np.int64)]
     types = {next((kind for _, kind in one.tensors()), "") for one in inputs.of(some.tolist())}
     return _DTYPES.get(types.pop(), "") if len(types) == 1 else ""
+
+
+def _recorded_site(sites: KernelSites | None, kernels: I64) -> Origin | None:
+    """Where most of these kernels come from, by what is known beyond their launches."""
+    name, part = sites.main(kernels) if sites is not None else ("", 0.0)
+    return Origin(name=name, share=part) if name else None
 
 
 def _site(run: Run, sites: CallSites | None, host: I64, ns: I64) -> Origin | None:

@@ -172,7 +172,8 @@ def _log_of(run: Run, regions: Regions, logs: Sequence[CompileLog]) -> CompileLo
     Of two logs that fit equally nobody can say which is meant. A trace without regions takes a log of its process, or of
     its own folder.
     """
-    fitting = [log for log in logs if log.rank in (None, run.rank) and _agrees(log, regions)]
+    own_rank = (log for log in logs if log.rank in (None, run.rank) and not log.of_kernels)
+    fitting = [log for log in own_rank if _agrees(log, regions)]
     traced = {thread.pid for thread in run.threads}
     own = [log for log in fitting if log.pid is not None and str(log.pid) in traced]
     fitting = own or fitting

@@ -18,6 +18,7 @@ from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.compute.kernels import grid_of
 from trace_doctor.evidence.compute.work import Work
 from trace_doctor.evidence.names.kernel_names import is_log_softmax
+from trace_doctor.evidence.trace.graph_replays import GraphReplays
 from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.evidence.trace.operator_inputs import Inputs, OperatorInputs, tensor_bytes
 
@@ -62,12 +63,15 @@ class AttentionChains(Evidence, frozen=True):
     """mask over `kernels.rows`: what ran between them, the softmax included: all that a fused kernel keeps on the chip"""
     score_bytes: int | None
     """of all score matrices in the forward of a typical step; None where shapes were not recorded"""
+    undecided: int
+    """softmax kernels in CUDA graphs between products of which neither an operator nor a grid was recorded"""
     kernels: Work
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
         kernels = facts[Work]
-        if not (kernels.operator >= 0).any():
+        replays = facts[GraphReplays]
+        if not (kernels.operator >= 0).any() and not (kernels.on_gpu and replays.nodes(kernels.rows).any()):
             raise NotCaptured(
                 "no kernel's operator is known", "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
             )
@@ -83,7 +87,8 @@ class AttentionChains(Evidence, frozen=True):
         first, last = first[~of_values], last[~of_values]
         batched, unknown = batched[~of_values], unknown[~of_values]
         behind = np.searchsorted(first, softmax)
-        batched |= _batched_by_grid(kernels, order[first], unknown, behind)
+        by_grid, undecided = _batched_by_grid(kernels, order[first], unknown, behind)
+        batched |= by_grid
         apart = _Gaps(first, last, batched, kernels.lane[order])
         close = apart.linked(softmax, softmax, behind - 1, behind)
         # of several softmax kernels between the same products one stands for the chain
@@ -102,6 +107,7 @@ class AttentionChains(Evidence, frozen=True):
             products,
             between & ~aside,
             _score_bytes(facts, kernels, order[softmax[~backward]]),
+            undecided,
             kernels,
         )
 
@@ -229,9 +235,9 @@ def _sizes(product: Inputs) -> list[int]:
     return [made, prod(one), prod(other)]
 
 
-def _batched_by_grid(kernels: Work, rows: I64, unknown: Bool, behind: I64) -> Bool:
+def _batched_by_grid(kernels: Work, rows: I64, unknown: Bool, behind: I64) -> tuple[Bool, int]:
     """Which products of unknown operators (a CUDA graph is launched as a whole) are batched: those on both sides of a
-    softmax whose grids have the same depth, of 2 or more."""
+    softmax whose grids have the same depth, of 2 or more. And how many of these have no grid."""
     batched = np.zeros(len(rows), dtype=bool)
     behind = np.unique(behind[(behind > 0) & (behind < len(rows))])
     behind = behind[unknown[behind - 1] & unknown[behind]][:MOST_LOOKED_AT]
@@ -239,7 +245,9 @@ def _batched_by_grid(kernels: Work, rows: I64, unknown: Bool, behind: I64) -> Bo
     depth = [_depth(args) for args in kernels.run.args(kernels.rows[rows[neighbours]].tolist())]
     for place, before, after in zip(behind.tolist(), depth[::2], depth[1::2], strict=True):
         batched[[place - 1, place]] |= before == after > 1
-    return batched
+    return batched, sum(
+        not before and not after for before, after in zip(depth[::2], depth[1::2], strict=True)
+    )
 
 
 def _depth(args: dict[str, Any]) -> int:

@@ -50,6 +50,10 @@ class GraphReplays(Evidence, frozen=True):
         lost = calls[launches.first_work(calls) < 0] if len(launches.calls) else calls[:0]
         return cls(_replays(run, launches, calls), lost, len(calls), run, launches)
 
+    def nodes(self, gpu_rows: I64) -> Bool:
+        """Which of these GPU rows are nodes of a replay."""
+        return np.asarray(self.of_work[np.searchsorted(self.run.gpu, gpu_rows)] >= 0)
+
     def between_nodes(self, device: int, gaps: I64) -> tuple[Bool, Bool]:
         """Which gaps of a device lie between the first and the last node of a replay; and of which of these it is not known
         whether nodes ran in them: the longer ones, unless a host node ran meanwhile, or the recording of that replay is whole."""

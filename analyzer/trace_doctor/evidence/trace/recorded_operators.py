@@ -22,8 +22,11 @@ WHOLE = "the trace as the profiler wrote it"
 _WITHOUT_GRAPHS = (
     "some steps without CUDA graphs, or with a newer driver and torch, which record more of a graph"
 )
+_OUTSIDE_GRAPHS = "some steps without CUDA graphs"
 _EVERYTHING = "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
 
+MOST_IN_GRAPHS = 0.5
+"""of the GPU's time: what rules that know operators find is less than half of the work"""
 MOST_UNKNOWN = 0.10
 """of the window, as `max_unattributed` of the rules about time"""
 
@@ -40,6 +43,27 @@ class RecordedOperators(Evidence, frozen=True):
         if not count:
             raise NotCaptured("the trace has no operator of PyTorch", _EVERYTHING)
         return cls(count)
+
+
+class OperatorsOfWork(Evidence, frozen=True):
+    """For rules that know work by the operator that launched it. Raises NotCaptured where most of the GPU's time in the window is in
+    replays of CUDA graphs, whose nodes have none."""
+
+    share: float
+    """of the GPU's time, in such replays"""
+
+    @classmethod
+    def build(cls, facts: Facts) -> Self:
+        run, (start, end) = facts.run, facts[Steps].window
+        inside = (run.ts[run.gpu] < end) & (run.end[run.gpu] > start)
+        ns = run.dur[run.gpu] * inside
+        share = float(ns[facts[GraphReplays].of_work >= 0].sum() / max(int(ns.sum()), 1))
+        if share > MOST_IN_GRAPHS:
+            raise NotCaptured(
+                f"{share:.0%} of the GPU's time is in CUDA graphs, whose operators are not recorded",
+                _OUTSIDE_GRAPHS,
+            )
+        return cls(share)
 
 
 LEAST_OPERATORS = 0.5

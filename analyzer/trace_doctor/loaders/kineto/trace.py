@@ -181,6 +181,7 @@ def _assemble(
         damage=damage,
         warnings=warnings,
         read_args=reader,
+        graph_nodes={},
     )
 
 
