@@ -1,7 +1,7 @@
 """Dumps of the flight recorder of torch.distributed, pickled or in JSON.
 
-Written when a collective times out, to `comm_lib_trace_rank_N` (before torch 2.9 `nccl_trace_rank_N`) in the working folder or
-under the prefix of `TORCH_FR_DUMP_TEMP_FILE`; as JSON by the handlers of a process. Read from torch 2.13
+Written when a collective times out, to `comm_lib_trace_rank_N` (of older PyTorch `nccl_trace_rank_N`) or whatever prefix
+`TORCH_FR_DUMP_TEMP_FILE` gives; as JSON by the handlers of a process. Read from torch 2.13
 (torch/csrc/distributed/c10d/FlightRecorder*.hpp, torch/distributed/flight_recorder/) and real dumps of it, made with gloo.
 """
 

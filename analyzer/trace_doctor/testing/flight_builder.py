@@ -79,7 +79,7 @@ class FlightBuilder:
                 "p2p_seq_id": int(is_p2p),
                 "op_id": len(self._entries) + 1,
                 "profiling_name": f"{backend or ('gloo' if self._gloo else 'nccl')}:{kind}",
-                "time_created_ns": _START_NS + int(self._now_s * 1e9),
+                "time_created_ns": _START_NS + int(self._now_s * 1e9) + 1000 * self.rank,
                 "input_sizes": [[given]] if given else [],
                 "input_dtypes": [dtype] if given else [],
                 "output_sizes": [[made]] if made else [],

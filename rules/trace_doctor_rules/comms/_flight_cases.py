@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from trace_doctor.testing import FlightBuilder
+from trace_doctor.testing import FlightBuilder, RunBuilder
+from trace_doctor_rules.comms._straggler_cases import ALL_REDUCE
 
 SITE = ("train.py", 41, "step")
 
@@ -148,3 +149,17 @@ def rings_begin_apart() -> tuple[FlightBuilder, ...]:
     for b in ranks:
         b.call("barrier", 0)
     return ranks
+
+
+def traced() -> tuple[FlightBuilder | RunBuilder, ...]:
+    """Rank 3 does not come to the fourth all_reduce; a trace of rank 0 has the three before it, and others of another group."""
+    b = RunBuilder(rank=0, world_size=4)
+    for number in (1, 2, 3):
+        with b.step():
+            with b.op("aten::mm"):
+                b.launch(1000)
+            for group in ("0", "7"):
+                args = {"Process Group Name": group, "Process Group Ranks": "[0, 1, 2, 3]", "Seq": number}
+                b.launch(100, ALL_REDUCE, **args)
+            b.sync()
+    return (b, *hang(3))

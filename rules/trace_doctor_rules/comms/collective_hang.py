@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
-from trace_doctor import Claim, Confidence, Context, Fix, NotCaptured, Rule, Table, threshold
+from trace_doctor import Claim, Confidence, Context, Fix, NotCaptured, Rule, Table, Unit, threshold
 from trace_doctor.evidence.distributed.flight.groups import Call
 from trace_doctor.evidence.distributed.flight.hangs import Hang, Hangs
 from trace_doctor.evidence.distributed.flight.records import HOW_TO_DUMP
+from trace_doctor.evidence.distributed.flight.traced import TracedCollectives
 from trace_doctor.evidence.durations import two_figures
 from trace_doctor.testing import Invalid, Valid
-from trace_doctor_rules._shared import advice
+from trace_doctor_rules._shared import advice, table
 from trace_doctor_rules.comms import _flight_cases as cases
 from trace_doctor_rules.comms._flight_words import calls_table, place_of, ranks_words
 
@@ -35,6 +37,7 @@ class CollectiveHang(Rule):
     not completed when the dumps were written. gloo does not record that: there it is a call that was not retired, or one of which
     all ranks are needed and some have not called it. A rank did not call it if its last number in the group is smaller and its dump
     was written later. If its ring has overwritten the group, or there is no dump of it, nothing is known of it.
+    Traces of the ranks in the same folder show how long the collective took before: by process group name and number (`Seq`).
     Of several hangs those are reported whose missing ranks wait in no other, with those that wait for them. If most ranks are
     missing, the few that called are named instead.
     How long ranks waited follows from the time of the file, which a copy changes (`cp -p` keeps it). From the timeout on a hang is critical, before it a warning. `time_discovered_*` is when
@@ -61,6 +64,7 @@ class CollectiveHang(Rule):
     name = "collective-hang"
     title = "A collective never ended"
     needs = (Hangs,)
+    wants = (TracedCollectives,)
     explained_by = ("TD607",)
 
     min_wait: float = threshold(
@@ -104,15 +108,17 @@ class CollectiveHang(Rule):
         Invalid("and no device came to it", lambda: cases.hang(state="scheduled"), message="Earlier GPU work blocks it on ranks 0-3."),
         Invalid("ranks that wait for one that waits", cases.chain, message="Rank 3 did not call all_gather #1 of group tp, where rank 2 waits at model.py:7.", shown="Waits because of it"),
         Invalid("groups in another order", cases.circle, message="Rank 0 waits in all_reduce #1 of group a at train.py:41, rank 1 in all_reduce #1 of group b", fixes=("Use one order of groups",)),
+        Invalid("with traces of earlier steps", cases.traced, message="Rank 3 did not call", shown="0 | 3 | 100.0 | 100.0 | 1 | 3"),
         Invalid("no send for a receive", cases.pipeline, message="Rank 0 has no open call for recv of group default_pg, where rank 1 waits at train.py:41."),
     ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
-        hangs = ctx[Hangs]
+        hangs, traced = ctx[Hangs], ctx.get(TracedCollectives)
         for hang in hangs.hangs:
             blamed = _blamed(hang)
             if ctx.rank == next((r for r in blamed if r in hangs.ranks), hang.first.rank):
-                yield _claim(hang, blamed, self.min_wait * 1e9)
+                claim = _claim(hang, blamed, self.min_wait * 1e9)
+                yield replace(claim, evidence=[*claim.evidence, *_in_traces(hang, traced)])
         if not hangs.hangs and hangs.absent:
             raise NotCaptured(f"no dump of {ranks_words(hangs.absent)}", HOW_TO_DUMP)
 
@@ -209,6 +215,17 @@ def _tables(hang: Hang) -> list[Table]:
         tables.append(calls_table("Last call of ranks that did not call it", [call for _, call in hang.last]))
     tables += [calls_table("Waits because of it", other.calls) for other in hang.behind[:5]]
     return tables + [calls_table("The other side", other.calls) for other in hang.circle[:5]]
+
+
+def _in_traces(hang: Hang, traced: TracedCollectives | None) -> list[Table]:
+    """How long the same collective of the same group took before, as traces of the ranks show it."""
+    same = (hang.first.kind, hang.first.group_name)
+    calls = [c for c in traced.calls if (c.kind, c.group) == same] if traced is not None else []
+    columns: dict[str, Unit] = {
+        "rank": "count", "calls": "count", "median": "us", "longest": "us", "first number": "count", "last number": "count",
+    }  # fmt: skip
+    rows = [[c.rank, c.count, c.median_ns / 1e3, c.longest_ns / 1e3, *c.sequences] for c in calls]
+    return [table("The same collective in the traces, earlier", columns, rows)] if rows else []
 
 
 def _every_rank(hang: Hang) -> Fix:

@@ -27,6 +27,7 @@ class Call(Struct, frozen=True):
     sequence: int
     group: str
     """in words"""
+    group_name: str
     elements: tuple[int, int]
     """in and out"""
     dtypes: tuple[str, str]
@@ -158,6 +159,7 @@ def call_of(dumps: Dumps, rank: int, row: int, group: str) -> Call:
         kind=r.kinds[r.kind[row]],
         sequence=int(r.sequence[row]),
         group=group,
+        group_name=r.groups[r.group[row]].name,
         elements=(int(r.elements_in[row]), int(r.elements_out[row])),
         dtypes=r.dtypes[r.dtype[row]],
         state=_STATES[r.state[row]] if r.followed[row] else "",

@@ -17,7 +17,7 @@ from trace_doctor.user_frames import Frame
 MOST_RECORDS = 2000
 """the newest of a dump: as many as PyTorch keeps unless the ring is set larger"""
 HOW_TO_DUMP = (
-    "set TORCH_FR_BUFFER_SIZE=2000 (before torch 2.9 TORCH_NCCL_TRACE_BUFFER_SIZE) on every rank: "
+    "set TORCH_FR_BUFFER_SIZE=2000 (older PyTorch: TORCH_NCCL_TRACE_BUFFER_SIZE) on every rank: "
     "when a collective times out, each writes comm_lib_trace_rank_N"
 )
 NO_GROUP = frozenset({"", "undefined", "default_pg"})
