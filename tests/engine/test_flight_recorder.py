@@ -6,7 +6,7 @@ from pathlib import Path
 
 from trace_doctor import analyze
 from trace_doctor.config import defaults
-from trace_doctor.engine import Sizes, examine
+from trace_doctor.engine import Sizes, examine, summary_kinds
 from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.distributed.flight.records import MOST_RECORDS, FlightRecords
 from trace_doctor.evidence.distributed.summary_format import MOST_WRITTEN, decode, encode
@@ -95,19 +95,12 @@ def test_the_records_of_a_rank_are_kept_with_its_summary() -> None:
     data = encode(summary)
     own, again = (
         summary[FlightRecords],
-        decode(data, [FlightRecords, *_others(summary.evidence)])[FlightRecords],
+        decode(data, summary_kinds(rules))[FlightRecords],
     )
     assert len(data) < MOST_WRITTEN and len(again.sequence) == MOST_RECORDS and again.overwritten
     assert (
         (again.sequence == own.sequence).all() and again.stacks == own.stacks and again.groups == own.groups
     )
-
-
-def _others(names: object) -> list[type]:
-    from trace_doctor.evidence.idle.profiler_cost import PlainPace
-    from trace_doctor.evidence.trace.steps import Steps
-
-    return [Steps, PlainPace]
 
 
 def test_each_machine_may_have_a_folder_of_its_own(tmp_path: Path) -> None:

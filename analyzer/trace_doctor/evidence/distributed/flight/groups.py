@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 from msgspec import Struct
 
+from trace_doctor.arrays import I64
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import NO_DUMP
 from trace_doctor.evidence.distributed.flight.records import HOW_TO_DUMP, NO_GROUP, FlightRecords
@@ -16,6 +17,8 @@ from trace_doctor.user_frames import Frame
 
 Dumps = Mapping[int, FlightRecords]
 """rank -> its dump"""
+Key = tuple[str, str, tuple[int, ...]]
+"""name, description and members of a group"""
 _STATES: tuple[Literal["scheduled", "started", "completed"], ...] = ("scheduled", "started", "completed")
 
 
@@ -62,6 +65,30 @@ class Call(Struct, frozen=True):
         return f" at {file}:{site.line}" if site.line else f" at {file}"
 
 
+class Calls(Struct, frozen=True):
+    """The collectives of one rank in one group, by number."""
+
+    numbers: I64
+    """each once, rising"""
+    start: I64
+    """aligned with `numbers`: where its first row is in `rows`"""
+    rows: I64
+    """of the dump, by number and record: those of coalesced calls share one"""
+
+    def of(self, number: int) -> tuple[int, ...]:
+        """The rows with this number; none where it is not there."""
+        at = int(np.searchsorted(self.numbers, number))
+        if at == len(self.numbers) or self.numbers[at] != number:
+            return ()
+        end = int(self.start[at + 1]) if at + 1 < len(self.start) else len(self.rows)
+        return tuple(self.rows[int(self.start[at]) : end].tolist())
+
+    @property
+    def ends(self) -> I64:
+        """Aligned with `numbers`: its last row in the dump."""
+        return self.rows[np.append(self.start[1:], len(self.rows)) - 1] if len(self.rows) else self.rows
+
+
 class GroupCalls(Struct, frozen=True):
     """One process group, with the collectives of each of its ranks that has a dump: sends and receives are not numbered alike on
     all ranks, and are left out."""
@@ -71,19 +98,17 @@ class GroupCalls(Struct, frozen=True):
     name: str
     ranks: tuple[int, ...]
     """its members, with a dump or without; where no dump says so, those that called something in it"""
-    known: bool
-    """whether a dump says who the members are"""
-    calls: Mapping[int, Mapping[int, tuple[int, ...]]]
-    """rank -> sequence -> rows in its dump, in order"""
+    calls: Mapping[int, Calls]
+    """by rank"""
     partly: frozenset[int]
     """ranks with calls that their ring may have overwritten: what is older than their first is not known, and of one without any nothing"""
 
     def last(self, rank: int) -> int | None:
-        """The last sequence of a rank; 0 where it called nothing, None where that is not known."""
-        own = self.calls.get(rank)
-        if own:
-            return max(own)
-        return None if rank in self.partly or rank not in self.calls else 0
+        """The last number of a rank; 0 where it called nothing, None where that is not known."""
+        own = self.calls[rank].numbers
+        if len(own):
+            return int(own[-1])
+        return None if rank in self.partly else 0
 
 
 def dumps_of(ranks: Sequence[RankSummary]) -> dict[int, FlightRecords]:
@@ -100,15 +125,18 @@ def groups_of(dumps: Dumps) -> list[GroupCalls]:
     members = {
         (g.name, g.description, g.ranks) for records in dumps.values() for g in records.groups if g.ranks
     }
-    rows: dict[tuple[str, str, tuple[int, ...]], dict[int, dict[int, list[int]]]] = {}
+    calls: dict[Key, dict[int, Calls]] = {}
     for rank, records in dumps.items():
-        keys = [_key(g.name, g.description, g.ranks, rank, members) for g in records.groups]
-        for key in keys:
-            rows.setdefault(key, {}).setdefault(rank, {})
-        for row in np.flatnonzero(~records.p2p & (records.sequence > 0)).tolist():
-            key = keys[records.group[row]]
-            rows[key][rank].setdefault(int(records.sequence[row]), []).append(row)
-    return [_group(key, own, dumps) for key, own in rows.items()]
+        numbered = ~records.p2p & (records.sequence > 0)
+        for n, g in enumerate(records.groups):
+            key = _key(g.name, g.description, g.ranks, rank, members)
+            calls.setdefault(key, {})[rank] = _calls(records, np.flatnonzero(numbered & (records.group == n)))
+    return [_group(key, own, dumps) for key, own in calls.items()]
+
+
+def _calls(records: FlightRecords, rows: I64) -> Calls:
+    rows = rows[np.argsort(records.sequence[rows], kind="stable")]
+    return Calls(*np.unique(records.sequence[rows], return_index=True), rows)
 
 
 def _key(
@@ -116,31 +144,26 @@ def _key(
     description: str,
     ranks: tuple[int, ...],
     rank: int,
-    members: set[tuple[str, str, tuple[int, ...]]],
-) -> tuple[str, str, tuple[int, ...]]:
+    members: set[Key],
+) -> Key:
     if not ranks:
         others = [m for m in members if m[:2] == (name, description) and rank in m[2]]
         ranks = others[0][2] if len(others) == 1 else ()
     return name, description, ranks
 
 
-def _group(
-    key: tuple[str, str, tuple[int, ...]], own: Mapping[int, Mapping[int, Sequence[int]]], dumps: Dumps
-) -> GroupCalls:
+def _group(key: Key, own: Mapping[int, Calls], dumps: Dumps) -> GroupCalls:
     name, description, ranks = key
     everyone = description == "default_pg"  # all ranks of the job, whether or not a dump says so
     members = set(ranks) | (set(dumps) if everyone else set()) | set(own)
-    calls = {
-        rank: {sequence: tuple(rows) for sequence, rows in own.get(rank, {}).items()}
-        for rank in sorted(members & set(dumps))
-    }
+    nothing = np.zeros(0, dtype=np.int64)
+    calls = {rank: own.get(rank) or Calls(nothing, nothing, nothing) for rank in sorted(members & set(dumps))}
     return GroupCalls(
         words="the default group"
         if everyone
         else f"group {name if description in NO_GROUP else description}",
         name=name,
         ranks=tuple(sorted(members)),
-        known=bool(ranks) or everyone,
         calls=calls,
         partly=frozenset(rank for rank in calls if dumps[rank].overwritten),
     )

@@ -45,8 +45,6 @@ class Hang(Struct, frozen=True):
     timed_out: bool
     peer: bool = False
     """a send or receive"""
-    known_group: bool = True
-    """whether a dump names the members of the group"""
     behind: tuple[Hang, ...] = ()
     """hangs that are there because of this one, or of the same ranks"""
     circle: tuple[Hang, ...] = ()
@@ -97,7 +95,7 @@ def _hang(group: GroupCalls, dumps: Dumps) -> Hang | None:
     last = {rank: group.last(rank) for rank in group.calls}
     known = {rank: sequence for rank, sequence in last.items() if sequence is not None}
     waits = {
-        rank: min((s for s, rows in own.items() if dumps[rank].pending[rows[-1]]), default=None)
+        rank: next(iter(own.numbers[dumps[rank].pending[own.ends]].tolist()), None)
         for rank, own in group.calls.items()
     }
     pending = [sequence for sequence in waits.values() if sequence is not None]
@@ -107,7 +105,11 @@ def _hang(group: GroupCalls, dumps: Dumps) -> Hang | None:
         at = ahead
     else:
         return None
-    calls = [call_of(dumps, rank, own[at][-1], group.words) for rank, own in group.calls.items() if at in own]
+    calls = [
+        call_of(dumps, rank, rows[-1], group.words)
+        for rank, own in group.calls.items()
+        if (rows := own.of(at))
+    ]
     calls.sort(key=lambda c: (c.created, c.rank))
     called = {c.rank for c in calls}
     begun = calls[0].created
@@ -123,14 +125,13 @@ def _hang(group: GroupCalls, dumps: Dumps) -> Hang | None:
         last=tuple((rank, call) for rank in missing if (call := _last_call(rank, dumps)) is not None),
         waited=_waited(begun, dumps, missing or sorted(called)),
         timed_out=any(c.timed_out for c in calls),
-        known_group=group.known,
     )
 
 
 def _ahead(group: GroupCalls, dumps: Dumps, known: Mapping[int, int]) -> int | None:
     """The first collective that a rank has not called, where the backend does not say that it ended on the others and it cannot have."""
     first = min(known.values(), default=0) + 1
-    rows = [(dumps[rank], own[first][-1]) for rank, own in group.calls.items() if first in own]
+    rows = [(dumps[rank], rows[-1]) for rank, own in group.calls.items() if (rows := own.of(first))]
     open_ended = rows and not any(records.followed[row] for records, row in rows)
     return first if open_ended and all(r.kinds[r.kind[row]] in _JOINT for r, row in rows) else None
 

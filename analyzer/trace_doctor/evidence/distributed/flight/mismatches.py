@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Literal, Self
 
+import numpy as np
 from msgspec import Struct
 
 from trace_doctor.errors import NotCaptured
@@ -65,18 +66,17 @@ class Mismatches(JobEvidence, frozen=True):
 
 
 def _first(group: GroupCalls, dumps: Dumps) -> Mismatch | None:
-    ways = {rank: _ways(dumps[rank]) for rank in group.calls}
-    for sequence in sorted({sequence for own in group.calls.values() for sequence in own}):
+    for number in _differing(group, dumps):
         rows = {
-            rank: own[sequence]
+            rank: own.of(number)
             for rank, own in group.calls.items()
-            if sequence in own and not (rank in group.partly and sequence == min(own))  # may be cut
+            if own.of(number) and not (rank in group.partly and number == own.numbers[0])  # may be cut
         }
         if len({len(own) for own in rows.values()}) > 1:  # coalesced calls, of which a dump may lack some
             rows = {rank: own[:1] for rank, own in rows.items()}
-        called = {rank: tuple(ways[rank][row] for row in own) for rank, own in rows.items()}
+        called = {rank: tuple(_way(dumps[rank], row) for row in own) for rank, own in rows.items()}
         if len(set(called.values())) > 1:
-            return _mismatch(sequence, rows, called, group, dumps)
+            return _mismatch(number, rows, called, group, dumps)
     return None
 
 
@@ -85,19 +85,32 @@ Way = tuple[str, tuple[int, int], tuple[str, str]]
 _PARTS: tuple[What, ...] = ("kind", "size", "dtype")
 
 
-def _ways(records: FlightRecords) -> list[Way]:
-    columns = (records.kind, records.elements_in, records.elements_out, records.dtype)
-    ways = []
-    for kind, given, made, dtype in zip(*(column.tolist() for column in columns), strict=True):
-        name, dtypes = records.kinds[kind], records.dtypes[dtype]
-        alike_in, alike_out = name in _INPUTS_ALIKE, name in _OUTPUTS_ALIKE
-        size = given * alike_in, made * alike_out
-        ways.append((name, size, (dtypes[0] * alike_in, dtypes[1] * alike_out)))
-    return ways
+def _way(records: FlightRecords, row: int) -> Way:
+    kind, dtypes = records.kinds[records.kind[row]], records.dtypes[records.dtype[row]]
+    alike_in, alike_out = kind in _INPUTS_ALIKE, kind in _OUTPUTS_ALIKE
+    size = int(records.elements_in[row]) * alike_in, int(records.elements_out[row]) * alike_out
+    return kind, size, (dtypes[0] * alike_in, dtypes[1] * alike_out)
+
+
+def _differing(group: GroupCalls, dumps: Dumps) -> list[int]:
+    """The numbers at which two calls of the group differ in anything that is compared, coalesced ones included."""
+    places: dict[Way, int] = {}
+    called = []
+    for rank, own in group.calls.items():
+        if len(own.rows):
+            r = dumps[rank]
+            columns = np.stack([c[own.rows] for c in (r.kind, r.elements_in, r.elements_out, r.dtype)])
+            _, first, which = np.unique(columns, axis=1, return_index=True, return_inverse=True)
+            ways = [places.setdefault(_way(r, int(own.rows[n])), len(places)) for n in first]
+            called.append(np.stack([r.sequence[own.rows], np.array(ways)[which.ravel()]]))
+    if not called:
+        return []
+    numbers = np.unique(np.concatenate(called, axis=1), axis=1)[0]
+    return sorted(set(numbers[1:][numbers[1:] == numbers[:-1]].tolist()))
 
 
 def _mismatch(
-    sequence: int,
+    number: int,
     rows: Mapping[int, Sequence[int]],
     called: Mapping[int, tuple[Way, ...]],
     group: GroupCalls,
@@ -110,20 +123,20 @@ def _mismatch(
     majority = 2 * count > len(ways)
     if what == "kind" and majority:
         one = next(rank for rank, way in ways.items() if way == usual)
-        what = _kind_mismatch(group, dumps, sequence, one, odd)
+        what = _kind_mismatch(group, dumps, number, one, odd)
     calls = tuple(call_of(dumps, rank, own[0], group.words) for rank, own in rows.items())
     return Mismatch(what, calls, odd, majority)
 
 
-def _kind_mismatch(group: GroupCalls, dumps: Dumps, sequence: int, one: int, odd: Sequence[int]) -> What:
+def _kind_mismatch(group: GroupCalls, dumps: Dumps, number: int, one: int, odd: Sequence[int]) -> What:
     """Whether those that differ called two in another order, or what the others called next: then they left one out."""
 
-    def kind(rank: int, number: int) -> str:
-        rows, records = group.calls[rank].get(number), dumps[rank]
+    def kind(rank: int, at: int) -> str:
+        rows, records = group.calls[rank].of(at), dumps[rank]
         return records.kinds[records.kind[rows[0]]] if rows else ""
 
-    usual = kind(one, sequence), kind(one, sequence + 1)
-    theirs = {(kind(rank, sequence), kind(rank, sequence + 1)) for rank in odd}
+    usual = kind(one, number), kind(one, number + 1)
+    theirs = {(kind(rank, number), kind(rank, number + 1)) for rank in odd}
     if theirs == {(usual[1], usual[0])}:
         return "order"
     return "left out" if {first for first, _ in theirs} == {usual[1]} else "kind"
