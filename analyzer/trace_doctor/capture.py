@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from trace_doctor.flight_recorder import FlightDump
 from trace_doctor.recording.folder import RankRecord
 from trace_doctor.run import Run
 from trace_doctor.snapshot import Snapshot
@@ -24,6 +25,8 @@ class Capture:
     snapshot: Snapshot | None = None
     torch_logs: tuple[Any, ...] = ()
     """compile evidence from TORCH_TRACE / tlparse files: `trace_doctor.loaders.torch_trace.CompileLog`"""
+    flight: FlightDump | None = None
+    """the newest collectives of the rank, as its flight recorder kept them"""
     further: tuple[Run | Snapshot, ...] = ()
     frames_from: str = ""
     """the trace of the same steps whose Python frames and input shapes were laid into `run`; "": all is its own"""
@@ -50,7 +53,5 @@ class Capture:
 
     @property
     def path(self) -> str:
-        """The file as it was named: the trace, else the snapshot; empty for neither."""
-        if self.run is not None:
-            return self.run.path
-        return self.snapshot.path if self.snapshot is not None else ""
+        """The file as it was named: the trace, else the snapshot, else the dump; empty for none."""
+        return next((c.path for c in (self.run, self.snapshot, self.flight) if c is not None), "")

@@ -113,11 +113,6 @@ def test_a_folder_of_a_run(tmp_path: Path) -> None:
             gzip.compress(b"[[0, 1, 512, 2], [1, 1, 512, 2]]", mtime=0),
             "the output of export_memory_timeline",
         ),
-        (
-            "nccl_trace_rank_0.pkl",
-            pickle.dumps({"version": "2.1", "pg_config": {}, "entries": []}),
-            "an NCCL flight-recorder dump",
-        ),
         ("optimizer.pkl", pickle.dumps({"state": 1}), "a pickle of something else"),
         ("t.json.xz", lzma.compress(b"{}"), "an xz file; decompress it first (xz -d)"),
         ("t.json.bz2", bz2.compress(b"{}"), "a bzip2 file; decompress it first (bunzip2)"),

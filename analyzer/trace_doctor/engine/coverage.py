@@ -292,6 +292,8 @@ def _work(facts: Facts, steps: Steps) -> I64:
 
 def _shortage(facts: Facts) -> str:
     capture = facts.capture
+    if capture.run is None and capture.flight is not None and capture.snapshot is None:
+        return "" if len(capture.flight) else "no collective in the flight recorder dump"
     if capture.run is None:
         return _shortage_of_snapshot(facts)
     steps, run = facts.get(Steps), capture.run

@@ -41,6 +41,17 @@ def inputs_of(facts: Facts, further: Sequence[Facts], shapes: int, shortage: str
         )
     if capture.snapshot is not None:
         files.append(_snapshot(capture.snapshot, capture))
+    if (flight := capture.flight) is not None:
+        files.append(
+            Input(
+                path=flight.path,
+                kind="flight_recorder",
+                rank=capture.rank,
+                rank_how=flight.rank_how,
+                events=len(flight),
+                warnings=list(flight.warnings),
+            )
+        )
     for each in further:
         other = each.capture
         if other.run is not None:

@@ -17,7 +17,11 @@ def job_numbers(examinations: Sequence[Examination]) -> list[int]:
     """The job of each capture, numbered in their order. Ranks that ran at the same time are one; further captures of a folder
     are too, unless what they record says that it is another program or machine. A folder of its own is another job only where
     it is unlike."""
-    jobs = [id(rank.job) for rank in ranks_of_jobs([e.summary for e in examinations])]
+    ranks = ranks_of_jobs([e.summary for e in examinations])
+    jobs = [
+        id(rank.dumped_together if _dump_alone(e) else rank.job)
+        for e, rank in zip(examinations, ranks, strict=True)
+    ]
     first: dict[int, Examination] = {}
     numbers: dict[int, int] = {}
     for job, examination in zip(jobs, examinations, strict=True):
@@ -33,8 +37,15 @@ def _alike(a: Examination, b: Examination) -> bool:
     """Whether nothing recorded speaks against two captures being of one job."""
     one, other = a.display.inputs[0], b.display.inputs[0]
     return one.kind != other.kind or not (
-        _other_device(one, other) or _other_work(one, other) or _other_folder(a, b)
+        _other_device(one, other)
+        or _other_work(one, other)
+        or _other_folder(a, b)
+        or _dump_alone(a)  # dumps of one job were put together by their times
     )
+
+
+def _dump_alone(examination: Examination) -> bool:
+    return examination.summary.dump is not None and not _timed(examination)
 
 
 def _other_device(a: Input, b: Input) -> bool:

@@ -7,7 +7,7 @@ from statistics import median
 
 from trace_doctor.engine.examine import Examination, with_numbers
 from trace_doctor.engine.findings import Filing
-from trace_doctor.evidence.base import NO_SNAPSHOT, NO_TRACE
+from trace_doctor.evidence.base import NO_DUMP, NO_SNAPSHOT, NO_TRACE
 from trace_doctor.evidence.idle.profiler_cost import PlainPace
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.model import (
@@ -141,7 +141,7 @@ def outcomes(
 
 def _skips(examinations: Sequence[Examination], i: int) -> list[tuple[int, str]]:
     """Captures on which the i-th rule should have decided and did not, with the reason. A trace lacks no snapshot where its
-    rank has one elsewhere, or where no other rank is known to have one; a snapshot lacks no trace."""
+    rank has one elsewhere, or where no other rank is known to have one; a snapshot lacks no trace, and none a flight recorder dump."""
     looked = [e for e in examinations if e.verdicts[i].outcome in LOOKED]
     ranks = {e.rank for e in looked}
     with_snapshot = {
@@ -151,7 +151,7 @@ def _skips(examinations: Sequence[Examination], i: int) -> list[tuple[int, str]]
         (number, verdict.reason or verdict.outcome)
         for number, e in with_numbers(examinations)
         if (verdict := e.verdicts[i]).outcome not in LOOKED
-        and verdict.reason != NO_TRACE
+        and verdict.reason not in (NO_TRACE, NO_DUMP)
         and (verdict.reason != NO_SNAPSHOT or (with_snapshot and e.rank not in ranks))
     ]
 

@@ -14,6 +14,7 @@ from trace_doctor.run import Run
 from trace_doctor.snapshot import Snapshot
 
 NO_TRACE, NO_SNAPSHOT = "no profiler trace of this rank", "no memory snapshot of this rank"
+NO_DUMP = "no flight recorder dump"
 
 
 class Options(Struct, frozen=True):

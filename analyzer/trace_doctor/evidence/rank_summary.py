@@ -32,13 +32,15 @@ class RankSummary(Struct, frozen=True):
     waited_for_cpu: float | None
     """share of its time in which the training could have run and did not, where a recording says so"""
     evidence: Mapping[str, Evidence | Refusal]
+    dump: tuple[int, int] | None = None
+    """first call in its flight recorder dump and when this was written, ns since the epoch; None without one"""
     coarse: tuple[str, ...] = ()
     """what of it is less exact than the capture, so that it fits where it is kept"""
 
     @classmethod
     def of(cls, facts: Facts, kinds: Iterable[type[Evidence]]) -> Self:
         """The summary of a capture, with these kinds of evidence."""
-        run, record = facts.capture.run, facts.capture.record
+        run, record, flight = facts.capture.run, facts.capture.record, facts.capture.flight
         world = run.meta.get("distributedInfo", {}).get("world_size") if run is not None else None
         world = world or (record.world_size if record is not None else None)
         timed = run if run is not None and len(run) else None
@@ -49,6 +51,7 @@ class RankSummary(Struct, frozen=True):
             begin=int(timed.ts[0]) if timed is not None else None,
             end=int(timed.end.max()) if timed is not None else None,
             waited_for_cpu=record.waited_for_cpu if record is not None else None,
+            dump=(flight.span_ns or (0, flight.written_ns)) if flight is not None else None,
             evidence={kind.__name__: _built(facts, kind) for kind in kinds},
         )
 
@@ -77,6 +80,8 @@ class JobEvidence(Struct, frozen=True, dict=True):
 
     of_each: ClassVar[tuple[type[Evidence], ...]] = ()
     """what it is made of, of each rank"""
+    of_dumps: ClassVar[bool] = False
+    """whether the ranks are those whose flight recorders were dumped at the same time, not those traced at the same time"""
 
     @classmethod
     def build(cls, ranks: Sequence[RankSummary]) -> Self:
@@ -128,13 +133,20 @@ class Job:
 class RankOfJob:
     """One rank as a rule over several of them sees it: its own summary, and what the job shows."""
 
-    def __init__(self, summary: RankSummary, job: Job | None = None) -> None:
+    def __init__(
+        self, summary: RankSummary, job: Job | None = None, dumped_together: Job | None = None
+    ) -> None:
         self.summary = summary
         self.job = job or Job([summary])
+        self.dumped_together = dumped_together or Job([summary])
         self.rank = summary.rank
 
     def __getitem__(self, kind: type[A]) -> A:
-        evidence = self.job.evidence(kind) if issubclass(kind, JobEvidence) else self.summary[kind]
+        evidence: Evidence | JobEvidence
+        if issubclass(kind, JobEvidence):
+            evidence = (self.dumped_together if kind.of_dumps else self.job).evidence(kind)
+        else:
+            evidence = self.summary[kind]
         assert isinstance(evidence, kind)
         return evidence
 
@@ -154,29 +166,37 @@ def summarised(kinds: Iterable[type[Evidence | JobEvidence]]) -> tuple[type[Evid
 
 def ranks_of_jobs(summaries: Sequence[RankSummary]) -> list[RankOfJob]:
     """Each summary with those that belong to it, in the order given: traces in one folder, of different ranks, that were
-    recorded at the same time. Where a rank has several captures, those that overlap belong together."""
-    folders: dict[str, list[RankSummary]] = {}
-    for summary in summaries:
-        if summary.begin is not None:
-            folders.setdefault(summary.path.rpartition("/")[0], []).append(summary)
+    recorded at the same time. Where a rank has several captures, those that overlap belong together. Dumps of flight recorders
+    are put together alike, each from its first call to when it was written, and over folders where each rank has one: each machine
+    may have written its own."""
+    folders = [summary.path.rpartition("/")[0] for summary in summaries]
+    spans = [(s.begin, s.end or 0) if s.begin is not None else None for s in summaries]
+    traced = _jobs(summaries, folders, spans)
+    with_dump = [s.rank for s in summaries if s.dump is not None]
+    one_each = len(set(with_dump)) == len(with_dump)
+    dumped = _jobs(summaries, [""] * len(folders) if one_each else folders, [s.dump for s in summaries])
+    return [RankOfJob(s, traced.get(id(s)), dumped.get(id(s))) for s in summaries]
+
+
+def _jobs(
+    summaries: Sequence[RankSummary], places: Sequence[str], spans: Sequence[tuple[int, int] | None]
+) -> dict[int, Job]:
+    """The job of each summary that has a span, by its identity: of one place alone."""
+    by_place: dict[str, list[tuple[RankSummary, tuple[int, int]]]] = {}
+    for summary, place, span in zip(summaries, places, spans, strict=True):
+        if span is not None:
+            by_place.setdefault(place, []).append((summary, span))
     jobs: dict[int, Job] = {}
-    for together in folders.values():
-        waiting = sorted(together, key=_begin)
+    for together in by_place.values():
+        waiting = sorted(together, key=lambda each: each[1][0])
         while waiting:
-            members, first_end = {waiting[0].rank: waiting[0]}, _end(waiting[0])
-            for summary in waiting[1:]:
-                if summary.rank not in members and _begin(summary) < first_end:
+            first, (_, first_end) = waiting[0]
+            members = {first.rank: first}
+            for summary, (begin, end) in waiting[1:]:
+                if summary.rank not in members and begin < first_end:
                     members[summary.rank] = summary
-                    first_end = min(first_end, _end(summary))
-            job = Job(members.values(), apart=sorted({summary.rank for summary in together} - {*members}))
+                    first_end = min(first_end, end)
+            job = Job(members.values(), apart=sorted({s.rank for s, _ in together} - {*members}))
             jobs |= {id(summary): job for summary in job.ranks}
-            waiting = [summary for summary in waiting if id(summary) not in jobs]
-    return [RankOfJob(summary, jobs.get(id(summary))) for summary in summaries]
-
-
-def _begin(summary: RankSummary) -> int:
-    return summary.begin or 0
-
-
-def _end(summary: RankSummary) -> int:
-    return summary.end or 0
+            waiting = [each for each in waiting if id(each[0]) not in jobs]
+    return jobs

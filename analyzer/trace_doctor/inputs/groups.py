@@ -21,7 +21,7 @@ class CaptureGroup:
 
     @property
     def own(self) -> list[CaptureFile]:
-        """Its traces and snapshots."""
+        """Its traces, snapshots and dumps."""
         return [f for f in self.files if f.kind != "torch_trace"]
 
 
@@ -30,7 +30,7 @@ def groups_of(files: Sequence[CaptureFile]) -> list[CaptureGroup]:
     tell. A folder whose names do not tell all ranks is one group, but of traces alone each is: no other file belongs to it."""
     captures = [f for f in files if f.kind != "torch_trace"]
     others = [f for f in captures if _recorded_rank(f) is None]
-    with_snapshot = {f.path.parent for f in others if f.kind == "snapshot"}
+    with_snapshot = {f.path.parent for f in others if f.kind != "trace"}
     unnamed = {f.path.parent for f in others if not f.rank_how}
     members: dict[tuple[Path, int | str], list[CaptureFile]] = {}
     for file in captures:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePath
-from typing import Literal
 
 from trace_doctor.errors import DamagedCapture, NoCaptures, NotACapture, NothingRecorded, UsageError
 from trace_doctor.files import open_regular
@@ -22,8 +21,6 @@ from trace_doctor.model.captures import NO_CAPTURE_BELOW
 from trace_doctor.recording import folder as recordings
 from trace_doctor.recording import whole_files
 from trace_doctor.recording.options import ENVIRONMENT_FILE, TORCH_TRACE_FOLDER
-
-Kind = Literal["trace", "snapshot", "torch_trace"]
 
 # Names worth a look inside when walking a folder; a file given by name is always looked into.
 _CANDIDATE = re.compile(
@@ -53,7 +50,7 @@ class CaptureFile:
     path: Path
     display: str
     """with forward slashes, relative to the input root"""
-    kind: Kind
+    kind: identify.Kind
     rank: int = 0
     rank_how: str = ""
     named: bool = False
@@ -157,9 +154,11 @@ def discover(paths: Sequence[str | Path], *, strict: bool = True) -> Discovery:
 
 
 def _capture_file(
-    candidate: _Candidate, display: str, kind: Kind, is_recording: Callable[[Path], bool]
+    candidate: _Candidate, display: str, kind: identify.Kind, is_recording: Callable[[Path], bool]
 ) -> CaptureFile:
     rank = rank_in_name(display)
+    if rank is None and kind == "flight_recorder":
+        rank = identify.rank_of_dump(candidate.path.name)
     return CaptureFile(
         candidate.path,
         display,
@@ -263,7 +262,7 @@ def _text(path: str) -> str:
     return os.fsencode(path).decode("utf-8", "replace")
 
 
-def _recording(path: Path, kind: Kind, is_recording: Callable[[Path], bool]) -> Path | None:
+def _recording(path: Path, kind: identify.Kind, is_recording: Callable[[Path], bool]) -> Path | None:
     """The recording that a capture belongs to: by its name, in a folder that says it is one."""
     if kind == "torch_trace":
         folder = path.parent.parent if path.parent.name == TORCH_TRACE_FOLDER else path.parent
@@ -274,7 +273,7 @@ def _recording(path: Path, kind: Kind, is_recording: Callable[[Path], bool]) -> 
     return folder if is_recording(folder) else None
 
 
-def sniff(path: Path, display: str) -> Kind:
+def sniff(path: Path, display: str) -> identify.Kind:
     """What a file is, from its first bytes. Raises NotACapture or DamagedCapture with one line."""
     kind = _look(path, display)
     if isinstance(kind, _Refused):
@@ -298,7 +297,7 @@ def _within(path: Path, display: str) -> _Refused | None:
     return _Refused(NotACapture(f"{display}: {held}"), unread=True)
 
 
-def _look(path: Path, display: str) -> Kind | _Refused:
+def _look(path: Path, display: str) -> identify.Kind | _Refused:
     try:
         status = os.stat(path)
         if path.is_symlink() and _leads_to_kernel(path):
@@ -607,7 +606,7 @@ def _nothing(
         return NoCaptures(f"no capture in the recording {where}{others}{': ' if why else ''}{'; '.join(why)}")
     return NothingRecorded(
         f"no capture below {where}{others}: looked for profiler traces (*.json, *.json.gz, *.pftrace), memory snapshots "
-        "(*.pickle, *.pkl) and TORCH_TRACE logs. Record one with torch.profiler.profile(..., on_trace_ready="
+        "(*.pickle, *.pkl), flight recorder dumps and TORCH_TRACE logs. Record one with torch.profiler.profile(..., on_trace_ready="
         "tensorboard_trace_handler('./logs')), or torch.cuda.memory._dump_snapshot('snapshot.pickle'); "
         "`trace-doctor capture` prints the lines."
     )

@@ -17,7 +17,7 @@ import msgspec
 
 from trace_doctor.isolation import Crashed, OutOfMemory, OutOfTime, isolated
 from trace_doctor.loaders.kineto.meta import rank_in_name
-from trace_doctor.loaders.snapshot.unpickle import PlainUnpickler
+from trace_doctor.loaders.plain_pickle import PlainUnpickler
 from trace_doctor.loaders.stream import ByteStream
 from trace_doctor.run import GraphNode, Run
 from trace_doctor.user_frames import Frame, plain_path

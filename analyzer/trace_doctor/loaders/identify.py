@@ -32,7 +32,6 @@ _FOREIGN: tuple[tuple[re.Pattern[bytes], str], ...] = (
     ),
     (re.compile(rb"\"tool\"\s*:\s*\{[^}]*\"trace-doctor\""), "a saved trace-doctor result"),
     (re.compile(rb"^\s*\[\s*\[\s*-?\d"), "the output of export_memory_timeline"),
-    (re.compile(rb"\"pg_config\"[^}]*\}[^\"]*\"?.*\"entries\"", re.S), "an NCCL flight-recorder dump"),
 )
 
 _CATEGORIES = (
@@ -54,7 +53,11 @@ _EVENT_WITHIN = re.compile(rb"\bcat[\\\"']*\s*:\s*[\\\"']+" + _CATEGORIES + rb"[
 
 _EVENTS = re.compile(rb"\"traceEvents\"\s*:\s*\[")
 _SNAPSHOT = re.compile(rb"device_traces|segment_type|active_allocated|segment_pool_id|allocator_settings")
-_FLIGHT_RECORDER = re.compile(rb"collective_seq_id|p2p_seq_id|pg_status|pg_config")
+_FLIGHT_RECORDER = re.compile(rb"collective_seq_id|pg_status|pg_config|nccl_comm_state")
+_FLIGHT_RECORDER_JSON = re.compile(
+    rb"\s*\{\s*\"(?:comm_lib_version|entries|nccl_comm_state|nccl_version|pg_config|pg_status|version)\"\s*:"
+)
+_LAST_NUMBER = re.compile(r"(\d{1,6})(?:\.\w+)*$")
 _TORCH_TRACE = re.compile(rb"V\d{4} [\d:.]+ \d+ \S+\] (?:\[[^\]]*\] )?\{")
 _LIST = re.compile(rb'\s*\[\s*\{.{0,4000}?"ph"\s*:', re.S)
 _PICKLE = re.compile(rb"\x80[\x02-\x05]")
@@ -126,18 +129,32 @@ def is_chrome_trace(head: bytes) -> bool:
     return b'"traceEvents"' in head or _LIST.match(head) is not None
 
 
-def kind(head: bytes) -> Literal["trace", "snapshot", "torch_trace"] | None:
+Kind = Literal["trace", "snapshot", "torch_trace", "flight_recorder"]
+
+
+def kind(head: bytes) -> Kind | None:
     """Which kind of capture begins like this, if any."""
     if is_pickle(head):
-        return "snapshot" if _SNAPSHOT.search(head) else None
+        return "snapshot" if _SNAPSHOT.search(head) else "flight_recorder" if _is_flight_dump(head) else None
     if _TORCH_TRACE.match(head):
         return "torch_trace"
     if _packed(head) is not None:
         return None  # of an archive that is not compressed, one trace of several would be read
     begins = head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"[")
-    return (
-        "trace" if (begins or _EVENTS.search(head)) and torch_marks(head) else None
-    )  # damage may begin a file
+    if (begins or _EVENTS.search(head)) and torch_marks(head):  # damage may begin a file
+        return "trace"
+    in_json = _FLIGHT_RECORDER_JSON.match(head.removeprefix(b"\xef\xbb\xbf"))
+    return "flight_recorder" if in_json and not is_chrome_trace(head) and _is_flight_dump(head) else None
+
+
+def _is_flight_dump(head: bytes) -> bool:
+    return _FLIGHT_RECORDER.search(head) is not None and (b"entries" in head or b"version" in head)
+
+
+def rank_of_dump(name: str) -> int | None:
+    """The rank of a flight recorder dump: PyTorch writes it behind any prefix that it is given."""
+    number = _LAST_NUMBER.search(name)
+    return int(number[1]) if number else None
 
 
 def may_begin(start: bytes) -> bool:
@@ -183,9 +200,7 @@ def packed_within(data: bytes) -> bool:
 def foreign(head: bytes) -> str | None:
     """The name of another tool's file, with its article; None when it is not recognised."""
     if is_pickle(head):
-        return (
-            "an NCCL flight-recorder dump" if _FLIGHT_RECORDER.search(head) else "a pickle of something else"
-        )
+        return "a pickle of something else"
     return _packed(head) or _other(head)
 
 
@@ -209,7 +224,7 @@ def claims_capture(name: str, head: bytes, is_other: Callable[[], bool] = lambda
     if _NAMED_BY_A_PROFILER.search(name):
         return True
     pickled = is_pickle(head)
-    if _FLIGHT_RECORDER.search(head) if pickled else _packed(head) is None and _other(head) is not None:
+    if not pickled and _packed(head) is None and _other(head) is not None:
         return False
     if _NAMED_BY_RANK.search(name) or is_chrome_trace(head):
         return True

@@ -11,6 +11,7 @@ import numpy as np
 from trace_doctor.capture import Capture
 from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.memory.timeline import MemoryTimeline
+from trace_doctor.flight_recorder import FlightDump
 from trace_doctor.loaders.discover import CaptureFile
 from trace_doctor.loaders.torch_trace import CompileLog
 from trace_doctor.loading.frame_transfer import lent
@@ -22,6 +23,7 @@ from trace_doctor.snapshot import Action, Snapshot
 
 _LONGEST_NS = 7 * 86_400 * 10**9
 """No recording shows two moments further apart."""
+_KINDS = ("run", "snapshot", "flight")
 Files = Sequence[tuple[CaptureFile, Content]]
 
 
@@ -33,8 +35,8 @@ def captures_of(
 ) -> list[Capture]:
     """The captures that the files make, by rank and path.
 
-    Of a recording, all files of a rank are one capture. Of any other folder, a trace and a snapshot of the same rank
-    are, where there is one of each. `all_ranks`: whether these are all files of their recordings; else what the launcher
+    Of a recording, all files of a rank are one capture. Of any other folder, a trace, a snapshot and a flight recorder dump of
+    the same rank are, where there is no second one of any. `all_ranks`: whether these are all files of their recordings; else what the launcher
     alone says (`launcher_warnings`) is left to the caller.
     """
     recorded: dict[Path, list[tuple[CaptureFile, Content]]] = {}
@@ -52,22 +54,32 @@ def captures_of(
 
 def _paired(loaded: Files) -> list[Capture]:
     logs = tuple(c for _, c in loaded if isinstance(c, CompileLog))
-    by_place: dict[tuple[str, int], tuple[list[Run], list[Snapshot]]] = {}
+    by_place: dict[tuple[str, int], list[Capture]] = {}
     for entry, content in loaded:
         if not isinstance(content, CompileLog):
-            runs, snapshots = by_place.setdefault((str(entry.path.parent), content.rank), ([], []))
+            own = by_place.setdefault((str(entry.path.parent), content.rank), [])
             if isinstance(content, Run):
-                runs.append(content)
+                own.append(Capture(content.rank, run=content, torch_logs=logs))
+            elif isinstance(content, Snapshot):
+                own.append(Capture(content.rank, snapshot=content))
             else:
-                snapshots.append(content)
-    captures: list[Capture] = []
-    for (_, rank), (runs, snapshots) in by_place.items():
-        if len(runs) == len(snapshots) == 1:
-            captures.append(Capture(rank=rank, run=runs[0], snapshot=snapshots[0], torch_logs=logs))
-        else:
-            captures += [Capture(rank=rank, run=run, torch_logs=logs) for run in runs]
-            captures += [Capture(rank=rank, snapshot=snapshot) for snapshot in snapshots]
-    return captures
+                own.append(Capture(content.rank, flight=content))
+    return [capture for own in by_place.values() for capture in _together(own)]
+
+
+def _together(own: list[Capture]) -> list[Capture]:
+    """The files of a rank in one folder as one capture, where no two are of one kind; else each is one, by kind."""
+    run, snapshot, flight = ([c for c in own if getattr(c, kind) is not None] for kind in _KINDS)
+    if max(map(len, (run, snapshot, flight))) > 1:
+        return [*run, *snapshot, *flight]
+    one = own[0] if not run else run[0]
+    return [
+        replace(
+            one,
+            snapshot=snapshot[0].snapshot if snapshot else None,
+            flight=flight[0].flight if flight else None,
+        )
+    ]
 
 
 # -- a recording -------------------------------------------------------------------------------------------------
@@ -78,7 +90,7 @@ def _of_recording(recording: Recording | None, files: Files, all_ranks: bool) ->
     by_rank: dict[int, dict[str, Run | Snapshot]] = {}
     for entry, content in files:
         role = recordings.role_of(entry.path.name)
-        if role is not None and not isinstance(content, CompileLog):
+        if role is not None and not isinstance(content, CompileLog | FlightDump):
             by_rank.setdefault(role[0], {})[role[1]] = content
     ranks = {*by_rank, *(recording.ranks if recording else ())}
     logs = _logs([c for _, c in files if isinstance(c, CompileLog)], recording, sorted(ranks))

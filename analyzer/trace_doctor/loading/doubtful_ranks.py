@@ -12,6 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from trace_doctor.files import open_regular
+from trace_doctor.flight_recorder import FlightDump
 from trace_doctor.loaders.discover import CaptureFile
 from trace_doctor.loaders.kineto.meta import rank_named
 from trace_doctor.recording import folder as recordings
@@ -27,7 +28,7 @@ _MOST_APART_NS = 120 * 10**9
 
 
 class FileIdentity(Struct, frozen=True):
-    """What a trace or snapshot says of whose it is: all that is compared between the files of a folder."""
+    """What a trace, snapshot or dump says of whose it is: all that is compared between the files of a folder."""
 
     path: str
     display: str
@@ -55,7 +56,7 @@ class FileIdentity(Struct, frozen=True):
         return self.rank if self.role_rank is None else self.role_rank
 
 
-def identity_of(file: CaptureFile, content: Run | Snapshot) -> FileIdentity:
+def identity_of(file: CaptureFile, content: Run | Snapshot | FlightDump) -> FileIdentity:
     """What is compared of a file that was read."""
     role = recordings.role_of(file.path.name) if file.recording is not None else None
     identity = FileIdentity(

@@ -9,6 +9,7 @@ from trace_doctor.errors import DamagedCapture, NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.nesting import Nesting
+from trace_doctor.flight_recorder import FlightDump
 from trace_doctor.loaders.discover import CaptureFile
 from trace_doctor.loaders.graph_annotations import with_graph_nodes
 from trace_doctor.loaders.recorded_environment import with_environment
@@ -18,7 +19,7 @@ from trace_doctor.snapshot import Snapshot
 
 log = logging.getLogger("trace_doctor")
 
-Content = Run | Snapshot | CompileLog
+Content = Run | Snapshot | CompileLog | FlightDump
 _DERIVED: tuple[type[Evidence], ...] = (Nesting, Launches)
 
 
@@ -66,6 +67,12 @@ def _load(file: CaptureFile, max_memory: int | None, core_free: bool) -> Content
             from trace_doctor.loaders.snapshot.unpickle import load_snapshot
 
             return load_snapshot(
+                file.path, file.display, rank=file.rank, rank_how=file.rank_how, max_memory=max_memory
+            )
+        if file.kind == "flight_recorder":
+            from trace_doctor.loaders.flight_recorder import load_flight_dump
+
+            return load_flight_dump(
                 file.path, file.display, rank=file.rank, rank_how=file.rank_how, max_memory=max_memory
             )
         from trace_doctor.loaders.torch_trace import load_torch_trace

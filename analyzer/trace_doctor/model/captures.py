@@ -71,7 +71,7 @@ class Pace(Struct, frozen=True, kw_only=True):
 
 class Input(Struct, frozen=True, kw_only=True):
     path: str
-    kind: Literal["trace", "snapshot", "torch_trace"]
+    kind: Literal["trace", "snapshot", "torch_trace", "flight_recorder"]
     rank: int = 0
     job: Count = 0
     """captures of one job have the same number: each job has a verdict of its own, and no finding is of two"""

@@ -17,10 +17,11 @@ from trace_doctor.model import Confidence, Severity
 from trace_doctor.model.parameters import misfit
 from trace_doctor.recording.folder import RankRecord, periodic_work
 from trace_doctor.rule import Claim, Rule, View
+from trace_doctor.testing.flight_builder import FlightBuilder
 from trace_doctor.testing.run_builder import RunBuilder
 
 Built = Any
-"""A RunBuilder, a SnapshotBuilder, or a tuple: of the two (one run recorded both ways), or of the ranks of a job."""
+"""A RunBuilder, a SnapshotBuilder, a FlightBuilder, or a tuple: of one run recorded in several ways, or of the ranks of a job."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,15 +75,19 @@ class Invalid(_Case):
 
 
 def captures_of(built: Built) -> list[Capture]:
-    """What a case builds, through the real loaders: one capture per rank. A snapshot belongs to the first."""
+    """What a case builds, through the real loaders: one capture per rank. A snapshot belongs to the first, a dump to its rank."""
     parts = built if isinstance(built, tuple) else (built,)
     builders = [p for p in parts if isinstance(p, RunBuilder)]
-    snapshot = next((p.snapshot() for p in parts if not isinstance(p, RunBuilder)), None)
+    dumps = {p.rank: p.dump() for p in parts if isinstance(p, FlightBuilder)}
+    snapshot = next((p.snapshot() for p in parts if not isinstance(p, RunBuilder | FlightBuilder)), None)
     captures = [
         Capture(rank=run.rank, run=run, step_ms=b.step_ms, record=_record(run.rank, b))
         for b in builders
         for run in [b.run()]
     ]
+    traced = {c.rank for c in captures}
+    captures = [replace(c, flight=dumps.get(c.rank)) for c in captures]
+    captures += [Capture(rank, flight=dump) for rank, dump in dumps.items() if rank not in traced]
     first = captures[0] if captures else Capture(rank=0, run=None)
     return [replace(first, snapshot=snapshot), *captures[1:]]
 

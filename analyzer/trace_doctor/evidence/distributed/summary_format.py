@@ -15,13 +15,14 @@ from msgspec.structs import replace
 
 from trace_doctor.evidence.base import Evidence
 from trace_doctor.evidence.distributed.collectives import Collectives
+from trace_doctor.evidence.distributed.flight.records import COMPLETED, FlightRecords
 from trace_doctor.evidence.distributed.ranks import IdlePieces
 from trace_doctor.evidence.idle.time_ledger import TimeLedger
 from trace_doctor.evidence.packed import UnusableSummary, pack, restored, unpack
 from trace_doctor.evidence.rank_summary import RankSummary, Refusal
 from trace_doctor.version import VERSION
 
-MAGIC, FORMAT = b"TDRS", 1
+MAGIC, FORMAT = b"TDRS", 2
 MOST_WRITTEN, MOST_READ = 64_000, 1 << 20
 """bytes"""
 _FEWER_PIECES = 50
@@ -38,6 +39,7 @@ class _Summary(Struct, frozen=True, forbid_unknown_fields=True):
     begin: int | None
     end: int | None
     waited_for_cpu: float | None
+    dump: tuple[int, int] | None
     coarse: tuple[str, ...]
     evidence: dict[str, Any]
 
@@ -64,6 +66,7 @@ def _encoded(summary: RankSummary) -> bytes:
         begin=summary.begin,
         end=summary.end,
         waited_for_cpu=summary.waited_for_cpu,
+        dump=summary.dump,
         coarse=summary.coarse,
         evidence=evidence,
     )
@@ -76,7 +79,7 @@ def decode(data: bytes, kinds: Iterable[type[Evidence]]) -> RankSummary:
     by_name = {kind.__name__: kind for kind in kinds}
     if missing := by_name.keys() ^ raw.evidence.keys():
         raise UnusableSummary(f"of other evidence than is asked for: {', '.join(sorted(missing))[:200]}")
-    numbers = (raw.rank, raw.world or 0, raw.begin or 0, raw.end or 0)
+    numbers = (raw.rank, raw.world or 0, raw.begin or 0, raw.end or 0, *(raw.dump or ()))
     if not all(-_LARGEST < n < _LARGEST for n in numbers) or raw.rank < 0:
         raise UnusableSummary("damaged: a number that no rank and no clock has")
     if raw.waited_for_cpu is not None and not 0 <= raw.waited_for_cpu <= 1:
@@ -89,6 +92,7 @@ def decode(data: bytes, kinds: Iterable[type[Evidence]]) -> RankSummary:
         end=raw.end,
         waited_for_cpu=raw.waited_for_cpu,
         evidence={name: _evidence(part, by_name[name]) for name, part in raw.evidence.items()},
+        dump=raw.dump,
         coarse=raw.coarse,
     )
 
@@ -177,6 +181,21 @@ def _sound_pieces(pieces: IdlePieces) -> bool:
     )
 
 
+def _sound_records(own: FlightRecords) -> bool:
+    numbers = (own.sequence, own.source, own.destination, own.elements_in, own.elements_out)
+    columns = (*numbers, own.p2p, own.retired, own.created, own.timeout)
+    places = (
+        (own.group, own.groups), (own.kind, own.kinds), (own.backend, own.backends), (own.dtype, own.dtypes), (own.stack, own.stacks),
+    )  # fmt: skip
+    return (
+        all(column.shape == own.state.shape and column.ndim == 1 for column in columns)
+        and all(at.shape == own.state.shape and bool(((at >= 0) & (at < len(of))).all()) for at, of in places)
+        and bool((own.state <= COMPLETED).all())
+        and _within(*numbers, own.created, own.timeout)
+        and abs(own.written) < _LARGEST
+    )
+
+
 def _within(*columns: np.ndarray[Any, Any]) -> bool:
     return all(bool((np.abs(column) < _LARGEST).all()) for column in columns)
 
@@ -191,6 +210,7 @@ def _sound_ledger(ledger: TimeLedger) -> bool:
 
 _SOUND: Mapping[type[Evidence], Callable[[Any], bool]] = {
     Collectives: _sound_collectives,
+    FlightRecords: _sound_records,
     IdlePieces: _sound_pieces,
     TimeLedger: _sound_ledger,
 }
