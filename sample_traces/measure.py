@@ -66,7 +66,7 @@ def main() -> None:
 def scenarios() -> dict[str, dict[str, Any]]:
     """Those whose fault has a fix that edits the script."""
     found = {p.parent.name: tomllib.loads(p.read_text(encoding="utf-8")) for p in sorted(HERE.glob("*/expected.toml"))}
-    return {name: e for name, e in found.items() if all("fix" in f for f in e["fault"])}
+    return {name: e for name, e in found.items() if e["fault"] and all("fix" in f for f in e["fault"])}
 
 
 # -- measuring ------------------------------------------------------------------------------------------------------

@@ -13,13 +13,14 @@ from pathlib import Path
 
 import kernels
 import script
+import serving
 import snapshots
 import traces
 from script import Script
 from trace_doctor.testing import RunBuilder, SnapshotBuilder
 
 HERE = script.SCENARIOS
-SCENARIOS = (*traces.SCENARIOS, *snapshots.SCENARIOS, *kernels.SCENARIOS)
+SCENARIOS = (*traces.SCENARIOS, *snapshots.SCENARIOS, *kernels.SCENARIOS, *serving.SCENARIOS)
 
 
 def write(scenario: Callable[[Script], RunBuilder | SnapshotBuilder], twin: str, folder: Path) -> Path:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 FAILED = 125
 """our own exit code, apart from those of scripts, as of `timeout`, `env` and `docker run`"""
+_LEAST_EVERY = 50
+"""steps: a recording takes some 30"""
 _SERVER_SECONDS = 5.0
 """of a server; some hundred steps, which is enough and already large"""
 _TOLD_SGLANG = {"out", "max_steps", "no_stacks"}
@@ -89,6 +91,14 @@ def record(
     at: Annotated[
         int, typer.Option(metavar="STEP", help="Step to begin with; those before it are only timed.")
     ] = 0,
+    every: Annotated[
+        int | None,
+        typer.Option(
+            metavar="STEPS",
+            help="Record again after this number of steps, up to 20 times, each into its own folder. Light traces only; the "
+            "script is not stopped.",
+        ),
+    ] = None,
     max_steps: Annotated[int, typer.Option(help="Steps to record from there, warm-up included.")] = 400,
     max_seconds: Annotated[
         float, typer.Option(help="Seconds to record; a script that hangs is ended after them.")
@@ -147,6 +157,8 @@ def record(
         )  # fmt: skip
     except ValueError as error:
         raise UsageError(f"--{str(error).replace('_', '-')}") from None
+    if every is not None:
+        options = _trail(options, every, copy)
     if not out or not out.isprintable():  # torch writes to another path than that of such a name
         raise UsageError("--out is empty, or holds characters that do not print")
     options = replace(options, folder=new_folder(out))
@@ -154,13 +166,32 @@ def record(
     run = _record_in_a_copy if copy else record_command
     recorded = run(command, options, say=lambda line: console.note(f"trace-doctor: {line}"))
     if not console.quiet:
-        written = [] if copy else written_since(Path.cwd(), began, [Path(options.folder)])
+        written = [] if copy else written_since(Path.cwd(), began, [Path(options.folder), *recorded.windows])
         console.note(*render(recorded, command, written))
     elif recorded.empty:
         console.note(f"trace-doctor: {why_empty(recorded)}")
     if recorded.exit_code < 0:
         _end_as(-recorded.exit_code)
     raise typer.Exit(recorded.exit_code)
+
+
+def _trail(options: RecordOptions, every: int, copy: bool) -> RecordOptions:
+    """Each recording is alike, so that any two can be compared, and has the same part of the room, so that all ranks agree."""
+    from trace_doctor.recording.options import MOST_WINDOWS
+
+    if every < _LEAST_EVERY:
+        raise UsageError(f"--every is at least {_LEAST_EVERY}: not {every}")
+    if copy:
+        raise UsageError("--every and --copy do not go together")
+    return replace(
+        options,
+        every=every,
+        phases=("warmup", "timing", "light"),
+        max_steps=min(options.max_steps, every),
+        max_mb=options.max_mb / MOST_WINDOWS,
+        let_it_run=True,
+        lines=False,
+    )
 
 
 def _record_server(context: typer.Context, console: Console, url: str | None) -> None:

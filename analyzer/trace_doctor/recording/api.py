@@ -52,6 +52,8 @@ class InsideRecording:
     def __init__(
         self, base: str | os.PathLike[str], options: RecordOptions, found_by: str = "step()"
     ) -> None:
+        if options.every is not None:
+            raise ValueError("every is for the command: trace-doctor record --every")
         self._base = base
         self._options = options
         self._found_by = found_by

@@ -14,7 +14,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from trace_doctor.recording.options import (
     BOOTSTRAP,
     COMMAND_FILE,
     LINES_FILE,
+    MOST_WINDOWS,
     OPTIONS_FILE,
     OPTIONS_VARIABLE,
     PLAN_FILE,
@@ -74,6 +75,8 @@ class Recorded:
     leftover_processes: int = 0
     """processes that the command left running, and that were ended because `leave_nothing` was asked for"""
     others: OtherLoad = OtherLoad()
+    windows: tuple[Path, ...] = ()
+    """the recordings of a trail (`every`), oldest first; empty where there is one"""
 
     @property
     def steps(self) -> Mapping[int, tuple[RecordedStep, ...]]:
@@ -255,7 +258,23 @@ def _sum_up(command: Sequence[str], options: RecordOptions, outcome: CommandOutc
     whole_files.write(folder / RECORDING_FILE, text)
     whole_files.check(folder)
     _clear(folder)
-    return recorded
+    return replace(recorded, windows=_sum_up_windows(options, outcome))
+
+
+def _sum_up_windows(options: RecordOptions, outcome: CommandOutcome) -> tuple[Path, ...]:
+    """Makes a recording of each folder that a trail has, as of the first one."""
+    first = Path(options.folder)
+    folders = [Path(options.window(n).folder) for n in range(1, MOST_WINDOWS if options.every else 0)]
+    folders = [folder for folder in folders if folder.is_dir()]
+    for folder in folders:
+        whole_files.hold(folder)
+        recording = read(folder)
+        ranks = list(recording.ranks) if recording else []
+        steps_csv.join(folder, ranks)
+        whole_files.write(folder / COMMAND_FILE, (first / COMMAND_FILE).read_text(encoding="utf-8"))
+        whole_files.write(folder / RECORDING_FILE, manifest(ranks, [], outcome.seconds))
+        _clear(folder)
+    return (first, *folders) if folders else ()
 
 
 def _is_empty(folder: Path, options: RecordOptions, recording: Recording | None) -> bool:

@@ -6,7 +6,7 @@ Standard library only: this is imported inside the user's process.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -33,6 +33,9 @@ INCOMPLETE = "-"
 """a row of it: more ran than is written"""
 TORCH_TRACE_FOLDER = "torch_trace"
 STEPS_COLUMNS = ("rank", "step", "phase", "milliseconds", "loss")
+
+MOST_WINDOWS = 20
+"""of a job that is recorded again and again, so that a trail of any length stays small"""
 
 Role = Literal["light", "detailed", "peak", "boundary", "oom", "exception"]
 
@@ -66,6 +69,8 @@ class RecordOptions:
     """wall seconds from step `at` to the end of the last phase; when it is used up the next phases get one step or none"""
     max_mb: float = 200.0
     """MB of traces and snapshots of one rank, as they lie on disk"""
+    every: int | None = None
+    """steps from the beginning of a recording to that of the next, each in a folder of its own; None: one recording"""
     let_it_run: bool = False
     """False: the script is stopped at a step boundary when enough is recorded"""
     step_every: int | None = None
@@ -102,6 +107,13 @@ class RecordOptions:
                 least = 0
             if isinstance(value, (int, float)) and not isinstance(value, bool) and not value >= least:
                 raise ValueError(f"{name} is at least {least}: not {value}")
+
+    def window(self, number: int) -> RecordOptions:
+        """Of the recording with this number, of those that `every` asks for; the first is 0."""
+        if not number or self.every is None:
+            return self
+        at = self.at + number * self.every
+        return replace(self, at=at, folder=f"{self.folder}-step{at:08}")
 
     @property
     def last_steps(self) -> int:

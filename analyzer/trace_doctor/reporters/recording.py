@@ -12,7 +12,7 @@ from pathlib import Path
 
 from trace_doctor.errors import unbroken
 from trace_doctor.recording.command_line import masked
-from trace_doctor.recording.folder import RankRecord, Recording, role_of
+from trace_doctor.recording.folder import RankRecord, Recording, read, role_of
 from trace_doctor.recording.harmless import MASK
 from trace_doctor.recording.launch import Recorded
 from trace_doctor.recording.live.server import ServerCapture
@@ -36,11 +36,24 @@ def render(recorded: Recorded, command: Sequence[str], written: Sequence[str] = 
         more = f" and {len(written) - _FILES_SHOWN} more" if len(written) > _FILES_SHOWN else ""
         names = ", ".join(written[:_FILES_SHOWN]) + more
         lines += _wrapped(f"  written {names} (--copy records in a copy of the folder)")
-    if captures(recorded.folder):
+    if recorded.windows:
+        first, last = shown(recorded.windows[0]), shown(recorded.windows[-1])
+        lines += _wrapped(f"  trail   {len(recorded.windows)} recordings: {first} to {last}")
+    complete = [shown(window) for window in recorded.windows if _is_complete(window)]
+    if len(complete) > 1:
+        first, last = complete[0], complete[-1]
+        lines.append(f"next: trace-doctor diff {shlex.quote(first)} {shlex.quote(last)}")
+    elif captures(recorded.folder):
         lines.append(f"next: trace-doctor analyze {shlex.quote(folder)}{_source(command)}")
     elif not recorded.recording:
         lines.append(f"or in the script itself: {_IN_SCRIPT}")
     return list(map(unbroken, lines))
+
+
+def _is_complete(folder: Path) -> bool:
+    """Whether the script did not end meanwhile."""
+    recording = read(folder)
+    return recording is not None and all(r.ended == "enough" for r in recording.ranks.values())
 
 
 def render_server(capture: ServerCapture, folder: Path | None) -> list[str]:

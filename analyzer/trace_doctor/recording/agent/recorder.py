@@ -67,8 +67,9 @@ class Recorder:
         memory: MemoryHistory,
         begin: Moment,
         optimizers: Callable[[], int],
+        step: int = 0,
     ) -> None:
-        """`begin`: of the first step. `optimizers`: how many have been seen to step."""
+        """`begin`: of the first step, which has the number `step`. `optimizers`: how many have been seen to step."""
         self.torch = torch
         self.options = options
         self.status = status
@@ -78,16 +79,18 @@ class Recorder:
         self.others = others
         self.memory = memory
         self.optimizers = optimizers
-        self.step = 0
+        self.step = step
         self.phase: Phase | None = "warmup"
         self._first = self._begin = self._phase_begin = begin
-        self._phase_step = 0
+        self._phase_step = step
         self._phase_note = ""
         self._rows: list[Row] = []
         self._phase_ms: list[float] = []
         self._flushed = begin.host
         self._backwards: list[int] = []
         self._compilations = Compilations(sys.modules)
+        if step:
+            self._compilations.new()  # what was compiled before is no matter of the next step
         self._tracer: Tracer | None = None
         self._unwatch: Callable[[], None] = lambda: None
         self._tries = 0

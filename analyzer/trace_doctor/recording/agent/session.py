@@ -21,7 +21,7 @@ from trace_doctor.recording.agent.status import Status
 from trace_doctor.recording.agent.step_detection import Finder, whose_loop
 from trace_doctor.recording.agent.timing import Moment, now
 from trace_doctor.recording.agent.tracing import OtherProfilers
-from trace_doctor.recording.options import Phase, RecordOptions
+from trace_doctor.recording.options import MOST_WINDOWS, Phase, RecordOptions
 from trace_doctor.recording.plan import Plan
 
 _of_this_process: list[Session] = []
@@ -46,12 +46,18 @@ class Session:
 
     def __init__(self, torch: Any, options: RecordOptions) -> None:
         self.torch = torch
-        self.options = options
+        self.options = self.first = options
         self.folder = Path(options.folder)
         whole_files.hold(self.folder)
         self.recorder: Recorder | None = None
         self.passive = False
         self.done = False
+        self._windows = 1
+        """recordings that were begun, or are next"""
+        self._next: RecordOptions | None = None
+        """of the recording that is waited for"""
+        self._step = 0
+        """that runs meanwhile"""
         self._begin: Moment | None = None
         self._stopping = False
         self._call_off: Callable[[], None] = lambda: None
@@ -108,6 +114,11 @@ class Session:
     def _step_ended(self, found_by: str) -> None:
         if self.done:
             return
+        if self._next is not None:
+            self._step += 1
+            if self._step >= self._next.at:
+                self._open_window(self._next)
+            return
         if self.recorder is None:
             self._start(found_by)
         if self.recorder is not None:
@@ -116,6 +127,8 @@ class Session:
             if found_by != "backward passes" and (closing.changed or (by_optimizer and not closing.sure)):
                 self.recorder.restart()
             self.done = self.recorder.boundary()
+            if self.done:
+                self._wait_for_window(self.recorder.step + 1)
             waiting = self.options.warmup_steps < self.recorder.step < self.options.at
             if self.lines is not None and self.recorder.phase in ("warmup", "detailed") and not waiting:
                 self.lines.start()
@@ -125,6 +138,29 @@ class Session:
                 self.finder.closing.freeze()
             if self.done and self.options.let_it_run:
                 self._uninstall()
+
+    def _wait_for_window(self, step: int) -> None:
+        """Enough is recorded for now, and `step` begins: nothing is on until the next recording, if there is one."""
+        while self.first.every is not None and self._windows < MOST_WINDOWS:
+            following = self.first.window(self._windows)
+            self._windows += 1
+            if following.at >= step:
+                self.done, self._next, self._step = False, following, step
+                return
+
+    def _open_window(self, options: RecordOptions) -> None:
+        """The next recording, in its own folder."""
+        assert self.recorder is not None
+        before, self._next, self.options = self.recorder.status, None, options
+        folder = Path(options.folder)
+        folder.mkdir(exist_ok=True)
+        whole_files.hold(folder)
+        status = Status(folder, before.rank, before.manifest["world_size"])
+        status.manifest["found_steps_by"] = before.manifest["found_steps_by"]
+        if not status.claim():
+            raise FileExistsError(f"{status.path.name} is in the folder of the next recording already")
+        self.losses.keep = True
+        self._record(status, (), now(self.torch), self._step)
 
     # -- begin and end
 
@@ -147,10 +183,18 @@ class Session:
                 status.warn("memory: not captured: the script keeps a history itself")
             else:
                 status.manifest["without"]["memory"] = "the allocator keeps a history on CUDA only"
-        plan = Plan(self.options, without, lead=ranks.LEAD if size > 1 else 0)
+        self._record(status, without, self._begin or now(self.torch))
+        self.losses.before_backward = self.finder.on_begin = None
+        ending.watch_termination(self._quietly(self.finish))
+
+    def _record(self, status: Status, without: tuple[Phase, ...], begin: Moment, step: int = 0) -> None:
+        """`begin`: of the first step, which has the number `step`."""
+        several = status.manifest["world_size"] > 1
+        plan = Plan(self.options, without, lead=ranks.LEAD if several else 0)
         deciding: Any = plan
-        if size > 1:
-            deciding = ranks.Leader(plan, self.folder) if ranks.leads(rank) else ranks.Follower(self.folder)
+        if several:
+            leads = ranks.leads(status.rank)
+            deciding = ranks.Leader(plan, status.folder) if leads else ranks.Follower(status.folder)
         self.recorder = Recorder(
             self.torch,
             self.options,
@@ -159,11 +203,10 @@ class Session:
             self.losses,
             self.others,
             self.memory,
-            self._begin or now(self.torch),
+            begin,
             lambda: self.finder.closing.optimizers,
+            step,
         )
-        self.losses.before_backward = self.finder.on_begin = None
-        ending.watch_termination(self._quietly(self.finish))
         status.write()
 
     def _is_child(self, trains: bool) -> bool:
@@ -191,7 +234,7 @@ class Session:
 
     def _training_begins(self) -> None:
         """What was taken for inference steps came before the training: an evaluation, or features of another model."""
-        if self.recorder is not None and not self.done:
+        if self.recorder is not None and not self.done and self.options is self.first and self._next is None:
             self.recorder.discard()
             self.recorder = None
 
