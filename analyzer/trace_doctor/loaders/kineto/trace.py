@@ -153,6 +153,7 @@ def _assemble(
     memory = columns.memory(base_ns)
     _agent_to_ordinal(rows, names, memory.device, info)
     number, how = meta.rank(info, display, rank, rank_how)
+    warnings += meta.impossible_ranks(document.meta, number, how)
     return Run(
         path=display,
         external_id=rows.pop("external"),
