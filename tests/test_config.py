@@ -99,6 +99,8 @@ def test_thresholds_reach_the_rule(tmp_path: Path) -> None:
         ("jobs = nan", "must be a whole number"),
         ("jobs = inf", "must be a whole number"),
         ("jobs = -5", "must not be negative"),
+        ("jobs = 1.5", "must be a whole number"),
+        ("warning-at = 0.5\ncritical-at = 0.1", r"warning-at \(0.5\) must not be above critical-at \(0.1\)"),
         ("min-saving = nan", "must be a number"),
         ("min-saving = 'nan'", "no number"),
         ("device-memory = 1e300", "must be a whole number"),

@@ -96,16 +96,20 @@ def _unmoved(place: Path) -> Path | None:
 
 def is_of_system(path: Path) -> bool:
     """Whether a path names a device or what this process has open already. Files of shared memory are files."""
-    return (path.parts[:2] == ("/", "dev") and path.parts[2:3] != ("shm",)) or _STREAM.fullmatch(
-        str(path)
-    ) is not None
+    return (path.parts[:2] == ("/", "dev") and path.parts[2:3] != ("shm",)) or stream_of(path) is not None
+
+
+def stream_of(path: Path) -> int | None:
+    """The number of a stream that this process has open already, as 1 of `/dev/stdout`; None for any other path."""
+    stream = _STREAM.fullmatch(str(path))
+    return int(stream[1] or {"out": 1, "err": 2}[stream[2]]) if stream else None
 
 
 def _opened_as_it_is(path: Path) -> BinaryIO:
     """A device, a pipe or a stream of ours for writing. Opening a FIFO would wait for a reader for ever; a stream that leads
     into a file would begin that again."""
-    if stream := _STREAM.fullmatch(str(path)):
-        return open(os.dup(int(stream[1] or {"out": 1, "err": 2}[stream[2]])), "wb")
+    if (stream := stream_of(path)) is not None:
+        return open(os.dup(stream), "wb")
     state = path.stat()
     if not stat.S_ISFIFO(state.st_mode) or path.parts[:2] == ("/", "dev"):
         return _no_file(path, os.open(path, os.O_WRONLY))

@@ -278,6 +278,9 @@ def test_a_folder_that_cannot_be_written_costs_the_report_only(logs: Path) -> No
 def test_quiet(logs: Path) -> None:
     silent = run("check", "logs", "-qq", cwd=logs)
     assert (silent.returncode, silent.stdout, silent.stderr) == (1, "", "")
+    asked = run("check", "logs", "-qq", "-o", "json=-", cwd=logs)
+    assert (asked.returncode, asked.stderr) == (1, "")
+    assert Result.from_json(asked.stdout).gate is not None, "it was asked for"
     brief, whole = (run("analyze", "logs", *quiet, cwd=logs) for quiet in (["-q"], []))
     assert brief.stderr == ""
     assert "TD101" in brief.stdout

@@ -185,6 +185,36 @@ def test_nothing_changed_between_a_result_and_itself(compute: float, idle: float
     assert made.rules == made.new == []
 
 
+def test_nothing_is_fixed_in_the_same_recording() -> None:
+    """As where AFTER was diagnosed with other settings."""
+    after = capture()
+    found = m.Finding(
+        id="TD201-1", code="TD201", name="host-device-sync", title="t", severity="warning", confidence="high", message="m", fingerprint="f",
+    )  # fmt: skip
+    outcome = m.Outcome(code="TD201", name="host-device-sync", title="t", outcome="passed")
+    before = msgspec.structs.replace(
+        after, findings=[found], outcomes=[msgspec.structs.replace(outcome, outcome="fired")]
+    )
+    done = difference(before, msgspec.structs.replace(after, outcomes=[outcome]))
+    assert (done.code, [f.fate for f in done.findings]) == (3, ["not_captured"])
+    assert "fixed" not in done.verdict
+
+
+def test_a_trace_and_a_snapshot_have_nothing_in_common() -> None:
+    trace = capture()
+    snapshot = msgspec.structs.replace(
+        trace,
+        inputs=[msgspec.structs.replace(i, kind="snapshot") for i in trace.inputs],
+        time_ledger=[],
+        steps=[],
+    )
+    done = difference(trace, snapshot)
+    assert (done.code, done.undecided) == (
+        3, ["BEFORE is a trace, AFTER a memory snapshot: they have nothing in common"],
+    )  # fmt: skip
+    assert difference(trace, capture(1)).code == 0
+
+
 def test_why_a_rule_could_not_look_stands_beside_what_it_said_before() -> None:
     fired, blind, passed = (
         m.Result(outcomes=[m.Outcome(code="TD101", name="x", outcome=o, reason=why)])

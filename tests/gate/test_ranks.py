@@ -111,7 +111,7 @@ def recording(folder: Path, ranks: list[int], listed: Any) -> None:
     for rank in ranks:
         made = healthy(rank, len(listed) if isinstance(listed, list) else 1).write(folder / "t.json")
         (folder / f"rank{rank}.light.json.gz").write_bytes(gzip.compress(made.read_bytes()))
-        (folder / f"rank{rank}.recording.json").write_text(json.dumps({"pid": rank}))
+        (folder / f"rank{rank}.recording.json").write_text(json.dumps({"rank": rank}))
         made.unlink()
     (folder / "recording.json").write_text(
         listed if isinstance(listed, str) else json.dumps({"ranks": listed})

@@ -123,6 +123,20 @@ def test_each_finding_has_a_place_in_the_repository(
         assert place["region"]["startLine"] == 4
 
 
+@pytest.mark.parametrize("line", [0, 10**12])
+def test_a_line_that_no_script_has_is_no_region(line: int) -> None:
+    found = Finding(
+        id="TD201-1", code="TD201", name="host-device-sync", title="t", severity="warning", confidence="high", message="m",
+        fingerprint="f", location=Location(file="train.py", line=line),
+    )  # fmt: skip
+    located = sarif(Result(findings=[found]))["runs"][0]["results"][0]["locations"][0]["physicalLocation"]
+    assert (located["artifactLocation"]["uri"], located["region"]) == ("train.py", {"startLine": 1})
+    below = json.loads(Result(findings=[found]).to_json())
+    below["findings"][0]["location"]["line"] = -1
+    with pytest.raises(msgspec.ValidationError, match="line"):
+        Result.from_json(json.dumps(below))
+
+
 def test_a_path_that_the_source_does_not_hold_is_no_place() -> None:
     result = Result(
         findings=[finding("fault.py"), finding("main.py")], source_root="src/", scripts=["main.py"]

@@ -32,7 +32,7 @@ class Console:
         int,
         typer.Option(
             "--quiet", "-q", count=True, show_default=False,
-            help="-q: less text, no hints; -qq: only the exit code.",
+            help="-q: less text, no hints; -qq: only the exit code, and what -o asks for.",
         ),
     ] = 0  # fmt: skip
     verbose: Annotated[
@@ -73,21 +73,22 @@ class Console:
             file.write(data if isinstance(data, bytes) else data.encode("utf-8", "surrogateescape"))
 
     def print_bytes(self, data: bytes) -> None:
-        """What programs read, to stdout as it is."""
-        if not self.silent:
-            sys.stdout.flush()
-            sys.stdout.buffer.write(data)
-            sys.stdout.buffer.flush()
+        """What programs read, to stdout as it is. It was asked for, so that -qq leaves it there."""
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
 
     def print_patch(self, data: bytes) -> None:
         """As it is for a program to apply; on a terminal with what that would obey written out. Raises UsageError for one
         with a command to a CI server, unless it goes into a file: it would not apply without, and logs are read from pipes."""
+        if self.silent:
+            return
         if not sys.stdout.isatty():
             text = data.decode("utf-8", "replace")
             if no_command_at_start(no_commands(text)) != text and not _is_file(sys.stdout):
                 raise UsageError("the patch holds what CI servers obey in a log: write it with --patch FILE")
             self.print_bytes(data)
-        elif not self.silent:
+        else:
             from trace_doctor.reporters.units import visible
 
             sys.stdout.write(visible(data.decode("utf-8", "replace"), block=True))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from trace_doctor.cli.options import SUFFIXES, in_parts
 from trace_doctor.errors import UsageError
-from trace_doctor.files import check_link, open_regular, read_regular
+from trace_doctor.files import check_link, open_regular, read_regular, stream_of
 from trace_doctor.reporters.seals import SEAL_BYTES, seal_holds, sealed
 
 if TYPE_CHECKING:
@@ -60,7 +60,8 @@ def parse_outputs(texts: Sequence[str]) -> list[Sink]:
         if path.endswith(("/", os.sep)):
             raise UsageError(f"--output: {path} is a folder; name a file in it")
         sinks.append(Sink(fmt, Path(path) if path and path != "-" else None))
-    if sum(s.path is None for s in sinks) > 1:
+    streams = [1 if s.path is None else stream_of(s.path) for s in sinks]
+    if any(number is not None and streams.count(number) > 1 for number in streams):
         raise UsageError("--output: only one format can go to stdout; give the others a path (FORMAT=PATH)")
     if sum(s.format in OF_CAPTURES for s in sinks) > 1:
         raise UsageError("--output: perfetto once is enough")
@@ -157,7 +158,7 @@ def deliver(console: Console, sink: Sink, render: Callable[[str, Options], str],
         console.write(sink.path, sealed(sink.format, render(sink.format, options)), sink.place)
     elif sink.format == "text":
         console.print_text(partial(render, sink.format), options)
-    elif not console.silent:
+    else:
         console.print_bytes(render(sink.format, options).encode("utf-8", "surrogateescape"))
 
 

@@ -306,7 +306,7 @@ def _as_number(value: Any, default: Any) -> Any:
         return value
     if not isinstance(default, int | float) or not abs(value) < _HUGE:
         return None if isinstance(default, int | float) else value
-    return type(default)(value)
+    return type(default)(value) if isinstance(default, float) or value == int(value) else None
 
 
 def _plain(default: Any) -> str:
@@ -327,6 +327,10 @@ def _dashed(key: str) -> str:
 def _check_rules(settings: Settings) -> None:
     """What names rules or has a shape of its own is checked here, so that a typo fails before a long analysis."""
     parse_budgets(settings.budgets)
+    if settings.warning_at > settings.critical_at:
+        raise UsageError(
+            f"warning-at ({settings.warning_at:g}) must not be above critical-at ({settings.critical_at:g})"
+        )
     for key, reason in settings.suppress.items():
         SuppressEntry.parse(key, reason)
     for selector in [*settings.select, *settings.ignore, *settings.extend_select, *settings.require]:

@@ -55,6 +55,8 @@ class RecordedRanks:
     """rank and name of captures that were written and are there no more"""
     unlisted: Sequence[int] = ()
     """ranks of which captures were read, and which the recording does not list among those that it has"""
+    contradictions: Sequence[tuple[int, str]] = ()
+    """rank, and what its manifest says that others of the files do not"""
 
 
 @dataclass(frozen=True)
@@ -121,13 +123,21 @@ def _first_and_count(reasons: list[str], what: str) -> list[str]:
 
 def _of_recording(recording: RecordedRanks, only: int | None) -> Iterable[str]:
     for name in recording.unreadable:
-        yield f"{PurePosixPath(recording.folder) / name} was not read: no manifest of a recording"
+        yield f"{PurePosixPath(recording.folder) / name} was not read: no manifest of {'a recording' if name == 'recording.json' else 'its rank'}"
     if missing := [r for r in recording.ranks if r not in recording.ranks_read and only in (None, r)]:
         what = f"the recording {recording.folder}" if recording.folder != "." else "the recording"
         yield f"{what} has {_ranks_text(recording.ranks)}, and nothing was read of {_ranks_text(missing)}"
     if unlisted := [r for r in recording.unlisted if only in (None, r)]:
         what = _ranks_text(unlisted)
         yield f"{PurePosixPath(recording.folder) / 'recording.json'} does not list {what}, of which captures are there"
+    yield from _first_and_count(
+        [
+            str(PurePosixPath(recording.folder) / line)
+            for r, line in recording.contradictions
+            if only in (None, r)
+        ],
+        "are described by manifests that contradict each other",
+    )
     losses = [
         f"{PurePosixPath(recording.folder) / name} was recorded and is not there"
         for rank, name in recording.absent_captures

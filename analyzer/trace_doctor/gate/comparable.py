@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from statistics import median
 from typing import Literal
 
@@ -23,6 +23,12 @@ _OPTIONS = {
     "memory": "profile_memory",
     "flops": "with_flops",
     "modules": "with_modules",
+}
+_KINDS = {
+    "trace": "a trace",
+    "snapshot": "a memory snapshot",
+    "torch_trace": "a compile log",
+    "flight_recorder": "a flight recorder dump",
 }
 _SOURCES = {
     "profiler_step": "prof.step()",
@@ -108,6 +114,22 @@ def is_same_recording(before: Result, after: Result) -> bool:
     recorded = bool(before.steps or before.time_ledger or before.memory_timeline)
     same = before.steps == after.steps and before.time_ledger == after.time_ledger
     return recorded and same and before.memory_timeline == after.memory_timeline
+
+
+def no_fix_shows(fates: Iterable[str], before: Result, after: Result) -> list[str]:
+    """That findings are gone in the recording that they were found in, as where a side was diagnosed with other settings."""
+    gone = "gone" in fates and is_same_recording(before, after)
+    return ["BEFORE and AFTER are the same recording, in which no fix can show"] if gone else []
+
+
+def other_kinds(before: Result, after: Result) -> list[str]:
+    """That no capture of one side is of a kind that the other has: nothing of the two can be compared."""
+    kinds = [sorted({_KINDS[i.kind] for i in r.inputs}) for r in (before, after)]
+    if not all(kinds) or {*kinds[0]} & {*kinds[1]}:
+        return []
+    return [
+        f"BEFORE is {' and '.join(kinds[0])}, AFTER {' and '.join(kinds[1])}: they have nothing in common"
+    ]
 
 
 def _identical(before: Result, after: Result) -> Iterator[str]:

@@ -7,7 +7,7 @@ from math import hypot
 
 from msgspec.structs import replace
 
-from trace_doctor.gate.comparable import another_clock, comparable, side
+from trace_doctor.gate.comparable import another_clock, comparable, no_fix_shows, other_kinds, side
 from trace_doctor.gate.evidence import not_judged, not_whole
 from trace_doctor.gate.matching import faults, follow
 from trace_doctor.gate.runs import cost, runs_of
@@ -33,9 +33,13 @@ def difference(before: Result, after: Result, *, ranks: str = "", allow_partial:
     undecided = [
         *([] if allow_partial else missing),
         *another_clock(before, after),
+        *other_kinds(before, after),
         *not_judged(before, after),
     ]
     followed, new = follow(before, after, before.findings)
+    for why in no_fix_shows((f.fate for f in followed), before, after):
+        undecided.append(why)
+        followed = [replace(f, fate="not_captured", reason=why) if f.fate == "gone" else f for f in followed]
     step = step_times(before, after)
     followed = [
         replace(f, fate="within_noise", reason=VARIES)

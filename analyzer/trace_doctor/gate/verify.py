@@ -7,7 +7,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from trace_doctor.gate.comparable import another_clock, comparable, is_same_recording, side
+from trace_doctor.gate.comparable import another_clock, comparable, no_fix_shows, other_kinds, side
 from trace_doctor.gate.decision import LEVELS
 from trace_doctor.gate.evidence import (
     hidden,
@@ -74,12 +74,12 @@ def verify(
     undecided = [
         *([] if allow_partial else missing),
         *clock,
+        *other_kinds(before, after),
         *not_judged(before, after),
         *too_few_steps(before, after),
         *hidden(before, after),
     ]
-    if any(f.fate == "gone" for f in deciding) and is_same_recording(before, after):
-        undecided.append("BEFORE and AFTER are the same recording, in which no fix can show")
+    undecided += no_fix_shows((f.fate for f in deciding), before, after)
     undecided += [*_without_findings("BEFORE", before), *_without_findings("AFTER", after)]
     undecided += not_looked_for(before, after) if fail_on != "never" else []
     unseen = hidden_findings(before, whole_before) if chosen is None else []

@@ -86,6 +86,15 @@ class InputFiles:
         own_files = [f.path.name for f in self.read if f.recording == folder]
         ranks = {named[0] for name in own_files if (named := recordings.role_of(name)) is not None}
         summed_up = recordings.summed_up(folder)
+        processes = {
+            rank: {
+                p
+                for i in self.identities
+                if (i.folder, i.role_rank) == (str(folder), rank)
+                for p in i.processes
+            }
+            for rank in ranks
+        }
         return RecordedRanks(
             shown,
             listed,
@@ -93,4 +102,5 @@ class InputFiles:
             unreadable,
             recordings.missing_captures(folder),
             sorted(ranks - set(summed_up)) if summed_up else [],
+            recordings.contradictions(folder, processes),
         )

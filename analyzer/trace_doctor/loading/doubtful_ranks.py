@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import filecmp
+import hashlib
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -22,6 +23,8 @@ from trace_doctor.snapshot import Snapshot
 _MOST_NAMED = 4
 _SAMPLE = 4096
 """Bytes in which two files that are no copies mostly differ"""
+_LEAST_ALIKE = 1000
+"""events: no two machines need the same time for each of so many"""
 _COMMON = ("backend", "nccl_version")
 _MOST_APART_NS = 120 * 10**9
 """Ranks make each step together, so their recordings overlap; clocks of machines that are set by the net differ by less."""
@@ -47,6 +50,8 @@ class FileIdentity(Struct, frozen=True):
     """ranks of the job; 0: not said"""
     versions: tuple[tuple[str, str], ...] = ()
     """(what, value) of what all ranks of a job have in common"""
+    durations: str = ""
+    """a digest of those of all events, in their order; empty for a few, which may be alike by chance"""
     span: tuple[int, int] | None = None
     """first start and last end of its events, ns since the epoch; None without either"""
 
@@ -76,9 +81,14 @@ def identity_of(file: CaptureFile, content: Run | Snapshot | FlightDump) -> File
         says_rank=content.rank_how == "distributedInfo",
         processes=tuple(sorted({str(content.threads[thread].pid) for thread in threads})),
         world=info.get("world_size") or 0,
+        durations=_digest(content),
         versions=tuple((what, str(info[what])) for what in _COMMON if info.get(what)),
         span=(int(content.ts[0]), int(content.end.max())) if content.base_ns and len(content) else None,
     )
+
+
+def _digest(run: Run) -> str:
+    return hashlib.sha256(run.dur.tobytes()).hexdigest() if len(run) >= _LEAST_ALIKE else ""
 
 
 def located(identities: Sequence[FileIdentity], files: Sequence[CaptureFile]) -> list[FileIdentity]:
@@ -205,9 +215,10 @@ def _one_by_content(traces: Iterable[FileIdentity]) -> list[tuple[set[int], str]
 
 
 def _copies(files: Sequence[FileIdentity]) -> list[tuple[set[int], str]]:
-    """Files of different ranks with the same bytes."""
+    """Files of different ranks with the same bytes, or traces in which everything takes the same time."""
     by_sample: dict[tuple[int, bytes], list[FileIdentity]] = {}
-    doubts = []
+    by_durations: dict[str, FileIdentity] = {}
+    doubts: list[tuple[set[int], str]] = []
     for file in files:
         try:
             alike = by_sample.setdefault(_sample(Path(file.path)), [])
@@ -216,6 +227,12 @@ def _copies(files: Sequence[FileIdentity]) -> list[tuple[set[int], str]]:
             continue
         if first is None:
             alike.append(file)
+            other = by_durations.setdefault(file.durations, file) if file.durations else file
+            if other.named_rank != file.named_rank:
+                what = "every event takes as long: one recording, and no two ranks"
+                doubts.append(
+                    ({other.named_rank, file.named_rank}, f"in {file.display} and {other.display} {what}")
+                )
         elif first.named_rank != file.named_rank:
             ranks = {first.named_rank, file.named_rank}
             doubts.append((ranks, f"{file.display} is a copy of {first.display}, and no other rank"))

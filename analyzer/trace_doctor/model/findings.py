@@ -32,7 +32,7 @@ class Location(Struct, frozen=True, kw_only=True):
     """Where a finding points: a line of the script when known, else a place in the capture."""
 
     file: str | None = None
-    line: int | None = None
+    line: Count | None = None
     function: str | None = None
     rank: int | None = None
     ranks: list[Count] = field(default_factory=list)

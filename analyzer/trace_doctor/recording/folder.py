@@ -11,7 +11,8 @@ import csv
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -220,13 +221,13 @@ def read(folder: Path) -> Recording | None:
 
 def listed(folder: Path) -> tuple[list[int], list[str]]:
     """Ranks that the manifests of a recording name, sorted, and the names of manifests that hold no object, ranks or
-    captures that are none, or no rank beside files of one: what those would name is not known."""
+    captures that are none or of another rank, or no rank beside files of one: what those would name is not known."""
     manifests = dict(_rank_manifests(folder))
-    names = [RECORDING_FILE, *(path.name for path in manifests.values())]
+    names = [(RECORDING_FILE, None), *((path.name, rank) for rank, path in manifests.items())]
     unreadable = [
         n
-        for n in names
-        if os.path.lexists(folder / n) and not ((manifest := _object(folder / n)) and _names_files(manifest))
+        for n, rank in names
+        if os.path.lexists(folder / n) and not ((manifest := _object(folder / n)) and _is_of(manifest, rank))
     ]
     joined = _object(folder / RECORDING_FILE)
     ranks = _ranks(joined.get("ranks", []))
@@ -256,13 +257,36 @@ def missing_captures(folder: Path) -> list[tuple[int, str]]:
     return missing
 
 
-def _names_files(manifest: Mapping[str, Any]) -> bool:
-    """Whether all captures that the manifest of a rank says it has are files of a recording, by their names."""
+def _is_of(manifest: Mapping[str, Any], rank: int | None) -> bool:
+    """Whether a manifest says that it is of this rank, if of any, and has captures of it alone, by their names."""
     files = manifest.get("files", {})
-    roles = get_args(Role)
-    return isinstance(files, dict) and all(
-        isinstance(name, str) and role_of(name) is not None for role, name in files.items() if role in roles
+    return (
+        rank in (None, manifest.get("rank", rank))
+        and isinstance(files, dict)
+        and all(
+            isinstance(name, str) and role_of(name) == (role_of(name) if rank is None else (rank, role))
+            for role, name in files.items()
+            if role in get_args(Role)
+        )
     )
+
+
+def contradictions(folder: Path, processes: Mapping[int, Collection[str]]) -> list[tuple[int, str]]:
+    """What manifests of ranks say that the others, or the traces of the rank, do not: rank and line. `processes`: rank -> those that
+    its traces hold, where they hold any."""
+    ranks = list(_rank_records(folder, {}))
+    sizes = Counter(r.world_size for r in ranks if r.world_size is not None)
+    usual = max(sizes, key=lambda size: (sizes[size], size), default=None)
+    lines = []
+    for r in ranks:
+        own, name = processes.get(r.rank), rank_file(r.rank)
+        if r.world_size not in (None, usual):
+            what = f"says that its job has {r.world_size} ranks, others that it has {usual}"
+            lines.append((r.rank, f"{name} {what}"))
+        if r.pid is not None and own and str(r.pid) not in own:
+            what = f"is of process {r.pid}, and the traces of its rank are of {', '.join(sorted(own)[:4])}"
+            lines.append((r.rank, f"{name} {what}"))
+    return lines
 
 
 def _rank_manifests(folder: Path) -> list[tuple[int, Path]]:

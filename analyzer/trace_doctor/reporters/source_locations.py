@@ -28,10 +28,15 @@ def inside(path: str) -> str | None:
     return None if _NOT_RELATIVE.match(path) or path == "." or path.split("/")[0] == ".." else path
 
 
+_LAST_LINE = (1 << 31) - 1
+"""that readers of SARIF know; no script has as many"""
+
+
 def line_of(result: Result, location: Location) -> tuple[str, int | None] | None:
     """The file in the repository and, where it is known, the line."""
     path = repository_path(result, location.file)
-    return None if path is None else (path, location.line if location.line and location.line > 0 else None)
+    known = location.line is not None and 0 < location.line <= _LAST_LINE
+    return None if path is None else (path, location.line if known else None)
 
 
 def anchors(result: Result, findings: Iterable[Finding]) -> Iterator[tuple[str, int]]:

@@ -189,3 +189,16 @@ def rank(meta: dict[str, Any], display: str, from_options: int, given_how: str) 
     if named is not None:
         return named, "file name"
     return 0, "assumed, the file names no rank"
+
+
+def impossible_ranks(meta: dict[str, Any], number: int, how: str) -> list[str]:
+    """What a trace says of its place in a job that cannot be so, and what counts instead. `meta`: as it stands in the file."""
+    info = meta.get("distributedInfo")
+    given = info if isinstance(info, dict) else {}
+    warnings = []
+    if given.get("rank") is not None and not is_count(given["rank"]):
+        warnings.append(f"the rank in its distributedInfo is none: rank {number} ({how})")
+    world = given.get("world_size")
+    if world is not None and not (is_count(world) and world):
+        warnings.append("the world_size in its distributedInfo is no number of ranks: it is not known")
+    return warnings

@@ -157,6 +157,7 @@ def _assemble(
     _agent_to_ordinal(rows, names, memory.device, info)
     counters = columns.counters(base_ns)
     number, how = meta.rank(info, display, rank, rank_how)
+    warnings += meta.impossible_ranks(document.meta, number, how)
     return Run(
         path=display,
         external_id=rows.pop("external"),
