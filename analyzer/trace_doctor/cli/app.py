@@ -8,9 +8,9 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
-from trace_doctor.cli.options import SUFFIXES, expanded
+from trace_doctor.cli.options import SUFFIXES, Command, expanded
 from trace_doctor.cli.process import interrupted, leave_stdout
 from trace_doctor.errors import one_line, unbroken
 from trace_doctor.version import VERSION
@@ -68,18 +68,6 @@ class Commands(TyperGroup):
             raise
 
 
-class Command(TyperCommand):
-    """Refuses the empty text for a file or a folder, as an unset variable gives it: it would mean the working folder."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        given, _, _ = self.make_parser(ctx).parse_args(list(args))
-        for option in self.get_params(ctx):
-            if option.type.name == "path" and option.name and given.get(option.name) == "":
-                name = option.opts[-1] if option.opts[-1].startswith("-") else option.human_readable_name
-                ctx.fail(f"{name}: '' names no file and no folder.")
-        return super().parse_args(ctx, args)
-
-
 def _make_printable(error: Exception) -> None:
     """typer shows its own errors itself, with what was typed."""
     if isinstance(getattr(error, "message", None), str):
@@ -122,5 +110,5 @@ def application(*only: str) -> typer.Typer:
     app.callback()(root)
     for name in only or COMMANDS:
         module = import_module(f"trace_doctor.cli.{'rules' if name == 'rule' else name}")
-        app.command(cls=Command, **getattr(module, "TYPER", {}))(expanded(getattr(module, name)))
+        app.command(**{"cls": Command, **getattr(module, "TYPER", {})})(expanded(getattr(module, name)))
     return app

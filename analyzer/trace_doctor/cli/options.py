@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 
 from trace_doctor.errors import UsageError
 
@@ -229,3 +230,15 @@ def parse_steps(text: str | None) -> tuple[int, int] | None:
     if span[0] >= span[1]:
         raise UsageError(f"--steps: {text!r} selects no step")
     return span
+
+
+class Command(TyperCommand):
+    """Refuses the empty text for a file or a folder, as an unset variable gives it: it would mean the working folder."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        given, _, _ = self.make_parser(ctx).parse_args(list(args))
+        for option in self.get_params(ctx):
+            if option.type.name == "path" and option.name and given.get(option.name) == "":
+                name = option.opts[-1] if option.opts[-1].startswith("-") else option.human_readable_name
+                ctx.fail(f"{name}: '' names no file and no folder.")
+        return super().parse_args(ctx, args)

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
-from typer.core import TyperCommand
 
 from trace_doctor.cli.console import Console
+from trace_doctor.cli.options import Command
 from trace_doctor.errors import UsageError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ NO_SCRIPT = 2
 """what Python itself exits with where the script is not there"""
 
 
-class Passing(TyperCommand):
+class Passing(Command):
     """A command that passes on the exit code of another: its own failures have one of their own."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
