@@ -10,7 +10,9 @@ import numpy as np
 
 from trace_doctor import Claim, Context, Fix, Location, NotCaptured, Rule, Table, threshold
 from trace_doctor.arrays import Bool
+from trace_doctor.evidence.compute.gpu_counters import MEMORY_THROUGHPUT, SM_ACTIVE, GpuCounters
 from trace_doctor.evidence.compute.kernels import Kernels
+from trace_doctor.evidence.intervals import pairs, union
 from trace_doctor.evidence.memory.ledger import MemoryLedger
 from trace_doctor.evidence.replay.what_if import Replay
 from trace_doctor.evidence.trace.call_sites import location
@@ -35,12 +37,16 @@ def _training(
     marked: bool = True,
     blocks_per_sm: float | None = None,
     grid: Any = None,
+    active: float | None = None,
+    sampled: int = 40,
 ) -> RunBuilder:
     """Steps of 1 ms of kernels, of which `share` have so few blocks; the GPU has 132 multiprocessors. `blocks_per_sm`: the blocks of
-    each that the file says itself."""
+    each that the file says itself. `active`: percent of the SMs that are active while these run, sampled in so many of them."""
     b = RunBuilder(memory=memory, gpu_bytes=size)
     more: dict[str, Any] = {} if blocks_per_sm is None else {"blocks per SM": blocks_per_sm}
     for n in range(4):
+        if active is not None:
+            b.events += _samples(b, active, share, min(10, sampled - 10 * n))
         with b.step() if marked else nullcontext():
             if memory:
                 b.memory(peak if n == 0 else 512, reserved=peak)
@@ -54,7 +60,24 @@ def _training(
                     )
                 with b.op("aten::gelu", us=2):
                     b.launch(100 * (1 - share), grid=[1024, 1, 1] if grid is None else grid)
+            if active is not None:
+                b.sync()
     return b
+
+
+def _samples(b: RunBuilder, active: float, share: float, kernels: int) -> list[dict[str, Any]]:
+    """Ten samples of two counters in each of so many kernels with few blocks of the next step, and one behind it."""
+    now, events = b.now, b.events
+    b.events = []
+    for kernel in range(kernels):
+        for part in range(11):
+            b.now = now + 9 + 100 * kernel + 10 * share * part
+            b.counter(SM_ACTIVE, active)
+            b.counter(MEMORY_THROUGHPUT[0], active / 2)
+        b.now = now + 9 + 100 * kernel + 99.5
+        b.counter(SM_ACTIVE, 100.0)
+    samples, b.events, b.now = b.events, events, now
+    return samples
 
 
 def _unknown_chip() -> RunBuilder:
@@ -75,7 +98,7 @@ class UnderfilledGpu(Rule):
 
     Evidence
     `blocks per SM` of the kernels of a typical step (else their grid over the number of SMs), the longest first until
-    98% of their time. The peak of allocated memory against the memory of the device, from the trace's `[memory]` totals
+    98% of their time. Where `SM Active (%)` was sampled while kernels of these names ran, that counts instead. The peak of allocated memory against the memory of the device, from the trace's `[memory]` totals
     or a snapshot.
 
     How the saving is estimated
@@ -100,7 +123,7 @@ class UnderfilledGpu(Rule):
     name = "underfilled-gpu"
     title = "Small kernels leave SMs idle"
     needs = (Steps, Kernels, KernelGrids, Replay, Moments)
-    wants = (MemoryLedger, KernelSites)
+    wants = (MemoryLedger, GpuCounters, KernelSites)
 
     min_share: float = threshold(
         0.50,
@@ -124,6 +147,7 @@ class UnderfilledGpu(Rule):
         Valid("many blocks", lambda: _training(blocks=1024)),
         Valid("one block on nearly every multiprocessor", lambda: _training(blocks=128)),
         Valid("less than half of the time", lambda: _training(share=0.4)),
+        Valid("SMs are active, as sampled", lambda: _training(active=92.0)),
         Valid("memory is full", lambda: _training(peak=60 * GIB)),
         Valid("no memory recorded", lambda: _training(memory=False), skipped="memory"),
         Valid("as many blocks as asked for", _training, thresholds={"max_blocks_per_sm": 16 / 132}),
@@ -136,6 +160,13 @@ class UnderfilledGpu(Rule):
     ]
     INVALID = [
         Invalid("16 blocks on 132 multiprocessors", _training, message="fill 12% of the SMs. Only 10% of GPU memory", confidence="low", saving_us=703, thresholds={"min_share": 0.8}),
+        Invalid(
+            "SM activity was sampled",
+            lambda: _training(active=14.0),
+            message="take 82% of kernel time and keep 14% of the SMs active, as sampled, at 7% of the memory throughput. Only",
+            confidence="medium",
+        ),
+        Invalid("SM activity was sampled too rarely", lambda: _training(active=92.0, sampled=1), message="fill 12%", confidence="low"),
         Invalid("told by the file", lambda: _training(blocks=1024, blocks_per_sm=0.1), message="fill 10%"),
         Invalid("told wrong", lambda: _training(blocks_per_sm=-1), message="fill 12%"),
         Invalid("without marks of steps", lambda: _training(marked=False), message="fill 12%"),
@@ -153,6 +184,10 @@ class UnderfilledGpu(Rule):
         if peak > self.max_peak * size:
             return
         used = float((ns * grids.blocks_per_sm)[few].sum() / ns[few].sum())
+        active, throughput = _sampled(ctx, kernels, grids, few)
+        if active is not None and active >= self.max_blocks_per_sm:
+            return  # they run alongside others, or their blocks are larger than the file says
+        used = used if active is None else active
         units = "CUs" if kernels.is_amd else "SMs"
         mask = np.zeros(len(kernels.rows), dtype=bool)
         mask[grids.places[few]] = True
@@ -163,11 +198,12 @@ class UnderfilledGpu(Rule):
         )  # fmt: skip
         yield Claim(
             message=(
-                f"Kernels with few thread blocks take {share:.0%} of kernel time and fill {used:.0%} of the {units}. "
+                f"Kernels with few thread blocks take {share:.0%} of kernel time and "
+                f"{_filled(used, units, sampled=active is not None)}{_throughput(throughput)}. "
                 f"Only {peak / size:.0%} of GPU memory is allocated at the peak, so larger batches fit."
                 f"{negligible(saving.share_of_step) or ' The saving is per unit of work.'}"
             ),
-            confidence="low",
+            confidence="low" if active is None else "medium",
             saving=saving,
             location=_location(ctx.get(KernelSites), kernels, mask),
             evidence=[
@@ -194,6 +230,32 @@ def _origins(sites: KernelSites | None, kernels: Kernels, mask: Bool) -> Iterato
     if any(origins):
         rows = [[name[:160], origin] for name, origin in zip(names, origins, strict=True) if origin]
         yield table("Where these kernels come from", {"kernel": "code", "source": "location"}, rows)
+
+
+def _sampled(
+    ctx: Context, kernels: Kernels, grids: KernelGrids, few: np.ndarray
+) -> tuple[float | None, float | None]:
+    """Share of the SMs that were active, and of the memory throughput, while kernels of these names ran; None where neither was
+    sampled often enough."""
+    counters, run = ctx.get(GpuCounters), kernels.run
+    if counters is None:
+        return None, None
+    names = np.unique(run.name[kernels.rows[grids.places[few]]])
+    rows = kernels.rows[np.isin(run.name[kernels.rows], names)]
+    spans = union(pairs(run.ts[rows], run.end[rows]))
+    shares = (counters.mean(kernels.device, spans, *which) for which in ((SM_ACTIVE,), MEMORY_THROUGHPUT))
+    active, throughput = (None if percent is None else percent / 100 for percent in shares)
+    return active, throughput
+
+
+def _filled(used: float, units: str, *, sampled: bool) -> str:
+    return (
+        f"keep {used:.0%} of the {units} active, as sampled" if sampled else f"fill {used:.0%} of the {units}"
+    )
+
+
+def _throughput(share: float | None) -> str:
+    return "" if share is None else f", at {share:.0%} of the memory throughput"
 
 
 def _memory(ctx: Context, kernels: Kernels) -> tuple[int, int]:

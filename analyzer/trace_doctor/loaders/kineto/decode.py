@@ -348,7 +348,11 @@ class Columns:
         ts += base_ns
         order = np.argsort(ts, kind="stable")
         return Counters(
-            ts[order], *(part[key][order] for key in ("value", "device", "name")), tuple(self._counter_names)
+            ts=ts[order],
+            value=part["value"][order],
+            device=part["device"][order],
+            name=part["name"][order],
+            names=tuple(self._counter_names),
         )
 
     def _memories(self, part: dict[str, npt.NDArray[Any]]) -> None:
