@@ -206,9 +206,8 @@ def test_what_follows_a_replay_without_kernels_is_laid_to_nobody() -> None:
     lost = facts_of(b)[TimeLedger].row(0, "steady")
     assert whole is not None and lost is not None
     assert whole.idle_ns.unattributed == 0
-    # the step's millisecond, and the pause behind it: until the next kernel nobody knows
-    assert lost.idle_ns.unattributed == pytest.approx(3_100_000, rel=0.05)
-    assert lost.idle_ns.python < 0.85 * whole.idle_ns.python
+    # until the host's next wait for the GPU has ended nobody knows
+    assert lost.idle_ns.unattributed == pytest.approx(1_000_000, rel=0.05)
 
 
 def test_rules_about_training_alone_are_skipped() -> None:
