@@ -11,7 +11,8 @@ from functools import lru_cache
 from typing import Literal, NamedTuple
 
 EngineKind = Literal["prefill", "decode", "mixed", "running", "diffusion", "idle", "capture", "other"]
-SERVING_KINDS: tuple[EngineKind, ...] = ("prefill", "decode", "mixed", "running", "diffusion", "other")
+ServingKind = Literal["prefill", "decode", "mixed", "running", "diffusion", "other"]
+SERVING_KINDS: tuple[ServingKind, ...] = ("prefill", "decode", "mixed", "running", "diffusion", "other")
 """kinds that work on requests; `running`: requests seen before, of which the name does not say what is done with them"""
 
 

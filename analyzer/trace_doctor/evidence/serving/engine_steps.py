@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Self
+from typing import Literal, Self
 
 import numpy as np
 from msgspec import Struct
@@ -13,7 +13,12 @@ from trace_doctor.arrays import I64, Bool
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.intervals import covered, intervals, subtract, total
-from trace_doctor.evidence.names.engine_step_names import SERVING_KINDS, EngineStepName, engine_step
+from trace_doctor.evidence.names.engine_step_names import (
+    SERVING_KINDS,
+    EngineStepName,
+    ServingKind,
+    engine_step,
+)
 from trace_doctor.evidence.names.event_names import is_graph_launch, is_launch
 from trace_doctor.evidence.trace.engine_marks import engine_marks
 from trace_doctor.evidence.trace.gpu_timeline import GpuTimeline
@@ -124,22 +129,23 @@ class EngineSteps(Evidence, frozen=True):
             for kind in kinds
         ]
         rows.sort(key=lambda row: -row.share)
-        for kind, idle in (("waiting", self.waiting), ("dummy", self.other)):
-            if len(idle):
-                each = idle[:, 1] - idle[:, 0]
-                rows.append(
-                    EngineRow(
-                        rank=0,
-                        kind=kind,
-                        count=len(idle),
-                        median_us=float(np.median(each)) / 1e3,
-                        share=total(idle) / length,
-                    )
-                )
+        rows += [_without_steps("waiting", self.waiting, length)] if len(self.waiting) else []
+        rows += [_without_steps("dummy", self.other, length)] if len(self.other) else []
         return rows
 
 
-def _row(kind: str, steps: Sequence[EngineStep], length: int, *, on_gpu: bool) -> EngineRow:
+def _without_steps(kind: Literal["waiting", "dummy"], spans: I64, length: int) -> EngineRow:
+    each = spans[:, 1] - spans[:, 0]
+    return EngineRow(
+        rank=0,
+        kind=kind,
+        count=len(spans),
+        median_us=float(np.median(each)) / 1e3,
+        share=total(spans) / length,
+    )
+
+
+def _row(kind: ServingKind, steps: Sequence[EngineStep], length: int, *, on_gpu: bool) -> EngineRow:
     pace = [step.step.pace for step in steps]
     requests = [n for step in steps if (n := step.name.requests) is not None]
     tokens = [step.name.tokens for step in steps if step.name.tokens is not None]
