@@ -49,6 +49,20 @@ _SGLANG_KINDS: dict[str, EngineKind] = {
 }  # fmt: skip
 
 
+GENERATE_PREFILL, GENERATE_DECODE, DENOISING = "generate(): prefill", "generate(): decode", "denoising step"
+"""labels of steps that nothing marks (`trace.generation_marks`)"""
+_UNMARKED = {
+    GENERATE_PREFILL: EngineStepName("prefill"),
+    GENERATE_DECODE: EngineStepName("decode"),
+    DENOISING: EngineStepName("diffusion"),
+}
+
+
+def step_of_label(label: str) -> EngineStepName | None:
+    """What the label of a step says, be it an annotation or one of those above; None for all others."""
+    return engine_step(label) or _UNMARKED.get(label)
+
+
 @lru_cache(4096)
 def engine_step(name: str) -> EngineStepName | None:
     """What the annotation of an engine step says; None for all other names."""

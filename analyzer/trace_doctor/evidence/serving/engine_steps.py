@@ -12,12 +12,15 @@ from msgspec import Struct
 from trace_doctor.arrays import I64, Bool
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
-from trace_doctor.evidence.intervals import covered, intervals, subtract, total
+from trace_doctor.evidence.intervals import NOTHING, covered, intervals, subtract, total
 from trace_doctor.evidence.names.engine_step_names import (
+    GENERATE_DECODE,
+    GENERATE_PREFILL,
     SERVING_KINDS,
     EngineStepName,
     ServingKind,
     engine_step,
+    step_of_label,
 )
 from trace_doctor.evidence.names.event_names import is_graph_launch, is_launch
 from trace_doctor.evidence.trace.engine_marks import engine_marks
@@ -89,6 +92,11 @@ class EngineSteps(Evidence, frozen=True):
     def of(self, *kinds: str) -> tuple[EngineStep, ...]:
         """The steps of these kinds."""
         return tuple(step for step in self.steps if step.name.kind in kinds)
+
+    @property
+    def is_generate(self) -> bool:
+        """Whether these are forwards of `generate()`, and not of a server."""
+        return bool(self.steps) and self.steps[0].step.label in (GENERATE_PREFILL, GENERATE_DECODE)
 
     def mask(self, some: Sequence[EngineStep]) -> Bool:
         """Mask of these of its steps."""
@@ -174,7 +182,7 @@ def _steps(facts: Facts, steady: Sequence[Step], busy: I64) -> tuple[EngineStep,
     single = np.bincount(at[~graph & launched] + 1, minlength=len(spans) + 1)[1:]
     graphs = np.bincount(at[graph] + 1, minlength=len(spans) + 1)[1:]
     replayed = np.bincount(at[graph & launched] + 1, minlength=len(spans) + 1)[1:]
-    names = [engine_step(s.label) or EngineStepName("other") for s in steady]
+    names = [step_of_label(s.label) or EngineStepName("other") for s in steady]
     full = _full([name.kind for name in names], graphs, count)
     worked = covered(np.array([(s.begun, s.done) for s in steady], dtype=np.int64).reshape(-1, 2), busy)
     return tuple(
@@ -210,6 +218,8 @@ def _between_steps(facts: Facts, steps: Steps) -> tuple[I64, I64]:
     """What lies between steps as the device sees it: waits for requests, and what is marked as no serving."""
     run: Run = facts.run
     marks = engine_marks(facts)
+    if not len(marks):
+        return NOTHING, NOTHING  # between two calls of generate() nobody waits for requests
     idle_marks = [
         m for m in marks.tolist() if (name := engine_step(run.text(m))) and name.kind not in SERVING_KINDS
     ]
