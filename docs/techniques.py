@@ -83,6 +83,7 @@ TOPICS: Mapping[str, tuple[str, ...]] = {
     "Inference servers": (
         "decode_in_graphs",
         "schedule_ahead",
+        "static_cache",
         "copy_tokens_behind",
         "smaller_prefills",
         "record_after_warm_up",

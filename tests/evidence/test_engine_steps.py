@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 
@@ -220,3 +221,60 @@ def test_rules_about_training_alone_are_skipped() -> None:
     for rule in of_training:
         with pytest.raises(NotCaptured, match="an inference engine was recorded"):
             rule().claims(facts)
+
+
+def _generate(tokens: int, *, trains: bool = False, begun: bool = True, marked: bool = False) -> RunBuilder:
+    """Two calls of `generate()`, in which the model is called once for each token, with two layers in it."""
+    b = RunBuilder(stacks=True)
+    for _ in range(2):
+        if begun:
+            with b.op("aten::ones"):
+                b.launch(3)
+        with (
+            b.step() if marked else nullcontext(),
+            b.python("transformers/generation/utils.py", 2780, "_sample"),
+        ):
+            for _ in range(tokens):
+                with b.event("nn.Module: LlamaForCausalLM_0", "python_function"):
+                    for layer in range(2):
+                        with b.event(f"nn.Module: Layer_{layer}", "python_function"), b.op("aten::mm"):
+                            b.launch(20)
+                with b.event("nn.Module: Sampler_0", "python_function"):
+                    b.item()
+        if trains:
+            with b.optimizer_step():
+                b.launch(10)
+    return b
+
+
+@pytest.mark.parametrize(
+    ("tokens", "more", "kinds"),
+    [
+        (4, {}, [*["prefill", "decode", "decode", "decode"] * 2]),
+        (4, {"begun": False}, [*["decode"] * 4, "prefill", *["decode"] * 3]),
+        (2, {}, []),
+        (4, {"trains": True}, []),
+        (4, {"marked": True}, []),
+    ],
+)
+def test_steps_of_generate_by_what_stacks_show(tokens: int, more: dict[str, bool], kinds: list[str]) -> None:
+    """Of a loop that begins before the trace nobody knows which of its forwards computed the prompt."""
+    steps = facts_of(_generate(tokens, **more))[Steps]
+    assert ([s.kind for s in steps.steps] if steps.source == "engine" else []) == kinds
+
+
+def test_between_two_calls_of_generate_nobody_waits_for_requests() -> None:
+    assert not len(facts_of(_generate(4))[EngineSteps].waiting)
+
+
+def test_denoising_steps_lie_between_two_ends_of_the_scheduler() -> None:
+    b = RunBuilder(stacks=True)
+    with b.annotation("execute_diffusion_1_256x256"):
+        for _ in range(4):
+            with b.op("aten::mm", us=50):
+                b.launch(500)
+            with b.python("diffusers/schedulers/scheduling_euler.py", 400, "step"):
+                b.wait(30)
+    steps = facts_of(b)[Steps]
+    assert (steps.source, [s.kind for s in steps.steps]) == ("engine", ["diffusion"] * 3)
+    assert [s.pace / 1e3 for s in steps.steps] == pytest.approx([500] * 3, rel=0.01)

@@ -31,7 +31,7 @@ class EngineRow(Struct, frozen=True, kw_only=True):
 
     input: Count = 0
     rank: int
-    kind: str
+    kind: Literal["prefill", "decode", "mixed", "running", "diffusion", "other", "waiting", "dummy"]
     count: Count
     requests: Amount | None = None
     """median of a step; None where the engine does not say it"""

@@ -16,13 +16,13 @@ _NAMES = {
     "dummy": "dummy steps and graph captures",
 }
 _NO_STEPS = ("waiting", "dummy")
-_MOST_IN_SENTENCE = 3
+_MOST_IN_SENTENCE, _MOST_ROWS = 3, 8
 
 
 def engine_rows(result: Result) -> list[EngineRow]:
     """Of the first capture that has any: ranks of an engine make the same steps."""
     rows = result.engine_steps or []
-    return [row for row in rows if row.input == rows[0].input]
+    return [row for row in rows if row.input == rows[0].input][:_MOST_ROWS]
 
 
 def name_of(row: EngineRow) -> str:

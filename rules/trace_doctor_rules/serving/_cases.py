@@ -49,6 +49,28 @@ def engine(
     return b
 
 
+def generate(
+    tokens: int = 10,
+    *,
+    kernels: int = 60,
+    kernel_us: float = 20,
+    host_us: float = 5,
+    between_us: float = 20,
+    token_copy: str = "event",
+) -> RunBuilder:
+    """A call of `generate()` of transformers, whose forwards launch each kernel."""
+    b = RunBuilder(stacks=True)
+    with b.op("aten::ones"), b.python("app.py", 5, "answer"):
+        pass
+    with b.python("transformers/generation/utils.py", 2780, "_sample"):
+        for _ in range(tokens):
+            with b.event("nn.Module: LlamaForCausalLM_0", "python_function"):
+                _eager(b, kernels, kernel_us, host_us)
+            _get_tokens(b, token_copy)
+            b.wait(between_us)
+    return b
+
+
 def _eager(b: RunBuilder, kernels: int, kernel_us: float, host_us: float) -> None:
     for _ in range(kernels):
         with b.op("aten::mm", us=host_us):

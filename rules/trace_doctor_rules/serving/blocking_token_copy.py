@@ -19,7 +19,7 @@ from trace_doctor.testing import Invalid, Valid
 from trace_doctor_rules import techniques
 from trace_doctor_rules._shared import spans_of, table
 from trace_doctor_rules.host._host_device_sync_evidence import SyncSite, SyncSites
-from trace_doctor_rules.serving._cases import DECODES, engine
+from trace_doctor_rules.serving._cases import DECODES, engine, generate
 from trace_doctor_rules.serving._shared import confidence, cost, decodes_of, must_show_a_habit
 
 _LONG_FACTOR = 10.0
@@ -88,6 +88,11 @@ class BlockingTokenCopy(Rule):
     ]  # fmt: skip
     INVALID = [
         Invalid(
+            "generate() of transformers",
+            lambda: generate(token_copy="stream", between_us=300),
+            fixes=("pinned",),
+        ),
+        Invalid(
             "tokens.item() in each step",
             lambda: engine(token_copy="stream", between_us=300),
             message="aten::item blocks the host in 11 of 11 decode steps",
@@ -139,7 +144,10 @@ class BlockingTokenCopy(Rule):
                 )
             ],
             spans=ctx[Moments].longest(spans_of(pieces), "idle after a copy", device=engine_steps.device),
-            fixes=[techniques.schedule_ahead(_VERIFY), techniques.copy_tokens_behind(_VERIFY)],
+            fixes=[
+                *([] if engine_steps.is_generate else [techniques.schedule_ahead(_VERIFY)]),
+                techniques.copy_tokens_behind(_VERIFY),
+            ],
             owned=spans_of(pieces),
             key=sites[0][0].name,
         )

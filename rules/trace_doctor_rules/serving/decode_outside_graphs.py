@@ -15,7 +15,7 @@ from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, Valid
 from trace_doctor_rules import techniques
 from trace_doctor_rules._shared import spans_of, table
-from trace_doctor_rules.serving._cases import DECODES, engine
+from trace_doctor_rules.serving._cases import DECODES, engine, generate
 from trace_doctor_rules.serving._shared import confidence, cost, decodes_of
 
 _LARGER = (*DECODES, *((0, 64),) * 6)
@@ -98,6 +98,7 @@ class DecodeOutsideGraphs(Rule):
             shown="without | 5 | 64",
         ),
         Invalid("with stacks", lambda: engine(graphs_up_to=0, kernel_us=5, host_us=20, stacks=True), confidence="medium"),
+        Invalid("generate() of transformers", lambda: generate(kernel_us=5, host_us=20), message="None of 9 decode", fixes=('cache_implementation="static"',)),
         Invalid("one step", lambda: engine([(0, 8)], graphs_up_to=0, kernel_us=5, host_us=20), confidence="low"),
     ]  # fmt: skip
 
@@ -128,10 +129,13 @@ class DecodeOutsideGraphs(Rule):
                 )
             ],
             spans=ctx[Moments].longest([(s.step.begun, s.step.done) for s in eager], "decode without a graph", engine_steps.device),
-            fixes=[techniques.decode_in_graphs("Record the same load again: decode steps launch a graph")],
+            fixes=[(techniques.static_cache if engine_steps.is_generate else techniques.decode_in_graphs)(_VERIFY)],
             owned=spans_of(idle.pieces(inside)),
             key="decode",
         )  # fmt: skip
+
+
+_VERIFY = "Record the same load again: decode steps launch a graph"
 
 
 def _which(eager: Sequence[EngineStep], with_graph: Sequence[EngineStep], count: int) -> str:

@@ -15,7 +15,7 @@ from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, Valid
 from trace_doctor_rules import techniques
 from trace_doctor_rules._shared import spans_of, table
-from trace_doctor_rules.serving._cases import DECODES, engine
+from trace_doctor_rules.serving._cases import DECODES, engine, generate
 from trace_doctor_rules.serving._shared import confidence, cost, decodes_of, must_show_a_habit
 
 _MOST_EVENTS = 8
@@ -91,6 +91,7 @@ class GapBetweenSteps(Rule):
         ),
         Invalid("of which stacks say the function", lambda: engine(between_us=2000, stacks=True), confidence="medium", shown="schedule"),
         Invalid("the same requests wait", lambda: engine(pause_us=50_000), message="before 10 of 11"),
+        Invalid("generate() of transformers", lambda: generate(between_us=2000), message="before 9 of 9", fixes=('cache_implementation="static"',)),
         Invalid("two steps", lambda: engine(DECODES[:3], between_us=2000), confidence="low"),
     ]  # fmt: skip
 
@@ -123,7 +124,10 @@ class GapBetweenSteps(Rule):
                 )
             ],
             spans=ctx[Moments].longest(spans_of(pieces), "gap between steps", device=engine_steps.device),
-            fixes=[techniques.schedule_ahead("Record the same load again: gaps are shorter")],
+            fixes=[(techniques.static_cache if engine_steps.is_generate else techniques.schedule_ahead)(_VERIFY)],
             owned=spans_of(pieces),
             key="gap",
         )  # fmt: skip
+
+
+_VERIFY = "Record the same load again: gaps are shorter"

@@ -31,6 +31,17 @@ def schedule_ahead(verify: str) -> Fix:
     )
 
 
+def static_cache(verify: str) -> Fix:
+    """Advice for `generate()` of transformers."""
+    return advice(
+        "Generate with a static KV cache",
+        'model.generate(**inputs, cache_implementation="static")   # compiles the decode forward, with CUDA graphs\n'
+        "# pad prompts to a few lengths, so that it is compiled once for each",
+        "the cache is allocated for the longest output; the first call compiles",
+        verify,
+    )
+
+
 def copy_tokens_behind(verify: str) -> Fix:
     """Advice for code of an engine or a plugin: tokens are copied without a wait of the host."""
     return advice(

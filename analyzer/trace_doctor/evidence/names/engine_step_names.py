@@ -11,7 +11,8 @@ from functools import lru_cache
 from typing import Literal, NamedTuple
 
 EngineKind = Literal["prefill", "decode", "mixed", "running", "diffusion", "idle", "capture", "other"]
-SERVING_KINDS: tuple[EngineKind, ...] = ("prefill", "decode", "mixed", "running", "diffusion", "other")
+ServingKind = Literal["prefill", "decode", "mixed", "running", "diffusion", "other"]
+SERVING_KINDS: tuple[ServingKind, ...] = ("prefill", "decode", "mixed", "running", "diffusion", "other")
 """kinds that work on requests; `running`: requests seen before, of which the name does not say what is done with them"""
 
 
@@ -46,6 +47,20 @@ _SGLANG_KINDS: dict[str, EngineKind] = {
     "EXTEND": "prefill", "SPLIT_PREFILL": "prefill", "PREBUILT": "other", "DECODE": "decode", "MIXED": "mixed",
     "IDLE": "idle", "DUMMY_FIRST": "idle",
 }  # fmt: skip
+
+
+GENERATE_PREFILL, GENERATE_DECODE, DENOISING = "generate(): prefill", "generate(): decode", "denoising step"
+"""labels of steps that nothing marks (`trace.generation_marks`)"""
+_UNMARKED = {
+    GENERATE_PREFILL: EngineStepName("prefill"),
+    GENERATE_DECODE: EngineStepName("decode"),
+    DENOISING: EngineStepName("diffusion"),
+}
+
+
+def step_of_label(label: str) -> EngineStepName | None:
+    """What the label of a step says, be it an annotation or one of those above; None for all others."""
+    return engine_step(label) or _UNMARKED.get(label)
 
 
 @lru_cache(4096)

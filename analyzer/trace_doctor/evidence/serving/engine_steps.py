@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Self
+from typing import Literal, Self
 
 import numpy as np
 from msgspec import Struct
@@ -12,8 +12,16 @@ from msgspec import Struct
 from trace_doctor.arrays import I64, Bool
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
-from trace_doctor.evidence.intervals import covered, intervals, subtract, total
-from trace_doctor.evidence.names.engine_step_names import SERVING_KINDS, EngineStepName, engine_step
+from trace_doctor.evidence.intervals import NOTHING, covered, intervals, subtract, total
+from trace_doctor.evidence.names.engine_step_names import (
+    GENERATE_DECODE,
+    GENERATE_PREFILL,
+    SERVING_KINDS,
+    EngineStepName,
+    ServingKind,
+    engine_step,
+    step_of_label,
+)
 from trace_doctor.evidence.names.event_names import is_graph_launch, is_launch
 from trace_doctor.evidence.trace.engine_marks import engine_marks
 from trace_doctor.evidence.trace.gpu_timeline import GpuTimeline
@@ -85,6 +93,11 @@ class EngineSteps(Evidence, frozen=True):
         """The steps of these kinds."""
         return tuple(step for step in self.steps if step.name.kind in kinds)
 
+    @property
+    def is_generate(self) -> bool:
+        """Whether these are forwards of `generate()`, and not of a server."""
+        return bool(self.steps) and self.steps[0].step.label in (GENERATE_PREFILL, GENERATE_DECODE)
+
     def mask(self, some: Sequence[EngineStep]) -> Bool:
         """Mask of these of its steps."""
         begins = {step.step.start for step in some}
@@ -124,22 +137,23 @@ class EngineSteps(Evidence, frozen=True):
             for kind in kinds
         ]
         rows.sort(key=lambda row: -row.share)
-        for kind, idle in (("waiting", self.waiting), ("dummy", self.other)):
-            if len(idle):
-                each = idle[:, 1] - idle[:, 0]
-                rows.append(
-                    EngineRow(
-                        rank=0,
-                        kind=kind,
-                        count=len(idle),
-                        median_us=float(np.median(each)) / 1e3,
-                        share=total(idle) / length,
-                    )
-                )
+        rows += [_without_steps("waiting", self.waiting, length)] if len(self.waiting) else []
+        rows += [_without_steps("dummy", self.other, length)] if len(self.other) else []
         return rows
 
 
-def _row(kind: str, steps: Sequence[EngineStep], length: int, *, on_gpu: bool) -> EngineRow:
+def _without_steps(kind: Literal["waiting", "dummy"], spans: I64, length: int) -> EngineRow:
+    each = spans[:, 1] - spans[:, 0]
+    return EngineRow(
+        rank=0,
+        kind=kind,
+        count=len(spans),
+        median_us=float(np.median(each)) / 1e3,
+        share=total(spans) / length,
+    )
+
+
+def _row(kind: ServingKind, steps: Sequence[EngineStep], length: int, *, on_gpu: bool) -> EngineRow:
     pace = [step.step.pace for step in steps]
     requests = [n for step in steps if (n := step.name.requests) is not None]
     tokens = [step.name.tokens for step in steps if step.name.tokens is not None]
@@ -168,7 +182,7 @@ def _steps(facts: Facts, steady: Sequence[Step], busy: I64) -> tuple[EngineStep,
     single = np.bincount(at[~graph & launched] + 1, minlength=len(spans) + 1)[1:]
     graphs = np.bincount(at[graph] + 1, minlength=len(spans) + 1)[1:]
     replayed = np.bincount(at[graph & launched] + 1, minlength=len(spans) + 1)[1:]
-    names = [engine_step(s.label) or EngineStepName("other") for s in steady]
+    names = [step_of_label(s.label) or EngineStepName("other") for s in steady]
     full = _full([name.kind for name in names], graphs, count)
     worked = covered(np.array([(s.begun, s.done) for s in steady], dtype=np.int64).reshape(-1, 2), busy)
     return tuple(
@@ -204,6 +218,8 @@ def _between_steps(facts: Facts, steps: Steps) -> tuple[I64, I64]:
     """What lies between steps as the device sees it: waits for requests, and what is marked as no serving."""
     run: Run = facts.run
     marks = engine_marks(facts)
+    if not len(marks):
+        return NOTHING, NOTHING  # between two calls of generate() nobody waits for requests
     idle_marks = [
         m for m in marks.tolist() if (name := engine_step(run.text(m))) and name.kind not in SERVING_KINDS
     ]

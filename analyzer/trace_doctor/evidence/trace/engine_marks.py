@@ -18,6 +18,7 @@ from trace_doctor.evidence.names.engine_step_names import (
     is_engine_step,
 )
 from trace_doctor.evidence.names.event_names import is_backward, is_optimizer_step
+from trace_doctor.evidence.trace.generation_marks import generation_steps
 from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.evidence.trace.pieces import Span
@@ -36,6 +37,7 @@ _WAIT = re.compile(
     r"|zmq[/\\].*\(\d+\): (?:_?recv\w*|_?poll)|asyncio[/\\].*\(\d+\): _?run_once|shm_broadcast\.py\(\d+\): \w+)"
     r"|<built-in (?:method|function) (?:poll|select|acquire|sleep|recv\w*)\b.*>"
 )
+_DIFFUSION = "execute_diffusion_"
 _ASK = re.compile(r".*\(\d+\): recv_requests")
 
 
@@ -53,13 +55,31 @@ def engine_marks(facts: Facts) -> I64:
     the program trains: an engine makes its samples then."""
     run = facts.run
     marks = run.named(is_engine_step, Cat.USER_ANNOTATION, Cat.CPU_OP)
-    if not len(marks) or len(run.named(is_optimizer_step)) or len(run.named(is_backward, Cat.CPU_OP)):
+    if not len(marks) or _trains(run):
         return marks[:0]
     marks = facts[Nesting].outermost(marks[run.thread[marks] == facts[Threads].main])
     return np.asarray(marks[np.argsort(run.ts[marks], kind="stable")])
 
 
-def engine_steps(facts: Facts, piece: Span) -> tuple[list[Span], list[str]]:
+def _trains(run: Run) -> bool:
+    return bool(len(run.named(is_optimizer_step)) or len(run.named(is_backward, Cat.CPU_OP)))
+
+
+def engine_steps(facts: Facts, piece: Span, *, may_infer: bool) -> tuple[list[Span], list[str]]:
+    """(start, end) ns of the steps of an engine on the host, and their labels: those that it marks, else (`may_infer`) those of
+    `generate()` and of the denoising in what it marks, as far as stacks show them."""
+    spans, labels = _marked_steps(facts, piece)
+    if (
+        may_infer
+        and (not spans or all(label.startswith(_DIFFUSION) for label in labels))
+        and not _trains(facts.run)
+    ):
+        inner = generation_steps(facts, piece)
+        return inner if len(inner[0]) > len(spans) else (spans, labels)
+    return spans, labels
+
+
+def _marked_steps(facts: Facts, piece: Span) -> tuple[list[Span], list[str]]:
     """(start, end) ns of the steps of an engine on the host, and their labels. Each lasts until the next mark begins, or until the
     server waits for requests: it may wait only before a step with requests that the one before did not have. Of several the
     last one is left out: what the engine does behind its mark is cut off. A single one lasts until

@@ -11,7 +11,8 @@ import numpy as np
 
 from trace_doctor.arrays import I64
 from trace_doctor.evidence.base import Facts
-from trace_doctor.evidence.names.event_names import is_loader, is_optimizer_step
+from trace_doctor.evidence.names.event_names import is_loader, is_optimizer_step, is_step
+from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.evidence.trace.threads import Threads
 from trace_doctor.run import Cat, Run
@@ -21,6 +22,10 @@ _MARKERS = re.compile(
     r"|[Ii]teration ?#? ?\d*|## ?iteration.*##|DistributedDataParallel\.forward"
     r"|## forward ##|FullyShardedDataParallel\.forward|DataParallel\.forward"
 )
+
+
+_LEAST_OPERATORS = 10
+"""Of a process that counts: of one or two events the process may be wrong, where a file is damaged."""
 
 
 def loader_marks(facts: Facts) -> I64:
@@ -111,3 +116,21 @@ def missing_marks(run: Run, marks: I64, steps: Sequence[tuple[int, int]]) -> str
         if empty > MOST_EMPTY * len(steps)
         else ""
     )
+
+
+def several_processes(facts: Facts) -> str:
+    """Why this is not one training loop: a profiler records the process that it runs in, and its steps are marked by one
+    thread, so more of them come from traces that were merged into one file."""
+    run = facts.run
+    launches = facts[Launches].launch
+    working = np.append(np.flatnonzero(run.is_cat(Cat.CPU_OP)), launches[launches >= 0])
+    counts: Counter[str] = Counter()
+    for thread, count in enumerate(np.bincount(run.thread[working], minlength=len(run.threads)).tolist()):
+        counts[run.threads[thread].pid] += count
+    processes = [pid for pid, count in counts.items() if count >= _LEAST_OPERATORS]
+    if len(processes) > 1:
+        return f"{len(processes)} processes ran operators, as where a file holds the merged traces of several ranks"
+    marking = np.unique(run.thread[run.named(is_step, Cat.USER_ANNOTATION, Cat.CPU_OP)])
+    if len(marking) > 1:
+        return f"{len(marking)} threads mark steps, as where a file holds the merged traces of several ranks"
+    return ""

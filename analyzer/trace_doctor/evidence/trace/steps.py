@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Literal, Self
@@ -15,7 +14,7 @@ from trace_doctor.arrays import I64, Bool
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.durations import two_figures
-from trace_doctor.evidence.names.engine_step_names import engine_step
+from trace_doctor.evidence.names.engine_step_names import step_of_label
 from trace_doctor.evidence.names.event_names import is_step, step_number
 from trace_doctor.evidence.trace.engine_marks import engine_steps
 from trace_doctor.evidence.trace.launches import Launches
@@ -25,6 +24,7 @@ from trace_doctor.evidence.trace.step_marks import (
     loader_marks,
     missing_marks,
     optimizer_marks,
+    several_processes,
 )
 from trace_doctor.evidence.trace.warmup import leading_warmup
 from trace_doctor.run import GPU_CATS, Cat, Run
@@ -35,8 +35,6 @@ Cut = tuple[Span, Source, list[Span], list[str]]
 """window, source, the steps on the host, their labels"""
 
 _SEVERAL = "their numbers fall or they overlap, as where a file holds several traces"
-_LEAST_OPERATORS = 10
-"""Of a process that counts: of one or two events the process may be wrong, where a file is damaged."""
 _NO_TIME = "none takes any time, up to the end of the GPU work that was launched before it"
 
 
@@ -57,7 +55,7 @@ class Step(Struct, frozen=True):
     @property
     def kind(self) -> str:
         """What an inference engine did in it (`engine_step_names.EngineKind`); "" of other programs."""
-        named = engine_step(self.label)
+        named = step_of_label(self.label)
         return named.kind if named is not None else ""
 
     @property
@@ -158,7 +156,7 @@ class Steps(Evidence, frozen=True):
         parts = pieces(run, marks, [step_number(run.text(m)) for m in marks])
         cuts = [_cut(facts, piece) for piece in parts if _work_in(run, piece).any()] or [_cut(facts, EVER)]
         numbered = any(source == "profiler_step" for _, source, _, _ in cuts)
-        doubt = _several_processes(facts) or (_several_series(run, marks) if numbered else "")
+        doubt = several_processes(facts) or (_several_series(run, marks) if numbered else "")
         if doubt:
             return cls._without(facts, doubt)
         cut, more = _chosen(cuts, facts.options.steps)
@@ -212,8 +210,9 @@ class Steps(Evidence, frozen=True):
 
 def _cut(facts: Facts, piece: Span) -> Cut:
     marked = _from_profiler_steps(facts, piece)
-    engine, labels = engine_steps(facts, piece)
-    if engine and (marked is None or len(engine) >= len(marked[2])):
+    count = 0 if marked is None else len(marked[2])
+    engine, labels = engine_steps(facts, piece, may_infer=count < 2)
+    if engine and len(engine) >= count:
         return _extent(facts.run, piece), "engine", engine, labels
     return marked or _from_marks(facts, piece)
 
@@ -272,24 +271,6 @@ def _profiler_marks(facts: Facts) -> I64:
     if len(marks):
         marks = marks[run.thread[marks] == np.bincount(run.thread[marks]).argmax()]
     return np.asarray(marks[np.unique(run.ts[marks], return_index=True)[1]])
-
-
-def _several_processes(facts: Facts) -> str:
-    """Why this is not one training loop: a profiler records the process that it runs in, and its steps are marked by one
-    thread, so more of them come from traces that were merged into one file."""
-    run = facts.run
-    launches = facts[Launches].launch
-    working = np.append(np.flatnonzero(run.is_cat(Cat.CPU_OP)), launches[launches >= 0])
-    counts: Counter[str] = Counter()
-    for thread, count in enumerate(np.bincount(run.thread[working], minlength=len(run.threads)).tolist()):
-        counts[run.threads[thread].pid] += count
-    processes = [pid for pid, count in counts.items() if count >= _LEAST_OPERATORS]
-    if len(processes) > 1:
-        return f"{len(processes)} processes ran operators, as where a file holds the merged traces of several ranks"
-    marking = np.unique(run.thread[run.named(is_step, Cat.USER_ANNOTATION, Cat.CPU_OP)])
-    if len(marking) > 1:
-        return f"{len(marking)} threads mark steps, as where a file holds the merged traces of several ranks"
-    return ""
 
 
 def _several_series(run: Run, marks: I64) -> str:
