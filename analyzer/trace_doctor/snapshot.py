@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from trace_doctor.arrays import I16, I32, I64, U8
+from trace_doctor.arrays import I16, I32, I64, U8, Bool
 from trace_doctor.model import TorchVersion
 
 NO_STACK = -1
@@ -108,6 +108,8 @@ class Snapshot:
     """indices into `frames`, innermost first"""
     frames: tuple[StackFrame, ...]
 
+    segment_private: Bool = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
+    """segments of a private pool, such as that of a CUDA graph; empty where the file does not say"""
     note: I32 = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
     """of each entry the index into `notes`, NO_NOTE where it has none; empty where no entry has one"""
     notes: tuple[str, ...] = ()
@@ -162,6 +164,13 @@ class Snapshot:
     def entries(self, device: int) -> I64:
         """Positions of one device's history."""
         return np.flatnonzero(self.device == device)
+
+    def private_bytes(self, device: int) -> int:
+        """Bytes of a device's segments in private pools; 0 where the file does not say."""
+        own = (
+            self.segment_private & (self.segment_device == device) if len(self.segment_private) else slice(0)
+        )
+        return int(self.segment_size[own].sum())
 
     def frames_of(self, stack: int) -> list[StackFrame]:
         """The frames of a stack, innermost first; none for NO_STACK."""

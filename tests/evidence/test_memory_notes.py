@@ -118,3 +118,17 @@ def test_damage_to_the_pinned_part_costs_nothing_else(tmp_path: Path) -> None:
     assert result.memory_pinned == []
     assert owners(result) == owners(analyzed(tmp_path, trained()))
     assert any("pinned host memory is damaged" in w for i in result.inputs for w in i.warnings)
+
+
+def test_memory_of_private_pools(tmp_path: Path) -> None:
+    data = trained()
+    segment = data["segments"][0]
+    segment["segment_pool_id"] = (0, 3)
+    result, plain = analyzed(tmp_path, data), analyzed(tmp_path, trained())
+    assert (result.memory_ledger[0].private_bytes, plain.memory_ledger[0].private_bytes) == (
+        segment["total_size"],
+        0,
+    )
+    for form in ("text", "html"):
+        assert "in private pools" in render(result, form)
+        assert "in private pools" not in render(plain, form)

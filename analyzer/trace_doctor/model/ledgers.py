@@ -193,6 +193,8 @@ class MemoryLedgerRow(OnDevice, frozen=True, kw_only=True):
     by_category: CategoryBytes
     max_reserved_bytes: Bytes | None
     max_live_bytes: Bytes
+    private_bytes: Bytes = 0
+    """of segments in private pools, as those of CUDA graphs, when the snapshot was written: other work cannot use them"""
     how: str
     explained: list[str] = field(default_factory=list)
     """categories that a finding speaks of"""

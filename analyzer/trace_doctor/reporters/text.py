@@ -276,7 +276,8 @@ def _aligned(terminal: Terminal, lines: list[list[str]]) -> None:
 
 
 def _reserved(row: MemoryLedgerRow) -> list[str]:
-    return [f"{size(row.max_reserved_bytes)} reserved"] if row.max_reserved_bytes else []
+    parts = [f"{size(row.max_reserved_bytes)} reserved"] if row.max_reserved_bytes else []
+    return parts + ([f"{size(row.private_bytes)} in private pools"] if row.private_bytes else [])
 
 
 def _classes(row: MemoryLedgerRow) -> str:

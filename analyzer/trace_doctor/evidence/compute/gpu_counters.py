@@ -17,7 +17,10 @@ SM_CLOCK, POWER, TEMPERATURE = "SM Clock (MHz)", "Power (W)", "Temperature (C)"
 SM_ACTIVE = "SM Active (%)"
 MEMORY_THROUGHPUT = ("DRAM BW (%)", "HBM BW (%)")
 """of the peak, as two generations of GPUs name it"""
-RECORD = "the CUPTI monitor of torch 2.14 or later with enable_environment_counters=True"
+RECORD = (
+    'custom_profiler_config=\'{"backend": "cupti_monitor", "enable_environment_counters": true}\' in the '
+    "experimental_config of torch 2.14"
+)
 LEAST_SAMPLES = 20
 """of which a mean is made"""
 _MOSTLY = 0.8

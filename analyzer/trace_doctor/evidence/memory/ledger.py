@@ -52,6 +52,7 @@ def _row(blocks: DeviceBlocks, rank: int) -> MemoryLedgerRow:
     return MemoryLedgerRow(
         rank=rank,
         device=history.device,
+        private_bytes=blocks.stacks.snapshot.private_bytes(history.device),
         peak_bytes=history.peak_bytes,
         by_category=msgspec.convert(blocks.at_peak, CategoryBytes),
         max_reserved_bytes=None if history.reserved is None else int(history.reserved.max()),

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from trace_doctor.arrays import I16, I32, I64, U8
+from trace_doctor.arrays import I16, I32, I64, U8, Bool
 from trace_doctor.model import TorchVersion
 from trace_doctor.snapshot import NO_NOTE, NO_STACK, Action, Annotation, BlockState, Snapshot, StackFrame
 from trace_doctor.user_frames import plain_path
@@ -115,6 +115,7 @@ class Columns:
             block_stack=self.stacks.indices([_block_frames(b) for b in blocks]),
             stacks=tuple(self.stacks.stacks),
             frames=tuple(self.stacks.frames),
+            segment_private=_private(segments),
             note=note,
             notes=notes,
             annotations=self._annotations(),
@@ -256,6 +257,16 @@ def _addresses(entries: Sequence[Record]) -> I64:
         return _column(
             (e["addr"] if "addr" in e else e.get("device_free", -1) for e in entries), len(entries)
         )
+
+
+def _private(segments: Sequence[Record]) -> Bool:
+    """Whether each segment belongs to another pool than the common one, (0, 0); empty where none says."""
+    pools = [s.get("segment_pool_id") for s in segments]
+    if None in pools:
+        return np.zeros(0, dtype=np.bool_)
+    return np.array(
+        [isinstance(p, list | tuple) and any(n != 0 for n in p[:2]) for p in pools], dtype=np.bool_
+    )
 
 
 def _sizes(records: Sequence[Record], key: str) -> I64:

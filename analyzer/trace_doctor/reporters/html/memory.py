@@ -180,6 +180,8 @@ def _peak(row: MemoryLedgerRow, n: int) -> Html:
     ]
     columns: Columns = ["Class", Column("At the peak", "bytes"), Column("Share", "share"), "What it is"]
     reserved = f", with {size(row.max_reserved_bytes)} reserved at most" if row.max_reserved_bytes else ""
+    if row.private_bytes:
+        reserved += f"; {size(row.private_bytes)} in private pools when the snapshot was written"
     return el(
         "div",
         el("p", el("strong", f"The peak: {size(row.peak_bytes)}"), reserved, ".", class_="peak-line"),
