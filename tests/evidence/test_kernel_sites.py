@@ -12,14 +12,19 @@ from typing import Any
 
 import pytest
 
+from trace_doctor.engine.detail.work import work_detail_of
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.trace.kernel_sites import KernelSites
 from trace_doctor.loaders.discover import discover
 from trace_doctor.loading.captures import captures_of
 from trace_doctor.loading.load_file import load
+from trace_doctor.model.work_detail import Origin
 from trace_doctor.run import Cat
 from trace_doctor.testing import RunBuilder
+from trace_doctor.testing.cases import claims_on
+from trace_doctor_rules.kernels.underfilled_gpu import UnderfilledGpu
+from trace_doctor_rules.kernels.unfused_attention import UnfusedAttention
 
 POINTWISE = "triton_poi_fused_add_relu_0"
 NODE = 7 << 32
@@ -151,6 +156,14 @@ def test_a_stack_among_the_arguments_of_the_kernel_tells_it(tmp_path: Path) -> N
     assert facts_of(tmp_path, b)[KernelSites].text(1 + 1) == "forward() (/home/me/model.py:8)"
 
 
+def test_code_from_a_cache_that_was_made_without_lines_is_no_damage(tmp_path: Path) -> None:
+    """torch 2.13 writes the header alone then."""
+    cached = log({}).partition("\n")[0].replace(', "has_payload": "x"', "") + "\n"
+    facts = facts_of(tmp_path, compiled(), **{LOG: cached + log({f"{POINTWISE}:1": forward(8)})})
+    assert not facts.capture.torch_logs[0].warnings
+    assert texts(facts)[0] == "forward() (/home/me/model.py:8)"
+
+
 def test_nothing_is_claimed_where_nothing_tells(tmp_path: Path) -> None:
     facts = facts_of(tmp_path, compiled(), **{LOG: log({"triton_other:1": forward(8)})})
     assert texts(facts) == ["", ""]
@@ -216,3 +229,44 @@ def test_what_is_no_annotation_is_not_executed_and_named(
     facts = facts_of(tmp_path, replayed(), **{"kernel_annotations_rank0_3.pkl": content})
     assert not (tmp_path / "made.txt").exists()
     assert any("kernel_annotations_rank0_3.pkl cannot be read" in w for w in facts.run.warnings)
+
+
+# -- what people see ---------------------------------------------------------------------------------------------
+
+
+def test_a_finding_on_compiled_kernels_names_the_line_of_the_model(tmp_path: Path) -> None:
+    """The first of two that were fused; in the table both."""
+    b = RunBuilder(memory=True)
+    for _ in range(3):
+        with b.step(), b.region(0), b.op(POINTWISE):
+            b.memory(1 << 30, reserved=1 << 30)
+            b.launch(900, POINTWISE, grid=[16, 1, 1])
+    facts = facts_of(tmp_path, b, **{LOG: log({f"{POINTWISE}:1": forward(8, 7)})})
+    (claim,) = claims_on(UnderfilledGpu(), [facts])
+    assert (claim.location.file, claim.location.line) == ("/home/me/model.py", 7)
+    assert claim.evidence[0].rows[0][-1] == "forward() (/home/me/model.py:7, 8)"
+    (kernel,) = work_detail_of(facts, 10).kernels
+    assert kernel.site == Origin(name="forward() (/home/me/model.py:7, 8)", share=1.0)
+
+
+def test_a_finding_in_a_graph_names_the_line_that_was_captured(tmp_path: Path) -> None:
+    b = RunBuilder()
+    for _ in range(4):
+        with b.step():
+            first = len(b.events)
+            for n, name in enumerate(("sm90_gemm", "cunn_SoftMaxForward", "sm90_gemm")):
+                b.launch(
+                    300,
+                    name,
+                    call="cudaGraphLaunch",
+                    grid=[4, 4, 64],
+                    **{"graph id": 7, "graph node id": n + 1},
+                )
+            kernels = [e for e in b.events[first:] if e["cat"] == "kernel"]
+            for kernel in kernels:
+                kernel["args"]["correlation"] = kernels[0]["args"]["correlation"]
+    stacks = {str(NODE + n): f"attention.py:{30 + n}:attention" for n in (1, 2, 3)}
+    facts = facts_of(tmp_path, b, **{"stacks_rank0.json": json.dumps(stacks)})
+    (claim,) = claims_on(UnfusedAttention(), [facts])
+    assert "Attention in attention() (attention.py:32)" in claim.message
+    assert (claim.location.file, claim.location.line) == ("attention.py", 32)

@@ -126,6 +126,13 @@ def record(
     no_stacks: Annotated[
         bool, typer.Option("--no-stacks", help="Do not record Python stacks; findings then name no lines.")
     ] = False,
+    kernel_lines: Annotated[
+        bool,
+        typer.Option(
+            "--kernel-lines",
+            help="Record the lines that compiled kernels are made from. Code in the compile cache is compiled again.",
+        ),
+    ] = False,
     console: _Console,
 ) -> None:
     """Run a training script unchanged and record it, or a running server. Exit code: the script's, 125 if recording failed or recorded nothing."""
@@ -154,6 +161,7 @@ def record(
         options = RecordOptions(
             folder="", at=at, max_steps=max_steps, max_seconds=max_seconds, max_mb=max_mb, let_it_run=let_it_run,
             timing_steps=timing_steps, step_every=step_every, stacks=not no_stacks, lines=True,
+            kernel_lines=kernel_lines,
         )  # fmt: skip
     except ValueError as error:
         raise UsageError(f"--{str(error).replace('_', '-')}") from None

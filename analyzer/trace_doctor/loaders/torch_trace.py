@@ -290,7 +290,9 @@ class _Reader:
             self.breaks.append(_graph_break(_compile_id(record), payload))
         elif name == "recompile_reasons":
             self.recompiles[_compile_id(record)] = _reasons(payload)
-        elif name == provenance.STACK_TRACES:
+        elif (
+            name == provenance.STACK_TRACES and payload
+        ):  # torch also says that it has none, of code from a cache
             self.kernels += provenance.sources_of(payload, _compile_id(record))
         elif name == "torch_version":
             self.version = str(msgspec.json.decode(payload.encode())["pytorch_version"])

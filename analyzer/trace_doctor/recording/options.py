@@ -91,6 +91,8 @@ class RecordOptions:
     """the allocator keeps so many events"""
     imports: bool = False
     """which files of Python the process has loaded, those of installed packages left out"""
+    kernel_lines: bool = False
+    """the lines that compiled kernels are made from; code in the compile cache that was made without them is compiled again"""
     lines: bool = False
     """which lines of the script's own files run"""
     grace_seconds: float = 10.0

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
-from trace_doctor import Saving, Table, Unit
+from trace_doctor import Column, Saving, Table, Unit
 from trace_doctor.evidence.compute.kernels import Kernels
 from trace_doctor.evidence.durations import three_figures, two_figures
 from trace_doctor.evidence.replay.what_if import Removal, Replay
@@ -20,6 +19,8 @@ HARDLY = 0.005
 """A saving below this share of the step is none that anybody would notice."""
 ROWS = 8
 """Kernels of one table: the rest is summed up."""
+_CUT = 160
+"""characters of a kernel's name in a table"""
 
 
 def by_model(
@@ -73,12 +74,10 @@ def negligible(share: float | None) -> str:
 
 
 def kernel_table(title: str, kernels: Kernels, mask: Bool, sites: KernelSites | None = None) -> Table:
-    """The kernels (on a CPU: operators) that take most time, per steady step; and where they come from, as far as more than the
-    stacks around their launches tells."""
-    by_name = kernels.by_name(mask)
+    """The kernels (on a CPU: operators) that take most time, per steady step, with their sources (see `with_sources`)."""
     rows = [
-        (name[:160], count / kernels.steps, ns / kernels.steps / 1e3, ns / max(kernels.total, 1))
-        for name, count, ns in by_name
+        (name[:_CUT], count / kernels.steps, ns / kernels.steps / 1e3, ns / max(kernels.total, 1))
+        for name, count, ns in kernels.by_name(mask)
     ]
     columns: dict[str, Unit] = {
         noun(kernels): "code",
@@ -86,20 +85,21 @@ def kernel_table(title: str, kernels: Kernels, mask: Bool, sites: KernelSites | 
         "time/step": "us",
         f"of {noun(kernels)} time": "share",
     }
-    origins = origins_of(kernels, mask, [name for name, _, _ in by_name[:ROWS]], sites)
-    if not any(origins):
-        return table(title, columns, rows, ROWS)
-    named = [(*row, origin) for row, origin in zip(rows, [*origins, *[""] * len(rows)], strict=False)]
-    return table(title, {**columns, "source": "location"}, named, ROWS)
+    return with_sources(table(title, columns, rows, ROWS), kernels, mask, sites)
 
 
-def origins_of(kernels: Kernels, mask: Bool, names: Sequence[str], sites: KernelSites | None) -> list[str]:
-    """Where most of the kernels of each of these names come from, beyond what stacks around launches tell; "" for not known."""
+def with_sources(shown: Table, kernels: Kernels, mask: Bool, sites: KernelSites | None) -> Table:
+    """A table whose rows begin with names of kernels, with where most of each come from, as far as more than the stacks around their
+    launches tells."""
     if sites is None or not sites.beyond_launches:
-        return [""] * len(names)
-    rows, run = kernels.rows[mask], kernels.run
-    ids = {run.names[n]: n for n in np.unique(run.name[rows]).tolist()}
-    return [sites.main(rows[run.name[rows] == ids[name]])[0] for name in names]
+        return shown
+    rows = kernels.rows[mask]
+    names = np.array([name[:_CUT] for name in kernels.run.names], dtype=object)[kernels.run.name[rows]]
+    sources = [sites.main(rows[names == row[0]])[0] for row in shown.rows]
+    if not any(sources):
+        return shown
+    added = [[*row, source] for row, source in zip(shown.rows, sources, strict=True)]
+    return replace(shown, columns=[*shown.columns, Column("source", "location")], rows=added)
 
 
 def longest_of(kernels: Kernels, mask: Bool, most: int = 10) -> list[tuple[int, int]]:

@@ -21,7 +21,7 @@ from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid, without_gpu
 from trace_doctor_rules._shared import table
-from trace_doctor_rules.kernels._shared import ROWS, by_model, longest_of, negligible, origins_of
+from trace_doctor_rules.kernels._shared import ROWS, by_model, longest_of, negligible, with_sources
 from trace_doctor_rules.kernels._underfilled_gpu_evidence import KernelGrids
 
 GIB = 1 << 30
@@ -207,8 +207,7 @@ class UnderfilledGpu(Rule):
             saving=saving,
             location=_location(ctx.get(KernelSites), kernels, mask),
             evidence=[
-                _table(kernels, grids, few, f"of {units}"),
-                *_origins(ctx.get(KernelSites), kernels, mask),
+                with_sources(_table(kernels, grids, few, f"of {units}"), kernels, mask, ctx.get(KernelSites))
             ],
             spans=ctx[Moments].longest(longest_of(kernels, mask), "few thread blocks", device=kernels.device),
             fixes=[_fix(1 / max(used, 1e-3), size / max(peak, 1))],
@@ -222,14 +221,6 @@ def _location(sites: KernelSites | None, kernels: Kernels, mask: Bool) -> Locati
     longest = int(rows[kernels.run.dur[rows].argmax()])
     known = sites is not None and sites.beyond_launches
     return location(sites.site(longest) if sites is not None and known else None, device=kernels.device)
-
-
-def _origins(sites: KernelSites | None, kernels: Kernels, mask: Bool) -> Iterator[Table]:
-    names = [name for name, _, _ in kernels.by_name(mask)[:ROWS]]
-    origins = origins_of(kernels, mask, names, sites)
-    if any(origins):
-        rows = [[name[:160], origin] for name, origin in zip(names, origins, strict=True) if origin]
-        yield table("Where these kernels come from", {"kernel": "code", "source": "location"}, rows)
 
 
 def _sampled(

@@ -210,11 +210,15 @@ for i in range(60):
     model(torch.randn(8, 16)).pow(2).mean().backward()
     compiled()
 print(dict(counters["graph_break"]), dict(counters["frames"]))
+from torch._inductor import config
+print("lines of kernels:", config.trace.provenance_tracking_level)
 """,
         let_it_run=True,
         lines=True,
+        kernel_lines=True,
     )
     assert "trace_doctor" not in made.output
+    assert "lines of kernels: 2" in made.output
     said = made.said()
     assert said["ended"] == "enough"
     assert set(said["compile_steps"]) <= {0, 1}, "only the script's own functions are compiled"

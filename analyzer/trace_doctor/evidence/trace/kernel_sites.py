@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+from msgspec.structs import replace
 
 from trace_doctor.arrays import I64
 from trace_doctor.errors import NotCaptured
@@ -76,11 +77,13 @@ class KernelSites(Evidence, frozen=True):
         return ((site,),) if site is not None else ()
 
     def site(self, row: int) -> Site | None:
-        """Where a GPU row comes from, if that is one place; of several lines of a function the function."""
-        every = [site for lines in self.alternatives(row) for site in lines]
+        """Where a GPU row comes from, if that is one function: the first of its lines there; without a line where a name stands for
+        several kernels."""
+        alternatives = self.alternatives(row)
+        every = sorted((site for lines in alternatives for site in lines), key=lambda s: s.line)
         if len({(s.file, s.function) for s in every}) != 1:
             return None
-        return every[0] if len(set(every)) == 1 else Site(every[0].file, every[0].line, every[0].function)
+        return every[0] if len(alternatives) == 1 else replace(every[0], exact=False)
 
     def label(self, row: int) -> str:
         """How the script named the work when the CUDA graph was captured; "" where it did not."""

@@ -51,13 +51,15 @@ class TorchWatch:
         loader.exec_module = watched
 
     def _prepare(self) -> None:
-        """torch reads TORCH_TRACE when it is imported, and writes there when something is compiled."""
+        """torch reads these when it is imported, and writes to the folder when something is compiled."""
         from trace_doctor.recording.options import TORCH_TRACE_FOLDER, RecordOptions
         from trace_doctor.recording.plan import TRACED
 
         options = RecordOptions.read(Path(self._options_file))
         if set(TRACED) & set(options.phases):
             os.environ.setdefault("TORCH_TRACE", os.path.join(options.folder, TORCH_TRACE_FOLDER))
+        if options.kernel_lines:
+            os.environ.setdefault("INDUCTOR_PROVENANCE", "2")
 
     def _begin(self, torch: ModuleType) -> None:
         from trace_doctor.recording.agent.copy_up import watch_saves
