@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from trace_doctor.capture import Capture
 from trace_doctor.config import Config, Settings, defaults
 from trace_doctor.engine import conclude, judge, merged_findings, must_select, with_numbers
 from trace_doctor.engine.detail.events import with_events
@@ -19,7 +18,7 @@ from trace_doctor.evidence.base import Options
 from trace_doctor.gate.suppressions import Suppressions
 from trace_doctor.inputs.group_examination import SecondRequest
 from trace_doctor.inputs.groups import groups_of
-from trace_doctor.inputs.held import Held, held_captures, read_files
+from trace_doctor.inputs.held import Held
 from trace_doctor.inputs.reading import AS_NEEDED, Reading, reading_of
 from trace_doctor.inputs.remote import is_url, remote
 from trace_doctor.inputs.store import Shard, ShardDone, Store
@@ -30,7 +29,7 @@ from trace_doctor.loaders.progress import Progress
 from trace_doctor.loading import LoadOptions, load_inputs
 from trace_doctor.loading.load_files import available_cores
 from trace_doctor.memory_limit import memory_limit
-from trace_doctor.model import Finding, Ignored
+from trace_doctor.model import Finding
 from trace_doctor.model.captures import LinesRun
 from trace_doctor.recording import lines_tsv
 from trace_doctor.reporters.diagnosis import verdict as verdict_of
@@ -397,16 +396,6 @@ def _results(
     open_config = config.hiding_nothing() if whole else None
     result, _ = _diagnosis(loaded, config)
     return result, None if open_config is None else _diagnosis(loaded, open_config)[0]
-
-
-def read_captures(paths: Sequence[str | Path]) -> tuple[list[Capture], list[Ignored]]:
-    """Discovers and loads. What belongs to one run of one rank is one capture: see `loading.captures_of`.
-
-    What could not be read is listed in the second value, where anything could be read at all.
-    """
-    files, contents = read_files(discover(paths, strict=False), None, None)
-    captures = held_captures(files, contents, paths, None)
-    return captures, files.ignored
 
 
 def _lines_run(folders: Sequence[tuple[Path, str]]) -> list[LinesRun]:

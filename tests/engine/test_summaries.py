@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from read_captures import read_captures
 
-from trace_doctor.api import read_captures
 from trace_doctor.config import defaults
 from trace_doctor.engine import Sizes, conclude, examine, judge, merged_findings, summary_kinds
 from trace_doctor.evidence.base import Facts

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from read_captures import read_captures
 
 import trace_doctor
-from trace_doctor.api import read_captures
 from trace_doctor.capture import Capture
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Facts

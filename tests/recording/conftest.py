@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from read_captures import read_captures
 
-from trace_doctor.api import read_captures
 from trace_doctor.capture import Capture
 from trace_doctor.recording.options import capture_file, rank_file
 from trace_doctor.testing import RunBuilder

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from read_captures import read_captures
 
-from trace_doctor.api import analyze, read_captures
+from trace_doctor.api import analyze
 from trace_doctor.recording.options import capture_file
 from trace_doctor.testing import SnapshotBuilder
 from trace_doctor.testing.run_builder import BASE_NS

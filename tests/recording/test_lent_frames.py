@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from read_captures import read_captures
 
-from trace_doctor.api import analyze, read_captures
+from trace_doctor.api import analyze
 from trace_doctor.capture import Capture
 from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.trace.nesting import Nesting

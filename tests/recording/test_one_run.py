@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from read_captures import read_captures
 
-from trace_doctor.api import analyze, diff, read_captures
+from trace_doctor.api import analyze, diff
 from trace_doctor.errors import NoCaptures
 from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.idle.syncs import Syncs

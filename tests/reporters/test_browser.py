@@ -16,8 +16,7 @@ from browser import CHROMIUM, Opened, with_script
 from trace_doctor.api import analyze
 from trace_doctor.gate.diff import difference
 from trace_doctor.model import KernelRow, Result
-from trace_doctor.model.detail import Detail
-from trace_doctor.model.host_stacks import Frame, HostStacks
+from trace_doctor.model.detail import Detail, Frame, HostStacks
 from trace_doctor.model.work_detail import KernelDetail, OperatorDetail, Origin, WorkDetail
 from trace_doctor.reporters import render
 from trace_doctor.reporters.difference import render as render_difference

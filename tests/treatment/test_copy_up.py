@@ -15,8 +15,8 @@ from trace_doctor.recording.agent.copy_up import COPIED, REFUSED, CopyUp
 from trace_doctor.recording.options import BOOTSTRAP
 from trace_doctor.treatment import TreatOptions, treat
 from trace_doctor.treatment.copy import extents
-from trace_doctor.treatment.own_files import look_at_writes
 from trace_doctor.treatment.scratch import Scratch
+from trace_doctor.treatment.treat import look_at_writes
 
 
 @pytest.fixture

@@ -35,9 +35,9 @@ def diff(
     """Show what changed between two recordings beyond the noise. Exit 0 whatever changed (`check` gates), 2 no input, 3 a side
     is not whole."""
     from trace_doctor.api import diff as api_diff
-    from trace_doctor.reporters.difference import render
+    from trace_doctor.reporters.difference import FORMATS, render
 
-    sinks = sinks_among("diff", ("text", "json", "markdown", "html"), output)
+    sinks = sinks_among("diff", FORMATS, output)
     config = setup.load(source=source, ranks=coverage.ranks, **loading.limits)
     spare(sinks, [before, after], config)
     with progress_on(console, loading) as progress:

@@ -10,7 +10,7 @@ from trace_doctor.fixes.literals import source_text
 from trace_doctor.program.dataflow import dataflow_of
 from trace_doctor.program.edits import Edit, Gathered, insert_after, insert_before
 from trace_doctor.program.place import refusal
-from trace_doctor.program.queries.gradients import blocks_around, gradient_uses, places
+from trace_doctor.program.queries.gradients import blocks_around, gradient_uses, is_use, places
 from trace_doctor.program.queries.imports import name_for
 from trace_doctor.program.queries.loops import method_calls, optimizer_steps
 from trace_doctor.program.queries.training import Step, joined, whole_line
@@ -91,10 +91,7 @@ def _make(step: Step, call: cst.Call, torch: TorchBounds, device: str, edits: Ga
         (s, n)
         for s in step.program.scripts_with(function.name.value)
         for n in s.all(cst.Name)
-        if n.value == function.name.value
-        and not isinstance(s.parent(n), cst.FunctionDef | cst.ImportAlias | cst.ImportFrom)
-        and not _is_keyword(s, n)
-        and not _of_others(step, s, n, function)
+        if n.value == function.name.value and is_use(s, n) and not _of_others(step, s, n, function)
     ]
     calls = [(s, c) for s, n in uses for c in s.all(cst.Call) if c.func is n or _names(c.func, n)]
     definitions = [step.program.definition(s, c.func) for s, c in calls]
@@ -134,12 +131,6 @@ def _of_others(step: Step, script: Script, name: cst.Name, function: cst.Functio
     match = step.program.definition(script, attribute)
     here = dataflow_of(step.script).owner(function) is None
     return here and (match is None or match[1] is not function)
-
-
-def _is_keyword(script: Script, name: cst.Name) -> bool:
-    """Whether it is `train` of `MNIST(root, train=True)`."""
-    arg = script.parent(name)
-    return isinstance(arg, cst.Arg) and arg.keyword is name
 
 
 def _names(func: cst.BaseExpression, name: cst.Name) -> bool:

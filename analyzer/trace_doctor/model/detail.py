@@ -5,10 +5,27 @@ from __future__ import annotations
 from msgspec import Struct, field
 
 from trace_doctor.model.events import Events
-from trace_doctor.model.host_stacks import HostStacks
 from trace_doctor.model.memory_detail import MemoryDetail
-from trace_doctor.model.quantities import Count
+from trace_doctor.model.quantities import Count, Us
 from trace_doctor.model.work_detail import WorkDetail
+
+
+class Frame(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A function below its caller; calls of one function by one caller are one frame."""
+
+    name: str
+    value: Us
+    """time in it and in what it calls, us"""
+    children: list[Frame] = field(default_factory=list)
+
+
+class HostStacks(Struct, frozen=True, kw_only=True):
+    """Of the main thread in the analyzed window."""
+
+    root: Frame
+    shown: Count
+    of: Count
+    """frames before the small ones were added up as "other" """
 
 
 class Detail(Struct, frozen=True, kw_only=True):

@@ -9,17 +9,8 @@ from typing import Any
 from trace_doctor.errors import UsageError
 from trace_doctor.model import Result
 
-FORMATS: dict[str, str] = {
-    "text": "trace_doctor.reporters.text",
-    "html": "trace_doctor.reporters.html",
-    "json": "trace_doctor.reporters.json",
-    "sarif": "trace_doctor.reporters.sarif",
-    "junit": "trace_doctor.reporters.junit",
-    "github": "trace_doctor.reporters.github",
-    "markdown": "trace_doctor.reporters.markdown",
-    "agent": "trace_doctor.reporters.agent",
-}
-"""format name -> module with `render(result, options) -> str`; imported on first use."""
+FORMATS = ("text", "html", "json", "sarif", "junit", "github", "markdown", "agent")
+"""of these all but JSON have a module of their name with `render(result, options) -> str`, imported on first use"""
 OF_CAPTURES = ("perfetto",)
 """formats that are made from the capture itself, while it is analyzed"""
 
@@ -62,5 +53,8 @@ def render(result: Result, fmt: str, options: Options | None = None, **changed: 
     Raises UsageError for an unknown format."""
     if fmt not in FORMATS:
         raise UsageError(f"unknown output format {fmt!r}; choose from {', '.join(FORMATS)}")
-    text: str = import_module(FORMATS[fmt]).render(result, replace(options or Options(), **changed))
+    if fmt == "json":  # by `result.schema.json`
+        return result.to_json().decode()
+    module = import_module(f"{__name__}.{fmt}")
+    text: str = module.render(result, replace(options or Options(), **changed))
     return text

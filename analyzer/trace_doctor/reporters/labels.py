@@ -10,6 +10,7 @@ from trace_doctor.model import (
     NOT_PATCHED,
     PART_NAMES,
     Budget,
+    CriticalPath,
     Finding,
     Fix,
     HowKnown,
@@ -502,3 +503,9 @@ def budget_words(budget: Budget) -> str:
     if len(budget.values) > 1:
         parts.append(f"runs {', '.join(amount(v, budget.unit) for v in budget.values[:10])}")
     return "; ".join(p for p in (", ".join(parts), budget_outcome(budget)) if p)
+
+
+def shares_of_path(path: CriticalPath) -> str:
+    """Of a critical path: `59.1 ms: between kernels 73%, host 26%`."""
+    parts = [f"{kind} {share(us / path.path_us)}" for kind, us in path.by_kind.items() if us]
+    return f"{duration(path.path_us)}: {', '.join(parts)}" if parts else duration(path.path_us)

@@ -19,7 +19,6 @@ from trace_doctor.model import (
     TimeLedgerRow,
 )
 from trace_doctor.reporters import Options
-from trace_doctor.reporters.critical import shares_of_path
 from trace_doctor.reporters.diagnosis import (
     between_words,
     not_judged,
@@ -48,6 +47,7 @@ from trace_doctor.reporters.labels import (
     main_rows,
     needs_source,
     saving_words,
+    shares_of_path,
     short_kernel,
     skipped_words,
     together,

@@ -15,7 +15,7 @@ from trace_doctor.fixes.plan import Plan, plan
 from trace_doctor.loading.load_files import available_cores
 from trace_doctor.model import Result
 from trace_doctor.model.treatment import ByHand
-from trace_doctor.recording.agent.copy_up import REFUSED
+from trace_doctor.recording.agent.copy_up import COPIED, REFUSED
 from trace_doctor.recording.command_line import masked
 from trace_doctor.recording.recording_warnings import loads_no_recorder
 from trace_doctor.recording.startable import missing_script, several_machines
@@ -29,7 +29,6 @@ from trace_doctor.treatment.loop import Loop, Say, key
 from trace_doctor.treatment.measurement import RunFailed
 from trace_doctor.treatment.options import TreatOptions
 from trace_doctor.treatment.outcome import Outcome, Treated
-from trace_doctor.treatment.own_files import look_at_writes, refuse_writes
 from trace_doctor.treatment.progress import Progress
 from trace_doctor.treatment.quiet import look_around
 from trace_doctor.treatment.scratch import Scratch
@@ -226,3 +225,31 @@ def _summary(result: Result, queue: Sequence[Candidate], by_hand: Sequence[ByHan
     findings = f"{len(result.findings)} findings" if len(result.findings) != 1 else "1 finding"
     fixes = f"{len(queue)} fixes to try" if len(queue) != 1 else "1 fix to try"
     return f"{findings}, {fixes}" + (f", {len(by_hand)} left to you" if by_hand else "")
+
+
+_MOST_NAMED = 5
+
+
+def look_at_writes(scratch: Scratch, allow: bool, say: Callable[[str], None]) -> None:
+    """Tells what the recording wrote of its own in place of the user's files. Raises UsageError where it was to write to the
+    user's own, or did through a link that nobody asked for: each trial would again."""
+    refuse_writes(scratch.writes_of_runs(REFUSED))
+    if copied := scratch.writes_of_runs(COPIED):
+        say(f"the command writes to {_some(copied)}: each run gets a copy of its own")
+    if not allow:
+        through = [c.name for c in scratch.changes() if c.through and c.through not in scratch.asked]
+        refuse_writes(through)
+
+
+def refuse_writes(names: Sequence[str]) -> None:
+    """Raises UsageError where there is one."""
+    if names:
+        raise UsageError(
+            f"the command writes to files of yours that the copy has no copy of: {_some(names)}; --copy-data copies data, "
+            "--allow-data-writes lets it write"
+        )
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return printable(", ".join(names[:_MOST_NAMED])) + more

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trace_doctor import Cell, Claim, Context, NotCaptured, Rule, Table, threshold
-from trace_doctor.arrays import Bool
+from trace_doctor.arrays import I32, I64, Bool
 from trace_doctor.evidence.memory.blocks import DeviceBlocks, MemoryBlocks
 from trace_doctor.evidence.memory.stages import Stage
 from trace_doctor.evidence.memory.timeline import BEFORE, CAPTURE_ADVICE
@@ -18,7 +18,6 @@ from trace_doctor.evidence.trace.call_sites import location
 from trace_doctor.testing import MIB, Invalid, Valid
 from trace_doctor_rules._shared import table, target
 from trace_doctor_rules.memory import _memory_spike_cases as cases
-from trace_doctor_rules.memory._memory_spike_evidence import made_again_after, made_within
 from trace_doctor_rules.memory._memory_spike_removal import (
     AS_WELL,
     SDPA,
@@ -353,3 +352,23 @@ def _table(device: DeviceBlocks, blocks: Bool, twins: dict[int, int]) -> Table:
         rows,
         15,
     )
+
+
+def made_again_after(stack: I32, at: I64) -> I64:
+    """For each block, the most allocations between two blocks of its stack: no limit where the stack made one only."""
+    order = np.lexsort((at, stack))
+    again = np.flatnonzero(np.diff(stack[order]) == 0)
+    longest = np.zeros(int(stack.max(initial=0)) + 1, dtype=np.int64)
+    np.maximum.at(longest, stack[order][again], np.diff(at[order])[again])
+    after: I64 = np.where(longest[stack] > 0, longest[stack], np.iinfo(np.int64).max)
+    return after
+
+
+def made_within(stack: I32, at: I64) -> I64:
+    """For each block, the allocations from the first to the last block of its stack."""
+    first = np.full(int(stack.max(initial=0)) + 1, np.iinfo(np.int64).max)
+    last = np.zeros(len(first), dtype=np.int64)
+    np.minimum.at(first, stack, at)
+    np.maximum.at(last, stack, at)
+    within: I64 = (last - first)[stack]
+    return within

@@ -157,18 +157,6 @@ def gradient_accumulation(verify: str, steps: int = 2) -> Fix:
     )
 
 
-def larger_batch(verify: str, size: int) -> Fix:
-    """An edit. `size`: samples of a batch."""
-    return patch(
-        f"Set batch_size={size}",
-        "batch-size",
-        f"DataLoader(..., batch_size={size})   # HF: per_device_train_batch_size={size}",
-        "fewer and larger steps: the learning rate and its schedule must follow",
-        verify,
-        params={"size": size},
-    )
-
-
 def raise_batch(verify: str, factor: int) -> Fix:
     """Advice where the batch size is not known. `factor`: how many times as large."""
     return advice(

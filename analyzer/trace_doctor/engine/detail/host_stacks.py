@@ -10,7 +10,7 @@ from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.evidence.trace.threads import Threads
-from trace_doctor.model.host_stacks import Frame, HostStacks
+from trace_doctor.model.detail import Frame, HostStacks
 from trace_doctor.run import Cat
 
 _DEEPEST = 120

@@ -14,10 +14,9 @@ from trace_doctor.program.dataflow import dataflow_of, method_of, parameters
 from trace_doctor.program.edits import Change, Edit, NoEdit, insert_after, insert_before, sketched
 from trace_doctor.program.place import Place, already, on_line, only, refusal
 from trace_doctor.program.project import Project
-from trace_doctor.program.queries.accumulated import accumulates
 from trace_doctor.program.queries.imports import name_for
 from trace_doctor.program.queries.kept import kept_output
-from trace_doctor.program.queries.loops import Loop, method_calls
+from trace_doctor.program.queries.loops import Loop, enclosing_loop, method_calls, optimizer_steps, zero_grads
 from trace_doctor.program.queries.training import (
     Model,
     Step,
@@ -143,6 +142,27 @@ def _refuse_compiled(script: Script) -> None:
     for comment in script.all(cst.Comment):
         if "torch.compile" in comment.value:
             raise refusal(script, comment, "a comment speaks of torch.compile, which is not used")
+
+
+def accumulates(step: Step) -> bool:
+    """Whether the loop around backward steps its optimizer in each N-th iteration only, or a loop around it does behind it."""
+    script, loop = step.script, step.home
+    if not isinstance(loop, cst.For | cst.While):
+        return False
+    steps, clears = optimizer_steps(script, loop), zero_grads(script, loop)
+    if steps:
+        return all(_each_nth(script, call, loop) for call, _ in (*steps, *clears))
+    around = [
+        up for up in script.between(loop, script.function_of(loop)) if isinstance(up, cst.For | cst.While)
+    ]
+    behind = [call for up in around for call, _ in optimizer_steps(script, up)]
+    return not clears and any(enclosing_loop(script, call) in around for call in behind)
+
+
+def _each_nth(script: Script, call: cst.Call, loop: cst.CSTNode) -> bool:
+    """`if (i + 1) % steps == 0: optimizer.step()`"""
+    tests = [up.test for up in script.between(call, loop) if isinstance(up, cst.If)]
+    return any(script.all(cst.Modulo, within=test) for test in tests)
 
 
 def _decorate(script: Script, function: cst.FunctionDef, torch: str, options: str) -> Edit:

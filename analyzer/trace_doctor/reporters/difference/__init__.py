@@ -7,16 +7,13 @@ from importlib import import_module
 from trace_doctor.model.difference import Difference
 from trace_doctor.reporters import Options
 
-FORMATS = {
-    "text": "trace_doctor.reporters.difference.text",
-    "json": "trace_doctor.reporters.difference.json",
-    "markdown": "trace_doctor.reporters.difference.markdown",
-    "html": "trace_doctor.reporters.html.difference",
-}
-"""format name -> module with `render(difference, options) -> str`; imported on first use"""
+FORMATS = ("text", "json", "markdown", "html")
 
 
 def render(difference: Difference, fmt: str, options: Options | None = None) -> str:
     """The difference in one of FORMATS. The same difference gives the same text."""
-    text: str = import_module(FORMATS[fmt]).render(difference, options or Options())
+    if fmt == "json":  # by `difference.schema.json`
+        return difference.to_json().decode()
+    home = "trace_doctor.reporters.html.difference" if fmt == "html" else f"{__name__}.{fmt}"
+    text: str = import_module(home).render(difference, options or Options())
     return text

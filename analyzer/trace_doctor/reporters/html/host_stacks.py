@@ -8,8 +8,7 @@ from collections import defaultdict
 from msgspec import UNSET
 
 from trace_doctor.model import Column, Result
-from trace_doctor.model.detail import Detail
-from trace_doctor.model.host_stacks import Frame, HostStacks
+from trace_doctor.model.detail import Detail, Frame, HostStacks
 from trace_doctor.reporters.html.dom import Html, el
 from trace_doctor.reporters.html.parts import Columns, Row, data_table, more, section, showing
 from trace_doctor.reporters.labels import Names

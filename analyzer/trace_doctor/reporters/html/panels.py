@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import get_args
 
 from trace_doctor.model import Basis, Column, Result, WhatIf
-from trace_doctor.reporters.critical import shares_of_path
 from trace_doctor.reporters.html.dom import Child, Html, el
 from trace_doctor.reporters.html.parts import (
     Columns,
@@ -18,7 +17,7 @@ from trace_doctor.reporters.html.parts import (
     section,
     term,
 )
-from trace_doctor.reporters.labels import KINDS, Names, short_kernel
+from trace_doctor.reporters.labels import KINDS, Names, shares_of_path, short_kernel
 from trace_doctor.reporters.units import estimate_share
 
 
