@@ -159,7 +159,11 @@ def traced() -> tuple[FlightBuilder | RunBuilder, ...]:
             with b.op("aten::mm"):
                 b.launch(1000)
             for group in ("0", "7"):
-                args = {"Process Group Name": group, "Process Group Ranks": "[0, 1, 2, 3]", "Seq": number}
+                args: dict[str, Any] = {
+                    "Process Group Name": group,
+                    "Process Group Ranks": "[0, 1, 2, 3]",
+                    "Seq": number,
+                }
                 b.launch(100, ALL_REDUCE, **args)
             b.sync()
     return (b, *hang(3))
