@@ -167,3 +167,12 @@ def traced() -> tuple[FlightBuilder | RunBuilder, ...]:
                 b.launch(100, ALL_REDUCE, **args)
             b.sync()
     return (b, *hang(3))
+
+
+def unnamed_members() -> tuple[FlightBuilder, ...]:
+    """gloo: rank 0 waits in a group of which no dump says who is in it."""
+    ranks = job(2, gloo=True, members=False, groups={"a": [0, 1]})
+    ranks[0].call("all_reduce", group="a", state="scheduled", at=SITE)
+    for b in ranks:
+        b.wait(700)
+    return ranks
