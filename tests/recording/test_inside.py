@@ -331,3 +331,16 @@ def test_blocks_of_two_threads_are_one_recording(tmp_path: Path, train: Callable
         thread.join()
     assert len(folders) == 2 and len(set(folders)) == 1
     assert [path.name for path in tmp_path.iterdir()] == [folders[0].name]
+
+
+def test_the_verdict_is_that_of_an_analysis(train: Callable[[], float], tmp_path: Path) -> None:
+    with trace_doctor.record(tmp_path, **SHORT) as recording:
+        while not recording.done:
+            train()
+            recording.step()
+    (folder,) = tmp_path.iterdir()
+    assert recording.verdict() == trace_doctor.analyze(folder).summary.verdict
+
+
+def test_without_a_recording_of_its_own_there_is_no_verdict(tmp_path: Path) -> None:
+    assert trace_doctor.record(tmp_path).verdict() == ""

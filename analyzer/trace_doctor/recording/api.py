@@ -35,6 +35,9 @@ _begins = threading.Lock()
 _FOLDER_SECONDS = 60.0
 """the other ranks of a machine wait so long for the first one to make the folder"""
 
+_VERDICT_SECONDS = 600.0
+"""an analysis of what one rank records takes some seconds"""
+
 
 def record(folder: str | os.PathLike[str] = "logs", **options: Any) -> InsideRecording:
     """Records the steps inside the `with` block into a new folder `<folder>/<UTC time>/`.
@@ -127,6 +130,34 @@ class InsideRecording:
             with contextlib.suppress(Exception):
                 _sum_up(self._session.folder, time.monotonic() - self._began)
         return False
+
+    def verdict(self) -> str:
+        """The diagnosis of what was recorded, in a few sentences, made by another process; after the `with` block. Of several ranks the
+        command that analyzes all, as others may not have ended. "" for a rank that did not record, and where another one began it."""
+        import shlex
+        import subprocess
+        import sys
+
+        from trace_doctor.recording.folder import read
+
+        if not self._ours:
+            return ""
+        folder = self._session.folder
+        recording = read(folder)
+        if recording is None or any((rank.world_size or 1) > 1 for rank in recording.ranks.values()):
+            return f"trace-doctor analyze {shlex.quote(str(folder))}"
+        analyze = "import sys, trace_doctor; print(trace_doctor.analyze(sys.argv[1]).summary.verdict)"
+        try:
+            done = subprocess.run(
+                [sys.executable, "-c", analyze, str(folder)],
+                capture_output=True,
+                text=True,
+                timeout=_VERDICT_SECONDS,
+                check=True,
+            )
+        except (OSError, subprocess.SubprocessError):
+            return f"no verdict; trace-doctor analyze {shlex.quote(str(folder))}"
+        return done.stdout.strip()
 
     def _with_folder(self) -> RecordOptions | None:
         """The options with the folder of this job: the first rank of a machine makes it, the others find it."""

@@ -2,6 +2,8 @@
 
 Trainer(..., callbacks=[trainer_callback("logs")])                 # transformers
 lightning.Trainer(..., callbacks=[lightning_callback("logs")])
+
+When the training ends, the verdict is printed.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ def trainer_callback(folder: str | os.PathLike[str] = "logs", *, stop: bool = Fa
 
         def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             recording.__exit__(None, None, None)
+            _say(recording)
 
     return TraceDoctorCallback()
 
@@ -73,8 +76,15 @@ def lightning_callback(folder: str | os.PathLike[str] = "logs", *, stop: bool = 
 
         def on_train_end(self, trainer: Any, module: Any) -> None:
             recording.__exit__(None, None, None)
+            _say(recording)
 
     return TraceDoctorCallback()
+
+
+def _say(recording: InsideRecording) -> None:
+    with recording.quietly():
+        if said := recording.verdict():
+            print(f"trace-doctor: {said}", flush=True)
 
 
 def _recording(folder: str | os.PathLike[str], options: dict[str, Any], whose: str) -> InsideRecording:

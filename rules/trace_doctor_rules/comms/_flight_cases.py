@@ -159,7 +159,20 @@ def traced() -> tuple[FlightBuilder | RunBuilder, ...]:
             with b.op("aten::mm"):
                 b.launch(1000)
             for group in ("0", "7"):
-                args = {"Process Group Name": group, "Process Group Ranks": "[0, 1, 2, 3]", "Seq": number}
+                args: dict[str, Any] = {
+                    "Process Group Name": group,
+                    "Process Group Ranks": "[0, 1, 2, 3]",
+                    "Seq": number,
+                }
                 b.launch(100, ALL_REDUCE, **args)
             b.sync()
     return (b, *hang(3))
+
+
+def unnamed_members() -> tuple[FlightBuilder, ...]:
+    """gloo: rank 0 waits in a group of which no dump says who is in it."""
+    ranks = job(2, gloo=True, members=False, groups={"a": [0, 1]})
+    ranks[0].call("all_reduce", group="a", state="scheduled", at=SITE)
+    for b in ranks:
+        b.wait(700)
+    return ranks

@@ -95,7 +95,7 @@ class CollectiveHang(Rule):
         ),
         Invalid("the first rank did not", lambda: cases.hang(0), message="Rank 0 did not call"),
         Invalid("not for as long as the timeout", lambda: cases.hang(3, waited_s=100), confidence="medium", message="waited 100 s"),
-        Invalid("in flight", lambda: cases.hang(3, waited_s=5), severity="info", confidence="low", message="It may be in flight."),
+        Invalid("in flight", lambda: cases.hang(3, waited_s=5), severity="info", confidence="low", message="waited 5 s and may be in flight; the timeout is 600 s."),
         Invalid("in flight, with a higher limit", lambda: cases.hang(3, waited_s=500), thresholds={"min_wait": 550.0}, severity="info"),
         Invalid("it gave up", lambda: cases.hang(3, waited_s=1, gave_up=True), confidence="high", message="timed out"),
         Invalid("gloo, while it waits", lambda: cases.hang(3, gloo=True), message="Rank 3 did not call", confidence="high"),
@@ -104,6 +104,7 @@ class CollectiveHang(Rule):
         Invalid("a rank without a dump", lambda: cases.no_dump_of(3), message="Whether rank 3 called it is unknown", fixes=("Collect the dump",)),
         Invalid("an older dump", cases.stale, message="Whether rank 3 called it is unknown"),
         Invalid("a ring that is too short", cases.ring, message="Whether rank 3 called it is unknown"),
+        Invalid("a group of unknown members", cases.unnamed_members, message="The dumps do not name the other members of the group."),
         Invalid("all ranks called it", cases.hang, message="All 4 ranks called all_reduce #4 of the default group, and it did not end.", fixes=("Check the network",)),
         Invalid("and no device came to it", lambda: cases.hang(state="scheduled"), message="Earlier GPU work blocks it on ranks 0-3."),
         Invalid("ranks that wait for one that waits", cases.chain, message="Rank 3 did not call all_gather #1 of group tp, where rank 2 waits at model.py:7.", shown="Waits because of it"),
@@ -129,7 +130,7 @@ def _blamed(hang: Hang) -> tuple[int, ...]:
         return tuple(sorted({*hang.waiting, *(r for other in hang.circle for r in other.waiting)}))
     if hang.why == "missing" and len(hang.missing) <= len(hang.calls):
         return hang.missing
-    return hang.unknown if hang.why == "unknown" else hang.waiting
+    return hang.unknown or hang.waiting
 
 
 def _claim(hang: Hang, blamed: tuple[int, ...], min_wait_ns: float) -> Claim:
@@ -138,7 +139,7 @@ def _claim(hang: Hang, blamed: tuple[int, ...], min_wait_ns: float) -> Claim:
     confidence: Confidence = "high" if hang.past_timeout else "low" if in_flight else "medium"
     return Claim(
         title=title,
-        message=f"{sentence} {_waited(hang)}{' It may be in flight.' if in_flight else ''}",
+        message=f"{sentence} {_waited(hang, in_flight)}",
         confidence=confidence,
         severity="info" if in_flight else "critical",
         location=place_of(hang.first, blamed),
@@ -175,12 +176,12 @@ def _told(hang: Hang) -> tuple[str, str, Fix]:
         return f"Only {ranks_words(_callers(hang))} called {what}{_comma(call)}", says, _every_rank(hang)
     if hang.why == "unknown":
         says = f"{_sentence(ranks_words(_callers(hang)))} called {what}{call.at}, and it did not end."
-        unknown = ranks_words(hang.unknown)
-        return (
-            f"{_sentence(what)} never ended{_comma(call)}",
-            f"{says} Whether {unknown} called it is unknown: without a dump, or with one too old or too short.",
-            _COLLECT,
+        doubt = (
+            f"Whether {ranks_words(hang.unknown)} called it is unknown: without a dump, or with one too old or too short."
+            if hang.unknown
+            else "The dumps do not name the other members of the group."
         )
+        return f"{_sentence(what)} never ended{_comma(call)}", f"{says} {doubt}", _COLLECT
     scheduled = [c.rank for c in hang.calls if c.state == "scheduled"]
     blocked = f" Earlier GPU work blocks it on {ranks_words(scheduled)}." if scheduled else ""
     says = f"All {len(hang.calls)} ranks called {what}, and it did not end.{blocked}"
@@ -199,14 +200,15 @@ def _comma(call: Call) -> str:
     return f",{call.at}" if call.at else ""
 
 
-def _waited(hang: Hang) -> str:
+def _waited(hang: Hang, in_flight: bool) -> str:
     they = "They" if len(hang.waiting) > 1 else "It"
     if hang.timed_out:
         return f"{they} timed out."
     if hang.waited is None:
         return "How long was not recorded."
     limit = f"; the timeout is {two_figures(hang.first.timeout * 1e3)}" if hang.first.timeout else ""
-    return f"{they} waited {two_figures(hang.waited / 1e3)}{limit}."
+    doubt = " and may be in flight" if in_flight else ""
+    return f"{they} waited {two_figures(hang.waited / 1e3)}{doubt}{limit}."
 
 
 def _tables(hang: Hang) -> list[Table]:

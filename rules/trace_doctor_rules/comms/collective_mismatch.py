@@ -104,7 +104,7 @@ def _claim(mismatch: Mismatch) -> Claim:
         says = f"{who} called {odd.words} with {own}{given}{odd.at}, {others} with {usually}{usual.at}."
     doubt = "" if mismatch.majority else " Neither is that of most ranks."
     return Claim(
-        title=f"{who} called another {_TITLES.get(mismatch.what, 'collective')} than {others}",
+        title=_title(mismatch, who, others),
         message=f"{says}{doubt}",
         confidence="high",
         severity="critical",
@@ -124,7 +124,14 @@ def _claim(mismatch: Mismatch) -> Claim:
     )
 
 
-_TITLES = {"size": "size", "dtype": "dtype"}
+def _title(mismatch: Mismatch, who: str, others: str) -> str:
+    odd, usual = mismatch.call(True), mismatch.call(False)
+    at = f",{odd.at}" if odd.at else ""
+    if mismatch.what in ("size", "dtype"):
+        return f"{who} called {odd.words} with another {mismatch.what} than {others}{at}"
+    if mismatch.what == "left out":
+        return f"{who} left out {usual.words}{at}"
+    return f"{who} called {odd.kind} where {others} called {usual.words}{at}"
 
 
 def _differing(mismatch: Mismatch) -> tuple[tuple[str, str], tuple[str, str]]:

@@ -98,6 +98,8 @@ class GroupCalls(Struct, frozen=True):
     name: str
     ranks: tuple[int, ...]
     """its members, with a dump or without; where no dump says so, those that called something in it"""
+    known: bool
+    """whether a dump says who the members are"""
     calls: Mapping[int, Calls]
     """by rank"""
     partly: frozenset[int]
@@ -164,6 +166,7 @@ def _group(key: Key, own: Mapping[int, Calls], dumps: Dumps) -> GroupCalls:
         else f"group {name if description in NO_GROUP else description}",
         name=name,
         ranks=tuple(sorted(members)),
+        known=bool(ranks) or everyone,
         calls=calls,
         partly=frozenset(rank for rank in calls if dumps[rank].overwritten),
     )

@@ -30,13 +30,14 @@ class Hang(Struct, frozen=True):
     """A collective, or a send or receive, that did not end."""
 
     why: Why
-    """`missing`: ranks did not call it; `unknown`: all ranks of which that is known did; `entered`: all did"""
+    """`missing`: ranks did not call it; `unknown`: all ranks of which that is known did, and there may be others; `entered`: all did"""
     calls: tuple[Call, ...]
     """of the ranks that called it, the first to come first"""
     missing: tuple[int, ...]
     """ranks that did not call it"""
     unknown: tuple[int, ...]
-    """members of the group of which nobody knows: without a dump, or with one that is too short or too old"""
+    """members of the group of which nobody knows: without a dump, or with one that is too short or too old; none where the dumps do
+    not say who the members are"""
     last: tuple[tuple[int, Call], ...]
     """of the ranks that did not: the last call of each, in any group"""
     waited: int | None
@@ -118,7 +119,7 @@ def _hang(group: GroupCalls, dumps: Dumps) -> Hang | None:
     missing = sorted(set(absent) - set(old))
     unknown = sorted(set(group.ranks) - called - set(missing) - {r for r, s in known.items() if s > at})
     return Hang(
-        why="missing" if missing else "unknown" if unknown else "entered",
+        why="missing" if missing else "unknown" if unknown or not group.known else "entered",
         calls=tuple(calls),
         missing=tuple(missing),
         unknown=tuple(unknown),
