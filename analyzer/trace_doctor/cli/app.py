@@ -19,6 +19,7 @@ from trace_doctor.version import VERSION
 
 HOMES = {
     "record": "record",
+    "attach": "attach",
     "treat": "treat",
     "analyze": "analyze",
     "merge": "merge",
