@@ -53,6 +53,7 @@ def pages() -> Iterator[tuple[Path, str]]:
     shown = [
         ROOT / "README.md",
         ROOT / "docs" / "tutorial.md",
+        ROOT / "docs" / "serving.md",
         *sorted((ROOT / "docs" / "how-to").glob("*.md")),
     ]
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # each waits for its commands

@@ -36,6 +36,7 @@ class StandIn(ThreadingHTTPServer):
         self.engine, self.codes = engine, codes or {}
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.recording = False
+        self.writes = True
         self.started = threading.Event()
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
         threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
@@ -59,7 +60,7 @@ class _Handler(BaseHTTPRequestHandler):
             if code == 200 and server.recording == starts:
                 code = 500
             text = b"Start profiling.\n" if starts else b"Stop profiling. This will take some time.\n"
-            if starts and (folder := body.get("output_dir")):
+            if starts and self.server.writes and (folder := body.get("output_dir")):
                 made = RunBuilder()
                 for _ in range(4):
                     with made.step(), made.op("aten::mm"):
@@ -133,6 +134,25 @@ def test_sglang_writes_where_it_is_told_and_the_next_command_works(
     following = re.search(r"^next: trace-doctor (.+)$", done.stderr, re.M)
     assert following
     assert subprocess.run([*warm(), *following[1].split(), "-o", "json=-"], cwd=tmp_path).returncode == 0
+
+
+def test_a_folder_that_sglang_may_still_write_to_stays(
+    stand_in: Callable[..., StandIn], tmp_path: Path
+) -> None:
+    """It would fail where that is gone."""
+    server = stand_in("SGLang")
+    server.writes = False
+    done = record("--server", server.url, "--max-seconds", "0.05", "--out", "logs", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "is empty" in " ".join(done.stderr.split())
+    assert len(list((tmp_path / "logs").iterdir())) == 1
+
+
+def test_vllm_leaves_no_empty_folder(stand_in: Callable[..., StandIn], tmp_path: Path) -> None:
+    done = record("--server", stand_in("vLLM").url, "--max-seconds", "0.05", "--out", "logs", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "vLLM ignores --out" in done.stderr
+    assert not list((tmp_path / "logs").iterdir())
 
 
 def test_sglang_stops_itself_after_the_steps(stand_in: Callable[..., StandIn]) -> None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -28,11 +29,12 @@ from trace_doctor.model import (
 )
 from trace_doctor.model.difference import Difference
 from trace_doctor.model.treatment import Attempt, ByHand, FileChange, Method, Treatment
-from trace_doctor.reporters import FORMATS, Options, render
+from trace_doctor.reporters import FORMATS, Options, render, treatment_markdown
 from trace_doctor.reporters import treatment_text as treatment_text
 from trace_doctor.reporters import verification as verification_text
 from trace_doctor.reporters.difference import render as render_difference
 from trace_doctor.reporters.terminal import Terminal
+from trace_doctor.reporters.treatment_markdown import commit_message
 from trace_doctor.reporters.units import columns
 
 ALPHABET = st.one_of(
@@ -145,9 +147,16 @@ def test_comparisons_and_treatments_end_as_well(data: st.DataObject, width: int)
         render_difference(compared, "json"),
         render_difference(compared, "markdown"),
         treated.to_json().decode(),
+        treatment_markdown.render(treated, options),
+        commit_message(treated.attempts[0]),
     ]
     for said in (*on_a_terminal, *in_files):
         assert not COMMANDS.search(said)
+    assert max(map(len, commit_message(treated.attempts[0]).splitlines())) <= 72
+    for kept in ([], [msgspec.structs.replace(treated.attempts[0], fate="kept")]):
+        page = treatment_markdown.render(msgspec.structs.replace(treated, attempts=kept), options)
+        assert not re.search(r"<(?!/?code>)", page), "nothing of it is markup"
+        assert not COMMANDS.search(page)
     assert Treatment.from_json(treated.to_json()) == treated
 
 

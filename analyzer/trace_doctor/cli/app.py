@@ -16,10 +16,12 @@ from trace_doctor.errors import one_line, unbroken
 from trace_doctor.version import VERSION
 
 COMMANDS = (
-    "record", "treat", "analyze", "merge", "check", "fix", "diff", "verify", "report", "view", "rules", "rule", "config",
+    "record", "attach", "treat", "analyze", "merge", "check", "fix", "diff", "verify", "report", "view", "rules", "rule", "config",
     "capture", "mcp",
 )  # fmt: skip
 """each in a module of its name, which is imported for whoever asks for it; `rule` is beside `rules`"""
+
+
 ELSEWHERE = {
     "explain": "trace-doctor rule CODE", "help": "trace-doctor -h", "version": "trace-doctor --version",
     "profile": "trace-doctor record", "run": "trace-doctor record", "compare": "trace-doctor diff",

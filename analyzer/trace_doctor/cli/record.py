@@ -225,24 +225,25 @@ def _record_server(context: typer.Context, console: Console, url: str | None) ->
     if "out" in given and values["allow_remote"]:
         raise UsageError("--out is for a server on this machine: another one cannot write there")
     folder = Path(new_folder(values["out"])) if "out" in given else None
-    try:
-        capture = record_server(
-            server,
-            seconds=seconds,
-            steps=values["max_steps"] if "max_steps" in given else None,
-            stacks=not values["no_stacks"],
-            folder=str(folder) if folder is not None else None,
-            say=lambda line: console.note(f"trace-doctor: {line}"),
-        )
-        if capture.engine == "vLLM" and (ignored := sorted(given & _TOLD_SGLANG)):
-            names = ", ".join(f"--{name.replace('_', '-')}" for name in ignored)
-            console.note(f"trace-doctor: vLLM ignores {names}: its own --profiler-config decides")
-        if not console.quiet:
-            console.note(*render_server(capture, folder))
-    finally:
+    capture = record_server(
+        server,
+        seconds=seconds,
+        steps=values["max_steps"] if "max_steps" in given else None,
+        stacks=not values["no_stacks"],
+        folder=str(folder) if folder is not None else None,
+        say=lambda line: console.note(f"trace-doctor: {line}"),
+    )
+    if capture.engine == "vLLM" and (ignored := sorted(given & _TOLD_SGLANG)):
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in ignored)
+        console.note(f"trace-doctor: vLLM ignores {names}: its own --profiler-config decides")
         if folder is not None:
-            with suppress(OSError):  # what the server has written stays
+            with suppress(
+                OSError
+            ):  # that of SGLang stays, though it is empty: it may write later, and fail where it is gone
                 folder.rmdir()
+            folder = None
+    if not console.quiet:
+        console.note(*render_server(capture, folder))
 
 
 def _record_in_a_copy(

@@ -162,12 +162,12 @@ def treat(
         choose=partial(_before_trials, console, interactive=interactive, branch=branch), say=console.hint,
     )  # fmt: skip
     _hand_over(console, treated, patch, patch_place, apply, allow_dirty)
-    if branch is not None:
-        _make_branch(console, treated, branch)
     if treated.batch_patch:
         console.write(batch_patch, treated.batch_patch, batch_place)
         console.hint(f"patch of the batch size, for after the other: {batch_patch}")
     deliver_all(console, sinks, partial(_render, treated.treatment))
+    if branch is not None:
+        _make_branch(console, treated, branch)
     raise typer.Exit(treated.treatment.code)
 
 

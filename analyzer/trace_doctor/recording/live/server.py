@@ -88,7 +88,7 @@ def parse_server(url: str, *, allow_remote: bool) -> Server:
         raise UsageError("--server: the address of a server is needed: http://127.0.0.1:8000")
     if _has_more(parts) or not url.isascii() or not url.isprintable() or " " in url:
         raise UsageError("--server: an address without user, password, query and fragment is needed")
-    if not allow_remote and not _is_loopback(host):
+    if not allow_remote and not is_loopback(host):
         raise UsageError(f"--server: {host} may be another machine; --allow-remote permits it")
     return Server(
         parts.scheme,
@@ -103,7 +103,8 @@ def _has_more(parts: SplitResult) -> bool:
     return "@" in parts.netloc or bool(parts.query or parts.fragment)
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine, as far as its name or address tells."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -150,7 +151,7 @@ def _start(server: Server, body: dict[str, Any], patience: Patience) -> _Answer:
         with suppress(UsageError):
             _stop(server, patience)
         if isinstance(error, (OSError, http.client.HTTPException)):
-            raise UsageError(f"{server.url} did not answer as an HTTP server does: {_why(error)}") from None
+            raise UsageError(f"{server.url} did not answer as an HTTP server does: {why(error)}") from None
         raise
     if not 200 <= answer.status < 300:
         raise UsageError(f"{server.url} records nothing: {_refusal(answer)}")
@@ -172,15 +173,15 @@ def _stop(server: Server, patience: Patience, *, may_be_over: bool = False) -> b
     try:
         answer = _post(server, "/stop_profile", {}, patience.connect, patience.stop)
     except (OSError, http.client.HTTPException, _NotReached) as error:
-        why = _why(error)
+        reason = why(error)
     else:
         if 200 <= answer.status < 300:
             return True
         if may_be_over and answer.status == 500:
             return False
-        why = _said(answer)
+        reason = _said(answer)
     raise UsageError(
-        f"{server.url} may still be recording: {why}. Stop it with POST {server.path}/stop_profile"
+        f"{server.url} may still be recording: {reason}. Stop it with POST {server.path}/stop_profile"
     )
 
 
@@ -189,7 +190,8 @@ def _said(answer: _Answer) -> str:
     return f"its answer is {answer.status}{words}"
 
 
-def _why(error: BaseException) -> str:
+def why(error: BaseException) -> str:
+    """What went wrong with a connection, in a few words."""
     if isinstance(error, TimeoutError):
         return "no answer in time"
     return one_line(getattr(error, "strerror", None) or str(error) or type(error).__name__)[:_SHOWN]
@@ -233,9 +235,9 @@ def _connected(connection: http.client.HTTPConnection, server: Server) -> socket
     try:
         connection.connect()
     except (OSError, ValueError) as error:
-        raise _NotReached(f"cannot reach {server.url}: {_why(error)}") from None
+        raise _NotReached(f"cannot reach {server.url}: {why(error)}") from None
     sock: socket.socket = connection.sock
-    if not server.remote and not _is_loopback(str(sock.getpeername()[0]).partition("%")[0]):
+    if not server.remote and not is_loopback(str(sock.getpeername()[0]).partition("%")[0]):
         raise _NotReached(f"{server.url} is another machine; --allow-remote permits it")
     return sock
 
