@@ -14,7 +14,7 @@ from pathlib import Path, PurePath
 from typing import Literal
 
 from trace_doctor.errors import DamagedCapture, NoCaptures, NotACapture, NothingRecorded, UsageError
-from trace_doctor.files import open_regular
+from trace_doctor.files import OutsideError, open_regular
 from trace_doctor.loaders import identify, packed
 from trace_doctor.loaders.kineto.meta import rank_in_name
 from trace_doctor.loaders.stream import ByteStream
@@ -317,6 +317,8 @@ def _look(path: Path, display: str) -> Kind | _Refused:
             kind = identify.kind(stream.head(identify.FAR))
         if kind is None and stream and packed.is_packed(start):
             start = stream.head(packed.LOOKED_AT)
+    except OutsideError:  # nor is its name the business of who asked
+        raise UsageError("what was looked at has become a way out of the folders that may be read") from None
     except OSError as error:
         problem = (
             "a link to nothing" if _leads_nowhere(path) else f"cannot be read ({error.strerror or error})"
