@@ -141,5 +141,5 @@ def application(*only: str) -> typer.Typer:
     app.callback()(root)
     for name in only or HOMES:
         module = import_module(f"trace_doctor.cli.{HOMES[name]}")
-        app.command(cls=Command, **getattr(module, "TYPER", {}))(expanded(getattr(module, name)))
+        app.command(**{"cls": Command, **getattr(module, "TYPER", {})})(expanded(getattr(module, name)))
     return app
