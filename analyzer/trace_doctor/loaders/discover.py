@@ -318,7 +318,9 @@ def _look(path: Path, display: str) -> Kind | _Refused:
         if kind is None and stream and packed.is_packed(start):
             start = stream.head(packed.LOOKED_AT)
     except OutsideError:  # nor is its name the business of who asked
-        raise UsageError("a path that was checked has become a way out of the folders that may be read") from None
+        raise UsageError(
+            "a path that was checked has become a way out of the folders that may be read"
+        ) from None
     except OSError as error:
         problem = (
             "a link to nothing" if _leads_nowhere(path) else f"cannot be read ({error.strerror or error})"
