@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import secrets
 import stat
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import IO, BinaryIO, Self
 
 from trace_doctor.errors import UsageError
@@ -22,21 +24,58 @@ _STREAM = re.compile(r"/(?:dev|proc/self)/fd/(\d{1,9})|/dev/std(out|err)")
 """names of what this process has open already"""
 
 
-def open_regular(path: Path, *, follow: bool = True) -> BinaryIO:
+_READ_BELOW = "_TRACE_DOCTOR_READ_BELOW"
+"""a variable, so that it holds for the processes that this one starts"""
+
+
+class OutsideError(PermissionError):
+    """A file that was opened lies outside of the folders of `read_only_below`."""
+
+
+def read_only_below(folders: Sequence[Path]) -> None:
+    """From now on this process, and those that it starts, read no input outside of these folders, whatever link or other folder
+    takes the place of a file after it was looked at: where it lies is asked of the open file."""
+    os.environ[_READ_BELOW] = json.dumps([os.path.realpath(folder) for folder in folders])
+
+
+def _lies_below(number: int, path: Path, folders: Sequence[str]) -> bool:
+    """Whether an open file lies below one of the folders."""
+    if sys.platform == "darwin":
+        import fcntl
+
+        place = os.fsdecode(fcntl.fcntl(number, fcntl.F_GETPATH, bytes(1024)).rstrip(b"\0"))
+    elif os.path.isdir("/proc/self/fd"):
+        place = os.readlink(f"/proc/self/fd/{number}")
+    else:
+        place = os.path.realpath(path)
+        if not os.path.samestat(os.stat(place), os.fstat(number)):
+            return False
+    return any(PurePath(place).is_relative_to(folder) for folder in folders)
+
+
+def open_regular(path: Path, *, follow: bool = True, own: bool = False) -> BinaryIO:
     """A file for reading. Raises OSError for a FIFO or a device, whose bytes may never come or never end, even where
-    one has taken the place of a file since it was looked at, and for a link that is not to be followed."""
+    one has taken the place of a file since it was looked at, for a link that is not to be followed, and OutsideError for one outside
+    of the folders of `read_only_below`, unless it is of the installation (`own`)."""
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     number = os.open(path, flags if follow else flags | getattr(os, "O_NOFOLLOW", 0))
     if not stat.S_ISREG(os.fstat(number).st_mode):
         os.close(number)
         raise OSError(0, "not a regular file")
+    if (
+        not own
+        and (below := os.environ.get(_READ_BELOW))
+        and not _lies_below(number, path, json.loads(below))
+    ):
+        os.close(number)
+        raise OutsideError(errno.EACCES, "outside of the folders that may be read")
     return open(number, "rb")
 
 
-def read_regular(path: Path, most: int | None = None) -> bytes:
+def read_regular(path: Path, most: int | None = None, *, own: bool = False) -> bytes:
     """All bytes of a file. Raises OSError as `open_regular` does, and for a file of more than `most` bytes, of which not
     one is read."""
-    with open_regular(path) as file:
+    with open_regular(path, own=own) as file:
         if most is not None and os.fstat(file.fileno()).st_size > most:
             raise OSError(errno.EFBIG, f"larger than {most >> 20} MiB")
         return file.read()

@@ -69,7 +69,7 @@ def _entries() -> Iterable[EntryPoint]:
 def _must_be_readable(file: Path) -> None:
     """Python itself reads whatever has the name: it waits for ever for a FIFO, and takes what it may not read for none."""
     try:
-        read_regular(file, _MOST_BYTES).decode()
+        read_regular(file, _MOST_BYTES, own=True).decode()
     except (FileNotFoundError, NotADirectoryError):
         return
     except (OSError, UnicodeDecodeError) as error:

@@ -211,3 +211,4 @@ def test_a_signal_whose_exception_foreign_code_swallows(name: str, code: int) ->
         preexec_fn=lambda: signal.signal(getattr(signal, name), signal.SIG_DFL),
     )
     assert (done.returncode, done.stdout) == (code, "cleaned up\n"), done.stderr
+    assert "Traceback" not in done.stderr and "ignored" not in done.stderr

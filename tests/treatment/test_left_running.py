@@ -35,12 +35,15 @@ STARTS = {
     ),
 }
 FORKS_ITSELF = """
-import os, time
-if os.fork() == 0:
+import os, signal, sys, time
+if len(sys.argv) > 1 or os.fork() == 0:
+    if len(sys.argv) == 1 and {forgets}:
+        os.execve(sys.executable, [sys.executable, __file__, "again"], {{}})
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     until = time.monotonic() + 60
     while time.monotonic() < until:
         with open({said!r}, "a") as file: file.write(f"{{os.getpid()}}\\n")
-        time.sleep(0.05)
+        time.sleep(0.02)
         if os.fork(): os._exit(0)
         os.setsid()
     os._exit(0)
@@ -102,10 +105,11 @@ def test_whatever_a_run_leaves_is_ended_with_it(tmp_path: Path, start: str) -> N
 
 
 @pytest.mark.skipif(not LINUX, reason="elsewhere orphans belong to init at once")
-def test_what_hands_on_to_a_child_again_and_again_is_ended(tmp_path: Path) -> None:
+@pytest.mark.parametrize("forgets", [False, True], ids=["", "without the environment"])
+def test_what_hands_on_to_a_child_again_and_again_is_ended(tmp_path: Path, forgets: bool) -> None:
     """Between any two looks it is another process."""
     said = tmp_path / "said"
-    (tmp_path / "train.py").write_text(FORKS_ITSELF.format(said=str(said)))
+    (tmp_path / "train.py").write_text(FORKS_ITSELF.format(said=str(said), forgets=forgets))
     done = subprocess.run(
         [sys.executable, "-c", RECORDER, "0.5", sys.executable, "train.py"],
         cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True,

@@ -276,8 +276,9 @@ class TestLive:
         assert "measured: step" in " ".join(git(project, "log", "-1", "--format=%B", "fixes").split())
         assert "| <code>TD101-1" in (project / "trace-doctor-treat.md").read_text()
 
+    @pytest.mark.parametrize("moment", ["[1/", " to try"], ids=["the first trial", "the timing before it"])
     def test_interrupted_it_says_what_it_knows_and_leaves_nothing(
-        self, project: Path, tmp_path: Path
+        self, project: Path, tmp_path: Path, moment: str
     ) -> None:
         temporary = tmp_path / "temporary"
         temporary.mkdir()
@@ -299,14 +300,14 @@ class TestLive:
         )  # fmt: skip
         assert process.stderr is not None
         said: list[str] = []
-        while not said or not said[-1].startswith("[1/"):
+        while not said or moment not in said[-1]:
             said.append(process.stderr.readline())
             assert said[-1], f"ended before the first trial: {said}"
         time.sleep(0.5)  # the first run of the first trial has begun
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=300)
         assert process.returncode == 130, out + err
-        assert "interrupted" in out and "not decided" in out
+        assert "interrupted" in out and ("not decided" in out) == (moment == "[1/")
         assert list(temporary.glob("trace-doctor-*")) == []
         assert git(project, "worktree", "list").count("\n") == 1
         assert (project / "train.py").read_text() == SCRIPT

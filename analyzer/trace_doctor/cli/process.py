@@ -18,6 +18,7 @@ from trace_doctor.errors import printable, unbroken
 def prepare() -> None:
     """Before anything is read or written."""
     _unwind_when_ended()
+    sys.unraisablehook = _unraisable
     _hear_of_children()
     _open_what_is_closed()
     for number, name in ((1, "stdout"), (2, "stderr")):
@@ -130,6 +131,12 @@ def _unwind_when_ended() -> None:
             signal.signal(number, leave)
     if hasattr(signal, "setitimer"):
         signal.signal(signal.SIGALRM, once_more)
+
+
+def _unraisable(problem: Any) -> None:
+    """What a finalizer raises, as Python shows it, but for a signal that came while one ran: it is raised again, and no fault."""
+    if not isinstance(problem.exc_value, _Ended | _Interrupted):
+        sys.__unraisablehook__(problem)
 
 
 class _Ended(SystemExit):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
@@ -12,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from trace_doctor.errors import UnreadableScript, UsageError, no_commands, one_line
+from trace_doctor.files import read_regular
 from trace_doctor.fixes.codemods import Codemod, codemods
 from trace_doctor.fixes.diffs import unified_diff
 from trace_doctor.fixes.framework_fixes import in_framework, settings_first
@@ -489,7 +491,11 @@ def requirements(root: Path, *more: str) -> list[str]:
     folders = [root, *islice(root.resolve().parents, git_prefix(root).count("/"))]
     paths = [path for folder in folders for pattern in patterns for path in sorted(folder.glob(pattern))]
     plain = (p for p in paths if p.is_file() and not p.is_symlink() and p.stat().st_size < 200_000)
-    return [path.read_text(encoding="utf-8", errors="replace") for path in plain]
+    texts = []
+    for path in plain:
+        with suppress(OSError):  # outside of what a server may read
+            texts.append(read_regular(path).decode("utf-8", "replace"))
+    return texts
 
 
 def git_prefix(root: Path) -> str:

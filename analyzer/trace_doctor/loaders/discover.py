@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path, PurePath
 
 from trace_doctor.errors import DamagedCapture, NoCaptures, NotACapture, NothingRecorded, UsageError
-from trace_doctor.files import open_regular
+from trace_doctor.files import OutsideError, open_regular
 from trace_doctor.loaders import graph_annotations, identify, packed, provenance
 from trace_doctor.loaders.kineto.meta import rank_in_name
 from trace_doctor.loaders.stream import ByteStream
@@ -316,6 +316,10 @@ def _look(path: Path, display: str) -> identify.Kind | _Refused:
             kind = identify.kind(stream.head(identify.FAR))
         if kind is None and stream and packed.is_packed(start):
             start = stream.head(packed.LOOKED_AT)
+    except OutsideError:  # nor is its name the business of who asked
+        raise UsageError(
+            "a path that was checked has become a way out of the folders that may be read"
+        ) from None
     except OSError as error:
         problem = (
             "a link to nothing" if _leads_nowhere(path) else f"cannot be read ({error.strerror or error})"

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from trace_doctor.files import read_regular
 from trace_doctor.model import TorchVersion
 from trace_doctor.recording.options import ENVIRONMENT_FILE
 from trace_doctor.run import Run
@@ -61,9 +62,7 @@ def _allocator(settings: Any) -> dict[str, Any]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        if not path.is_file() or path.stat().st_size > _LARGEST:
-            return {}
-        environment = loads(path.read_bytes())
+        environment = loads(read_regular(path, _LARGEST))
     except (OSError, ValueError, RecursionError):
         return {}
     return environment if isinstance(environment, dict) else {}

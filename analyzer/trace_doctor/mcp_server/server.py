@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from trace_doctor.errors import TraceDoctorError, UsageError, one_line
+from trace_doctor.files import read_only_below
 from trace_doctor.mcp_server import answers as a
 from trace_doctor.mcp_server.roots import Roots
 from trace_doctor.mcp_server.tools import Tools
@@ -46,7 +47,9 @@ Most = Annotated[
 def serve(folders: Sequence[Path]) -> None:
     """Serves on stdin and stdout until stdin ends. Raises UsageError for what is no folder."""
     logging.getLogger("mcp").setLevel(logging.WARNING)
-    made(Tools(Roots(folders))).run("stdio")
+    roots = Roots(folders)
+    read_only_below(roots.folders)  # whatever another program puts in the place of what was looked at
+    made(Tools(roots)).run("stdio")
 
 
 def made(tools: Tools) -> MCPServer[Any]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import libcst as cst
 
 from trace_doctor.errors import UnreadableScript
+from trace_doctor.files import read_regular
 from trace_doctor.program.nesting_guard import PLAIN, nesting, try_to_parse
 from trace_doctor.program.positions import Layout
 from trace_doctor.program.scopes import Names
@@ -46,7 +47,7 @@ class Script(TextFile, SyntaxTree):
     @classmethod
     def read(cls, path: Path, name: str) -> Script:
         """Raises OSError, and UnreadableScript for what is no Python."""
-        return cls(path.read_bytes(), name, path)
+        return cls(read_regular(path), name, path)
 
     def rewritten(self, data: bytes) -> None:
         if data not in self._rewritten:

@@ -2,12 +2,13 @@
 
 Manifests and tables of a recording are input like any other, often of strangers: sizes are bounded, names are looked up
 inside the folder alone, fields that are missing or of another type read as unknown, and fields that nobody knows are
-passed over. Standard library only.
+passed over.
 """
 
 from __future__ import annotations
 
 import csv
+import io
 import math
 import os
 import re
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast, get_args
 
+from trace_doctor.files import open_regular, read_regular
 from trace_doctor.recording.lines_tsv import settings_of
 from trace_doctor.recording.options import (
     COMMAND_FILE,
@@ -380,9 +382,10 @@ def _steps(folder: Path, ranks: Mapping[int, RankRecord]) -> dict[int, tuple[Rec
 def _rows(path: Path) -> Iterator[tuple[int, RecordedStep]]:
     """Rows with rank, step, phase and a possible time; others, and one without an end (a killed job cuts the last one), are left out."""
     try:
-        if not path.is_file() or path.stat().st_size > _LARGEST_TABLE:
-            return
-        with path.open(encoding="utf-8", errors="replace", newline="") as file:
+        with open_regular(path) as data:
+            if os.fstat(data.fileno()).st_size > _LARGEST_TABLE:
+                return
+            file = io.TextIOWrapper(data, encoding="utf-8", errors="replace", newline="")
             for row in csv.DictReader(line for line in file if line.endswith("\n")):
                 values = [row.get(column) or "" for column in STEPS_COLUMNS]
                 try:
@@ -401,9 +404,7 @@ def _rows(path: Path) -> Iterator[tuple[int, RecordedStep]]:
 
 def _object(path: Path) -> dict[str, Any]:
     try:
-        if not path.is_file() or path.stat().st_size > _LARGEST_MANIFEST:
-            return {}
-        decoded = loads(path.read_bytes())
+        decoded = loads(read_regular(path, _LARGEST_MANIFEST))
     except (OSError, ValueError, RecursionError):
         return {}
     return cast("dict[str, Any]", decoded) if isinstance(decoded, dict) else {}

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from trace_doctor.files import read_regular
 from trace_doctor.recording.options import INCOMPLETE, LINES_FILE
 
 _LARGEST = 64 << 20
@@ -17,9 +18,7 @@ def lines_run(folder: Path) -> dict[tuple[str, str], set[int]]:
     where that was not recorded, or is too much to be whole."""
     path, ran, digests = folder / LINES_FILE, dict[tuple[str, str], set[int]](), dict[str, str]()
     try:
-        if not path.is_file() or path.stat().st_size > _LARGEST:
-            return {}
-        text = path.read_text(encoding="utf-8", errors="surrogateescape")
+        text = read_regular(path, _LARGEST).decode("utf-8", "surrogateescape")
     except OSError:
         return {}
     for row in text.split("\n")[:-1]:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,16 +34,19 @@ class Started:
         if (when := born(pid)) is not None:
             self._known[pid] = when
 
-    def pids(self, adopted: Iterable[int] = ()) -> list[int]:
+    def pids(self, adopted: Sequence[int] = (), *, stop: bool = False) -> list[int]:
         """Of those that run now: not of one that has ended and waits for its parent, and never of this process. `adopted`
-        belong to them."""
+        belong to them; `stop` stops these before it looks for the others, which takes so long that one may have handed on to a
+        child."""
         for pid in adopted:
             self.add(pid)
+        if stop:
+            send(signal.SIGSTOP, adopted)
         linux = sys.platform.startswith("linux")
         parents = _parents() if linux else _parents_by_ps()
         marked = _marked(parents, self._mark) if linux else set()
         alive = {pid for pid, when in self._known.items() if pid in parents and born(pid) == when}
-        running = [pid for pid in parents if pid in alive or pid in marked]
+        running = [*{*alive, *marked, *adopted}]  # one adopted that has ended since may have handed on
         children: dict[int, list[int]] = {}
         for pid, parent in parents.items():
             children.setdefault(parent, []).append(pid)
@@ -88,7 +91,12 @@ def _stat_fields(pid: int) -> list[str]:
 
 def children() -> dict[int, tuple[str, bool]]:
     """The children of this process on Linux, with when they began and whether they still run."""
-    here, pids = str(os.getpid()), [int(e.name) for e in os.scandir("/proc") if e.name.isdigit()]
+    here = str(os.getpid())
+    try:  # at once, however many processes there are
+        of_threads = [Path(task.path, "children").read_text() for task in os.scandir("/proc/self/task")]
+        pids = [int(pid) for text in of_threads for pid in text.split()]
+    except OSError:  # a kernel that keeps no such lists
+        pids = [int(e.name) for e in os.scandir("/proc") if e.name.isdigit()]
     by_pid = {pid: _stat_fields(pid) for pid in pids}
     return {
         pid: (fields[19], fields[0] not in "ZX")
@@ -139,7 +147,7 @@ def waited_for_cpu(pid: int) -> float | None:
         return None
 
 
-def send(number: signal.Signals, pids: list[int]) -> None:
+def send(number: signal.Signals, pids: Iterable[int]) -> None:
     """Sends the signal to each; one that is stopped is continued, so that it can act on it."""
     for pid in pids:
         with suppress(OSError):

@@ -103,7 +103,7 @@ def run(
             ) from None
         guard(process.pid)
         started = processes.Started(OPTIONS_VARIABLE, mark, process.pid)
-        watch = _Watch(options, say, lambda: started.pids(orphans()), most_seconds)
+        watch = _Watch(options, say, lambda stop=False: started.pids(orphans(), stop=stop), most_seconds)
         with _handing_on(process) as signals, _leaving_nothing(watch.pids, say):
             while process.poll() is None:
                 try:
@@ -129,7 +129,7 @@ def run(
 
 
 @contextmanager
-def _leaving_nothing(pids: Callable[[], list[int]], say: Callable[[str], None]) -> Iterator[None]:
+def _leaving_nothing(pids: Pids, say: Callable[[str], None]) -> Iterator[None]:
     """A failure of ours, or an interrupt that we do not handle, ends the command as well."""
     try:
         yield
@@ -147,6 +147,10 @@ def _file(path: Path | None) -> Iterator[IO[bytes] | None]:
         yield file
 
 
+Pids = Callable[..., list[int]]
+"""the processes of a command that run; with True, its orphans are stopped as they are found"""
+
+
 class _Watch:
     """Looks at a running command from time to time, and ends it when it has had enough time."""
 
@@ -154,7 +158,7 @@ class _Watch:
         self,
         options: RecordOptions,
         say: Callable[[str], None],
-        pids: Callable[[], list[int]],
+        pids: Pids,
         most_seconds: float,
     ) -> None:
         self.why: Why | None = None
@@ -307,7 +311,7 @@ def _size(folder: Path) -> int:
     return total
 
 
-def _end_rest(pids: Callable[[], list[int]], grace: float, say: Callable[[str], None]) -> None:
+def _end_rest(pids: Pids, grace: float, say: Callable[[str], None]) -> None:
     """What the command has left behind when it was ended. Says what stays nevertheless."""
     if not (remaining := _running(pids)):
         return
@@ -318,14 +322,14 @@ def _end_rest(pids: Callable[[], list[int]], grace: float, say: Callable[[str], 
         say(f"still running, and could not be ended: process {numbers}")
 
 
-def _end_left(pids: Callable[[], list[int]], grace: float, say: Callable[[str], None]) -> int:
+def _end_left(pids: Pids, grace: float, say: Callable[[str], None]) -> int:
     """Ends what the command has left running, but for what is about to end by itself; how many processes that were."""
     if remaining := _await_end(pids, min(grace, _TO_LEAVE)):
         _end_rest(pids, min(grace, 5.0), say)
     return len(remaining)
 
 
-def _running(pids: Callable[[], list[int]]) -> list[int]:
+def _running(pids: Pids) -> list[int]:
     """Those that run. One look can miss a process that has handed on to a child since the look began, so nobody is there
     only where several find nobody."""
     for _ in range(_LOOKS):
@@ -335,7 +339,7 @@ def _running(pids: Callable[[], list[int]]) -> list[int]:
     return []
 
 
-def _await_end(pids: Callable[[], list[int]], seconds: float) -> list[int]:
+def _await_end(pids: Pids, seconds: float) -> list[int]:
     """Those that still run after so many seconds."""
     end = time.monotonic() + seconds
     while (remaining := _running(pids)) and time.monotonic() < end:
@@ -343,13 +347,13 @@ def _await_end(pids: Callable[[], list[int]], seconds: float) -> list[int]:
     return remaining
 
 
-def _killed(pids: Callable[[], list[int]]) -> list[int]:
+def _killed(pids: Pids) -> list[int]:
     """Kills them; those that stay. All are stopped before the first is killed: who is stopped starts no other meanwhile."""
     end = time.monotonic() + _TO_STOP
     stopped: set[int] = set()
     empty = 0
     while empty < _LOOKS and time.monotonic() < end:
-        new = sorted({*pids()} - stopped)
+        new = sorted({*pids(True)} - stopped)
         processes.send(signal.SIGSTOP, new)
         stopped.update(new)
         empty = 0 if new else empty + 1

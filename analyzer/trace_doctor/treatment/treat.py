@@ -122,16 +122,20 @@ def treat(
             runner, rules, clock, Setup(edit_plan), say, trials.prove, trials.elsewhere, values.of, decided=decided
         )  # fmt: skip
         progress.follow(runner, loop, len(queue[: options.max_trials]))
-        if queue or options.search_batch:
-            _pilot(runner, Setup(edit_plan), clock)
+        cannot: UsageError | None = None
         outcome = Outcome(
             options, runner.steps, loop, by_hand, [*scratch.notes, *[busy] * bool(busy)], fingerprint
         )
         with outcome.whatever_comes():
-            loop.run(queue, options.max_trials)
-            outcome.difference(runner, result, scratch, config)
-            if options.search_batch:
-                outcome.batch.run(loop, values, runner, say)
+            if queue or options.search_batch:
+                cannot = _pilot(runner, Setup(edit_plan), clock)
+            if cannot is None:
+                loop.run(queue, options.max_trials)
+                outcome.difference(runner, result, scratch, config)
+                if options.search_batch:
+                    outcome.batch.run(loop, values, runner, say)
+        if cannot is not None:
+            raise cannot
         if runner.leftover_processes:
             outcome.notes.append(leftover_note(runner.leftover_processes))
         outcome.compare(scratch)
@@ -204,13 +208,15 @@ def _record_before(runner: CommandRunner, setup: Setup, options: TreatOptions, s
         ) from None
 
 
-def _pilot(runner: CommandRunner, setup: Setup, clock: Clock) -> None:
+def _pilot(runner: CommandRunner, setup: Setup, clock: Clock) -> UsageError | None:
+    """Times the script as it is; why that is not possible."""
     try:
         clock.run(lambda: runner.pilot(setup))
     except RunFailed as failure:
-        raise UsageError(f"the command cannot be timed as it is: {failure}") from None
+        return UsageError(f"the command cannot be timed as it is: {failure}")
     except OutOfTime:
         pass  # the loop says so of each fix
+    return None
 
 
 def _recordings(options: TreatOptions) -> Path | None:
