@@ -182,6 +182,21 @@ def test_the_parts_of_the_window_add_up_beside_waits_and_dummy_steps() -> None:
     assert sum(row.share for row in rows.values()) == pytest.approx(1, abs=0.1)
 
 
+@pytest.mark.parametrize(("function", "dummies"), [("_dummy_run", 2), ("execute_model", 0)])
+def test_functions_that_run_the_model_for_nobody_are_no_part_of_a_step(function: str, dummies: int) -> None:
+    """As ranks without requests do, so that the others can go on."""
+    b = RunBuilder(stacks=True)
+    for n in range(9):
+        step(b, decode(4))
+        if n in (3, 6):
+            with b.python("vllm/v1/worker/gpu_model_runner.py", 4000, function), b.op("aten::mm"):
+                b.launch(2000)
+                b.sync()
+    engine = facts_of(b)[EngineSteps]
+    assert sum(row.count for row in engine.rows() if row.kind == "dummy") == dummies
+    assert (max(s.step.pace for s in engine.steps) < 1_500_000) == bool(dummies)
+
+
 def test_replays_without_their_kernels_leave_the_idle_time_unknown() -> None:
     b = RunBuilder()
     for n in range(8):
@@ -269,12 +284,14 @@ def test_between_two_calls_of_generate_nobody_waits_for_requests() -> None:
 
 def test_denoising_steps_lie_between_two_ends_of_the_scheduler() -> None:
     b = RunBuilder(stacks=True)
-    with b.annotation("execute_diffusion_1_256x256"):
-        for _ in range(4):
-            with b.op("aten::mm", us=50):
-                b.launch(500)
-            with b.python("diffusers/schedulers/scheduling_euler.py", 400, "step"):
-                b.wait(30)
+    for _ in range(4):
+        with b.op("aten::mm", us=50):
+            b.launch(500)
+        with b.python("diffusers/schedulers/scheduling_euler.py", 400, "step"):
+            b.wait(30)
     steps = facts_of(b)[Steps]
     assert (steps.source, [s.kind for s in steps.steps]) == ("engine", ["diffusion"] * 3)
     assert [s.pace / 1e3 for s in steps.steps] == pytest.approx([500] * 3, rel=0.01)
+    with b.op("aten::conv2d", us=1000):
+        b.launch(500)
+    assert facts_of(b)[Steps].source == "none", "most of the capture would not be judged"

@@ -19,11 +19,10 @@ from trace_doctor.evidence.names.engine_step_names import (
     SERVING_KINDS,
     EngineStepName,
     ServingKind,
-    engine_step,
     step_of_label,
 )
 from trace_doctor.evidence.names.event_names import is_graph_launch, is_launch
-from trace_doctor.evidence.trace.engine_marks import engine_marks
+from trace_doctor.evidence.trace.engine_marks import engine_marks, step_of_mark
 from trace_doctor.evidence.trace.gpu_timeline import GpuTimeline
 from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.steps import Step, Steps
@@ -221,7 +220,7 @@ def _between_steps(facts: Facts, steps: Steps) -> tuple[I64, I64]:
     if not len(marks):
         return NOTHING, NOTHING  # between two calls of generate() nobody waits for requests
     idle_marks = [
-        m for m in marks.tolist() if (name := engine_step(run.text(m))) and name.kind not in SERVING_KINDS
+        m for m in marks.tolist() if (name := step_of_mark(run.text(m))) and name.kind not in SERVING_KINDS
     ]
     inner = [
         (a, b)

@@ -37,8 +37,22 @@ _WAIT = re.compile(
     r"|zmq[/\\].*\(\d+\): (?:_?recv\w*|_?poll)|asyncio[/\\].*\(\d+\): _?run_once|shm_broadcast\.py\(\d+\): \w+)"
     r"|<built-in (?:method|function) (?:poll|select|acquire|sleep|recv\w*)\b.*>"
 )
-_DIFFUSION = "execute_diffusion_"
 _ASK = re.compile(r".*\(\d+\): recv_requests")
+
+
+_DUMMY = re.compile(
+    r"(?:.*[/\\])?(?:vllm|sglang)[/\\].*\(\d+\): (?:_dummy_run|execute_dummy_batch|capture_model|_?capture_graph\w*|capture_one_batch_size)"
+)
+"""functions of engines that run the model for no request: vLLM, of ranks without requests too, and SGLang"""
+
+
+def _is_dummy(name: str) -> bool:
+    return _DUMMY.fullmatch(name) is not None
+
+
+def step_of_mark(name: str) -> EngineStepName | None:
+    """What a mark of `engine_marks` says."""
+    return EngineStepName("idle") if _is_dummy(name) else engine_step(name)
 
 
 def is_wait(name: str) -> bool:
@@ -51,12 +65,13 @@ def _asks(name: str) -> bool:
 
 
 def engine_marks(facts: Facts) -> I64:
-    """The outermost annotations of engine steps on the main thread, dummy steps and graph captures included, by start. None where
-    the program trains: an engine makes its samples then."""
+    """The outermost annotations of engine steps on the main thread, by start, with dummy steps and graph captures, which stacks
+    show as well. None where the program trains: an engine makes its samples then."""
     run = facts.run
     marks = run.named(is_engine_step, Cat.USER_ANNOTATION, Cat.CPU_OP)
     if not len(marks) or _trains(run):
         return marks[:0]
+    marks = np.union1d(marks, run.named(_is_dummy, Cat.PYTHON))
     marks = facts[Nesting].outermost(marks[run.thread[marks] == facts[Threads].main])
     return np.asarray(marks[np.argsort(run.ts[marks], kind="stable")])
 
@@ -67,16 +82,11 @@ def _trains(run: Run) -> bool:
 
 def engine_steps(facts: Facts, piece: Span, *, may_infer: bool) -> tuple[list[Span], list[str]]:
     """(start, end) ns of the steps of an engine on the host, and their labels: those that it marks, else (`may_infer`) those of
-    `generate()` and of the denoising in what it marks, as far as stacks show them."""
+    `generate()` and of denoising, as far as stacks show them."""
     spans, labels = _marked_steps(facts, piece)
-    if (
-        may_infer
-        and (not spans or all(label.startswith(_DIFFUSION) for label in labels))
-        and not _trains(facts.run)
-    ):
-        inner = generation_steps(facts, piece)
-        return inner if len(inner[0]) > len(spans) else (spans, labels)
-    return spans, labels
+    if spans or not may_infer or _trains(facts.run):
+        return spans, labels
+    return generation_steps(facts, piece)
 
 
 def _marked_steps(facts: Facts, piece: Span) -> tuple[list[Span], list[str]]:
@@ -88,7 +98,7 @@ def _marked_steps(facts: Facts, piece: Span) -> tuple[list[Span], list[str]]:
     marks = marks[(run.ts[marks] >= piece[0]) & (run.ts[marks] < piece[1])]
     if not len(marks):
         return [], []
-    said = [engine_step(run.text(m)) for m in marks]
+    said = [step_of_mark(run.text(m)) for m in marks]
     thread = _EngineThread(run, facts[Threads].main)
     starts = run.ts[marks].tolist()
     ends = [*starts[1:], int(run.end[marks[-1]])]

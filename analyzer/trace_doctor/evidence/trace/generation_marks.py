@@ -22,6 +22,8 @@ from trace_doctor.run import Cat
 
 LEAST = 3
 """forwards of one model in a loop: fewer are no loop"""
+LEAST_SHARE = 0.5
+"""of the time from the first to the last operator: what lies outside is not judged, and that must not be most of a capture"""
 _LOOP = re.compile(
     r"(?:.*[/\\])?transformers[/\\]generation[/\\]utils\.py\(\d+\): _?(?:sample|(?:group_)?beam_search|greedy_search)"
 )
@@ -39,12 +41,17 @@ def _is_scheduler(name: str) -> bool:
 
 def generation_steps(facts: Facts, piece: Span) -> Steps:
     """(start, end) ns of the forwards of a model in `generate()`, each with what follows it, and of the denoising steps of a
-    pipeline; and their labels. None where stacks do not show them."""
+    pipeline; and their labels. None where stacks do not show them, or they are the lesser part of the capture."""
     spans, labels = _of_generate(facts)
     if not spans:
         spans, labels = _of_diffusion(facts)
     inside = [n for n, (start, _) in enumerate(spans) if piece[0] <= start < piece[1]]
-    return [spans[n] for n in inside], [labels[n] for n in inside]
+    spans, labels = [spans[n] for n in inside], [labels[n] for n in inside]
+    host = facts.run.is_cat(Cat.CPU_OP) & (facts.run.ts >= piece[0]) & (facts.run.ts < piece[1])
+    if not spans or not host.any():
+        return [], []
+    length = int(facts.run.end[host].max() - facts.run.ts[host].min())
+    return (spans, labels) if sum(end - start for start, end in spans) >= LEAST_SHARE * length else ([], [])
 
 
 def _frames(facts: Facts, rows: I64) -> I64:
