@@ -40,8 +40,6 @@ class FlightEntry:
     """when the host called it, in ns since the epoch; 0 where that was not recorded"""
     timeout_ms: int
     """0 where it was not recorded"""
-    duration_ms: float | None
-    """on the device; only with TORCH_NCCL_ENABLE_TIMING"""
     stack: tuple[Frame, ...]
     """the innermost first: frames of the user's files, else the innermost of any; empty where none was recorded"""
 
@@ -53,7 +51,6 @@ class FlightDump:
     path: str
     rank: int
     rank_how: str
-    version: str
     entries: tuple[FlightEntry, ...]
     groups: Mapping[tuple[str, str], tuple[int, ...]] = field(default_factory=dict)
     """name and description of a process group -> its ranks in the job, where the dump says so"""

@@ -202,6 +202,7 @@ _REAL = """
 """
 
 
+@pytest.mark.torch
 def test_what_this_pytorch_writes(tmp_path: Path) -> None:
     pytest.importorskip("torch._C._distributed_c10d", reason="PyTorch without a flight recorder")
     (tmp_path / "train.py").write_text(textwrap.dedent(_REAL))

@@ -88,7 +88,6 @@ def _dump(data: Any, display: str, rank: int, rank_how: str, written: int) -> Fl
         path=display,
         rank=rank,
         rank_how=rank_how or "assumed, the file names no rank",
-        version=_text(data.get("version", ""), 20),
         entries=tuple(sorted(entries, key=lambda e: e.record_id)),
         groups=_groups(data.get("pg_config")),
         written_ns=written,
@@ -140,17 +139,12 @@ def _entry(raw: Any) -> FlightEntry | None:
         retired=raw.get("retired") is True,
         created_ns=_number(raw.get("time_created_ns"), 0),
         timeout_ms=_number(raw.get("timeout_ms"), 0),
-        duration_ms=_milliseconds(raw.get("duration_ms")),
         stack=_stack(raw.get("frames")),
     )
 
 
 def _number(value: Any, otherwise: int) -> int:
     return value if type(value) is int and 0 <= value < _LARGEST else otherwise
-
-
-def _milliseconds(value: Any) -> float | None:
-    return float(value) if type(value) in (int, float) and 0 <= value < 1e12 else None
 
 
 def _text(value: Any, most: int = _MOST_TEXT) -> str:

@@ -176,3 +176,12 @@ def unnamed_members() -> tuple[FlightBuilder, ...]:
     for b in ranks:
         b.wait(700)
     return ranks
+
+
+def in_the_midst() -> tuple[FlightBuilder, ...]:
+    """Two coalesced calls, of which rank 1 had made one when it was dumped."""
+    ranks = job(2)
+    for b in ranks:
+        b.call("all_gather", (10, 20))
+    ranks[0].call("all_reduce", same_number=True)
+    return ranks

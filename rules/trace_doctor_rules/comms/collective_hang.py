@@ -40,8 +40,9 @@ class CollectiveHang(Rule):
     Traces of the ranks in the same folder show how long the collective took before: by process group name and number (`Seq`).
     Of several hangs those are reported whose missing ranks wait in no other, with those that wait for them. If most ranks are
     missing, the few that called are named instead.
-    How long ranks waited follows from the time of the file, which a copy changes (`cp -p` keeps it). From the timeout on a hang is critical, before it a warning. `time_discovered_*` is when
-    a thread looked, and is not used. A wait of less than `min_wait` may be a collective in flight: then it is an info finding.
+    How long ranks waited follows from the time of the file, which a copy changes (`cp -p` keeps it). From the timeout on a hang is
+    critical, before it a warning, and below `min_wait` an info finding: a collective may be in flight. `time_discovered_*` is when a
+    thread read the state, and is not used.
 
     How the saving is estimated
     There is none: the job does not go on.

@@ -60,6 +60,7 @@ class CollectiveMismatch(Rule):
         Valid("two names of one collective", lambda: cases.differ([3], ("all_gather", (10, 40)), ("_all_gather_base", (10, 40)))),
         Valid("the group of one rank has another name than that of others", cases.same_name_other_ranks),
         Valid("rings that begin elsewhere", cases.rings_begin_apart),
+        Valid("coalesced calls, dumped between two of them", cases.in_the_midst),
         Valid("one rank alone", lambda: cases.job()[:1], skipped="two ranks"),
     ]  # fmt: skip
     INVALID = [
