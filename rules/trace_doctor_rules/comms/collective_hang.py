@@ -40,9 +40,10 @@ class CollectiveHang(Rule):
     Traces of the ranks in the same folder show how long the collective took before: by process group name and number (`Seq`).
     Of several hangs those are reported whose missing ranks wait in no other, with those that wait for them. If most ranks are
     missing, the few that called are named instead.
-    How long ranks waited follows from the time of the file, which a copy changes (`cp -p` keeps it). From the timeout on a hang is
-    critical, before it a warning, and below `min_wait` an info finding: a collective may be in flight. `time_discovered_*` is when a
-    thread read the state, and is not used.
+    How long ranks waited follows from the time of the file, which a copy changes (`cp -p` keeps it). A hang is critical if a rank gave
+    up, or if the file is from when the timeout ended. Before and long after that it is a warning, since a later file may be a copy of
+    a dump of a sound job, and below `min_wait` an info finding: a collective may be in flight. `time_discovered_*` is when a thread read
+    the state, and is not used.
 
     How the saving is estimated
     There is none: the job does not go on.
@@ -95,6 +96,7 @@ class CollectiveHang(Rule):
             shown="completed | step() (train.py:41) | all_reduce #3 of the default group",
         ),
         Invalid("the first rank did not", lambda: cases.hang(0), message="Rank 0 did not call"),
+        Invalid("a file from long after the timeout", lambda: cases.hang(3, waited_s=7000), confidence="medium", message="waited 7,000 s, or less if the file was copied; the timeout is 600 s."),
         Invalid("not for as long as the timeout", lambda: cases.hang(3, waited_s=100), confidence="medium", message="waited 100 s"),
         Invalid("in flight", lambda: cases.hang(3, waited_s=5), severity="info", confidence="low", message="waited 5 s and may be in flight; the timeout is 600 s."),
         Invalid("in flight, with a higher limit", lambda: cases.hang(3, waited_s=500), thresholds={"min_wait": 550.0}, severity="info"),
@@ -208,7 +210,9 @@ def _waited(hang: Hang, in_flight: bool) -> str:
     if hang.waited is None:
         return "How long was not recorded."
     limit = f"; the timeout is {two_figures(hang.first.timeout * 1e3)}" if hang.first.timeout else ""
-    doubt = " and may be in flight" if in_flight else ""
+    doubt = (
+        " and may be in flight" if in_flight else ", or less if the file was copied" if hang.copied else ""
+    )
     return f"{they} waited {two_figures(hang.waited / 1e3)}{doubt}{limit}."
 
 

@@ -23,6 +23,8 @@ from trace_doctor.evidence.rank_summary import JobEvidence, RankSummary
 
 _JOINT = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
 """collectives that end on no rank before all have called them"""
+_LATEST_DUMP = 1.25
+"""of the timeout: the watchdog looks each second and waits up to a minute for the dumps of all ranks"""
 Why = Literal["missing", "unknown", "entered"]
 
 
@@ -64,8 +66,18 @@ class Hang(Struct, frozen=True):
 
     @property
     def past_timeout(self) -> bool:
-        """Whether a rank gave up, or waited as long as it was to."""
-        return self.timed_out or (self.waited is not None and 0 < self.first.timeout * 9e5 <= self.waited)
+        """Whether a rank gave up, or its dump was written when the timeout was over. A file from long after that may be a copy of one
+        that was written at any time."""
+        timeout = self.first.timeout * 1e6
+        return self.timed_out or (
+            self.waited is not None and 0 < 0.9 * timeout <= self.waited <= _LATEST_DUMP * timeout
+        )
+
+    @property
+    def copied(self) -> bool:
+        """Whether the time of the file may be that of a copy."""
+        timeout = self.first.timeout * 1e6
+        return not self.timed_out and self.waited is not None and 0 < _LATEST_DUMP * timeout < self.waited
 
 
 class Hangs(JobEvidence, frozen=True):
