@@ -221,7 +221,7 @@ class Evil:
         return Path.touch, (Path("made.txt"),)
 
 
-@pytest.mark.parametrize("content", [pickle.dumps({NODE + 1: Evil()}), b"\x80\x04", pickle.dumps([1]), b""])
+@pytest.mark.parametrize("content", [pickle.dumps({NODE + 1: Evil()}), b"\x80\x04", pickle.dumps([1])])
 def test_what_is_no_annotation_is_not_executed_and_named(
     tmp_path: Path, content: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,3 +270,10 @@ def test_a_finding_in_a_graph_names_the_line_that_was_captured(tmp_path: Path) -
     (claim,) = claims_on(UnfusedAttention(), [facts])
     assert "Attention in attention() (attention.py:32)" in claim.message
     assert (claim.location.file, claim.location.line) == ("attention.py", 32)
+
+
+def test_a_log_of_another_process_does_not_count_where_the_traced_one_has_its_own(tmp_path: Path) -> None:
+    old = log({f"{POINTWISE}:1": forward(99)})
+    own = log({f"{POINTWISE}:1": forward(8)}).replace(" 4183 ", " 100 ")
+    facts = facts_of(tmp_path, compiled(), **{LOG: old, "dedicated_log_torch_trace_own.log": own})
+    assert texts(facts)[0] == "forward() (/home/me/model.py:8)"

@@ -77,7 +77,7 @@ def _of_rank(trace: Path, rank: int) -> Iterator[Path]:
                     and rank_in_name(path.name) in (rank, None)
                     and path != trace.absolute()
                     and is_companion(path)
-                    and path.is_file()
+                    and _is_readable(path)
                 ]
             except OSError:
                 continue
@@ -86,9 +86,14 @@ def _of_rank(trace: Path, rank: int) -> Iterator[Path]:
                 break
 
 
+def _is_readable(path: Path) -> bool:
+    """Whether it is a file with something in it: what the kernel makes up on reading has no size, and may never end."""
+    return path.is_file() and path.stat().st_size > 0
+
+
 def _begins_as_stacks(path: Path) -> bool:
     try:
-        return path.is_file() and _STACKS_BEGIN.match(ByteStream(path).head(1 << 13)) is not None
+        return _is_readable(path) and _STACKS_BEGIN.match(ByteStream(path).head(1 << 13)) is not None
     except OSError:
         return False
 
