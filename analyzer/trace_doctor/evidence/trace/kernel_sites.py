@@ -21,15 +21,13 @@ from trace_doctor.evidence.trace.call_sites import CallSites, Site
 from trace_doctor.evidence.trace.graph_replays import GRAPH_ID
 from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.nesting import Nesting
-from trace_doctor.loaders.graph_annotations import label_in
+from trace_doctor.loaders.graph_annotations import INLINE, label_in
 from trace_doctor.loaders.provenance import KernelSource, user_frames
 from trace_doctor.loaders.torch_trace import CompileLog
 from trace_doctor.run import Cat, GraphNode, Run
 from trace_doctor.user_frames import Frame, called, shown_path
 
 _REGION = re.compile(r"Torch-Compiled Region: (\S+/\d{1,9})")
-_INLINE = "cudaGraphInlineAnnotated"
-"""top-level field of a trace into which torch 2.15 wrote the annotations"""
 _PROBED = 16
 """compiled kernels whose arguments are looked at for a stack (torch 2.14)"""
 _LOOKED_AT = 32
@@ -56,7 +54,7 @@ class KernelSites(Evidence, frozen=True):
     def build(cls, facts: Facts) -> Self:
         run, sites = facts.run, facts.get(CallSites)
         sources = _sources(run, facts.capture.torch_logs)
-        in_arguments = bool(run.graph_nodes or run.meta.get(_INLINE)) or _has_stacks(run)
+        in_arguments = bool(run.graph_nodes or run.meta.get(INLINE)) or _has_stacks(run)
         beyond = bool(sources) or in_arguments
         if sites is None and not beyond:
             raise NotCaptured(
@@ -100,7 +98,7 @@ class KernelSites(Evidence, frozen=True):
     def label(self, row: int) -> str:
         """How the script named the work when the CUDA graph was captured; "" where it did not."""
         arguments = self._arguments(row)
-        inline = label_in(arguments) if self.run.meta.get(_INLINE) else ""
+        inline = label_in(arguments) if self.run.meta.get(INLINE) else ""
         return inline or self._node(arguments).label
 
     def text(self, row: int) -> str:
