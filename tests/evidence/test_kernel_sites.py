@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from trace_doctor.engine.detail.work import work_detail_of
+from trace_doctor.engine.implausible import implausible
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.trace.kernel_sites import KernelSites
@@ -221,7 +222,7 @@ class Evil:
         return Path.touch, (Path("made.txt"),)
 
 
-@pytest.mark.parametrize("content", [pickle.dumps({NODE + 1: Evil()}), b"\x80\x04", pickle.dumps([1]), b""])
+@pytest.mark.parametrize("content", [pickle.dumps({NODE + 1: Evil()}), b"\x80\x04", pickle.dumps([1])])
 def test_what_is_no_annotation_is_not_executed_and_named(
     tmp_path: Path, content: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,3 +271,28 @@ def test_a_finding_in_a_graph_names_the_line_that_was_captured(tmp_path: Path) -
     (claim,) = claims_on(UnfusedAttention(), [facts])
     assert "Attention in attention() (attention.py:32)" in claim.message
     assert (claim.location.file, claim.location.line) == ("attention.py", 32)
+
+
+def test_a_log_of_another_process_does_not_count_where_the_traced_one_has_its_own(tmp_path: Path) -> None:
+    old = log({f"{POINTWISE}:1": forward(99)})
+    own = log({f"{POINTWISE}:1": forward(8)}).replace(" 4183 ", " 100 ")
+    facts = facts_of(tmp_path, compiled(), **{LOG: old, "dedicated_log_torch_trace_own.log": own})
+    assert texts(facts)[0] == "forward() (/home/me/model.py:8)"
+
+
+def test_work_that_torch_moved_to_a_lane_is_on_the_stream_that_it_ran_on(tmp_path: Path) -> None:
+    """Kernels that ran at the same time lie on one lane: their times are not impossible for that."""
+    b = RunBuilder()
+    for _ in range(6):
+        with b.step():
+            for n in range(4):
+                b.launch(900, stream=20 + n, call="cudaGraphLaunch", original_stream=20 + n)
+            b.wait(2000)
+    for event in b.events:
+        if event["cat"] == "kernel":
+            event["tid"] = event["args"]["stream"] = 7
+    assert "runs at the same time" in implausible(facts_of(tmp_path, b))
+    b.meta["cudaGraphInlineAnnotated"] = True
+    facts = facts_of(tmp_path, b)
+    assert sorted(set(facts.run.stream[facts.run.gpu].tolist())) == [20, 21, 22, 23]
+    assert not implausible(facts)

@@ -21,14 +21,13 @@ from trace_doctor.evidence.trace.call_sites import CallSites, Site
 from trace_doctor.evidence.trace.graph_replays import GRAPH_ID
 from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.nesting import Nesting
-from trace_doctor.loaders.graph_annotations import label_in
+from trace_doctor.loaders.graph_annotations import INLINE, label_in
 from trace_doctor.loaders.provenance import KernelSource, user_frames
+from trace_doctor.loaders.torch_trace import CompileLog
 from trace_doctor.run import Cat, GraphNode, Run
 from trace_doctor.user_frames import Frame, called, shown_path
 
 _REGION = re.compile(r"Torch-Compiled Region: (\S+/\d{1,9})")
-_INLINE = "cudaGraphInlineAnnotated"
-"""top-level field of a trace into which torch 2.15 wrote the annotations"""
 _PROBED = 16
 """compiled kernels whose arguments are looked at for a stack (torch 2.14)"""
 _LOOKED_AT = 32
@@ -47,20 +46,31 @@ class KernelSites(Evidence, frozen=True):
     sources: tuple[KernelSource, ...]
     beyond_launches: bool
     """whether anything but Python stacks around launches tells where kernels come from"""
+    in_arguments: bool
+    """whether arguments of kernels have to be read again for that"""
     folder: Path | None
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
         run, sites = facts.run, facts.get(CallSites)
-        logs = [log for log in facts.capture.torch_logs if log.rank in (None, run.rank)]
-        sources = tuple(kernel for log in logs for kernel in log.kernels)
-        beyond = bool(sources or run.graph_nodes or run.meta.get(_INLINE) or _has_stacks(run))
+        sources = _sources(run, facts.capture.torch_logs)
+        in_arguments = bool(run.graph_nodes or run.meta.get(INLINE)) or _has_stacks(run)
+        beyond = bool(sources) or in_arguments
         if sites is None and not beyond:
             raise NotCaptured(
                 "nothing tells which lines kernels come from",
                 "profile(..., with_stack=True); for compiled kernels INDUCTOR_PROVENANCE=1 TORCH_TRACE=folder next to the trace",
             )
-        return cls(run, facts[Nesting], facts.get(Launches), sites, sources, beyond, facts.options.source)
+        return cls(
+            run,
+            facts[Nesting],
+            facts.get(Launches),
+            sites,
+            sources,
+            beyond,
+            in_arguments,
+            facts.options.source,
+        )
 
     def alternatives(self, row: int) -> tuple[tuple[Site, ...], ...]:
         """Of a GPU row: each set of lines that it may come from; several where a name stands for several kernels. Without an exact
@@ -88,7 +98,7 @@ class KernelSites(Evidence, frozen=True):
     def label(self, row: int) -> str:
         """How the script named the work when the CUDA graph was captured; "" where it did not."""
         arguments = self._arguments(row)
-        inline = label_in(arguments) if self.run.meta.get(_INLINE) else ""
+        inline = label_in(arguments) if self.run.meta.get(INLINE) else ""
         return inline or self._node(arguments).label
 
     def text(self, row: int) -> str:
@@ -101,9 +111,12 @@ class KernelSites(Evidence, frozen=True):
     def main(self, rows: I64) -> tuple[str, float]:
         """`text` of most of these kernels, as far as their longest ones tell, and its share of their time; "" where only Python stacks tell."""
         run, ns = self.run, Counter[str]()
-        for row in rows[np.argsort(-run.dur[rows], kind="stable")][
+        longest = rows[np.argsort(-run.dur[rows], kind="stable")][
             : _LOOKED_AT * self.beyond_launches
-        ].tolist():
+        ].tolist()
+        if self.in_arguments:
+            run.args(longest)  # at once, in the order of the file: they are remembered
+        for row in longest:
             ns[self.text(row)] += max(int(run.dur[row]), 1)
         known = ((text, time) for text, time in ns.most_common() if text)
         text, time = next(known, ("", 0))
@@ -113,7 +126,7 @@ class KernelSites(Evidence, frozen=True):
         return Site(shown_path(frame.file, self.folder), frame.line, frame.function, exact=True)
 
     def _arguments(self, row: int) -> dict[str, Any]:
-        return next(iter(self.run.args([row])))
+        return self.run.args([row])[0] if self.in_arguments else {}
 
     def _node(self, arguments: dict[str, Any]) -> GraphNode:
         graph, node = count(arguments, GRAPH_ID) or 0, count(arguments, "graph node id") or 0
@@ -141,6 +154,14 @@ class KernelSites(Evidence, frozen=True):
 
 
 _UNKNOWN = GraphNode()
+
+
+def _sources(run: Run, logs: Sequence[CompileLog]) -> tuple[KernelSource, ...]:
+    """Of the logs of the traced process, else of all of its rank and of those that name none."""
+    fitting = [log for log in logs if log.kernels and log.rank in (None, run.rank)]
+    traced = {thread.pid for thread in run.threads}
+    own = [log for log in fitting if log.pid is not None and str(log.pid) in traced]
+    return tuple(kernel for log in own or fitting for kernel in log.kernels)
 
 
 def _has_stacks(run: Run) -> bool:
