@@ -14,7 +14,7 @@ from msgspec.structs import replace
 import trace_doctor
 from trace_doctor.gate.baseline import Baseline
 from trace_doctor.gate.decision import Terms, checked
-from trace_doctor.model import Finding, Fix, Gate, Location, Result, Suppressed, Target
+from trace_doctor.model import Finding, Fix, Gate, Location, Outcome, Result, Suppressed, Target
 from trace_doctor.reporters import render
 from trace_doctor.reporters.diffs import edits_of
 
@@ -121,6 +121,16 @@ def test_each_finding_has_a_place_in_the_repository(
     else:
         assert place["artifactLocation"]["uri"] == uri
         assert place["region"]["startLine"] == 4
+
+
+def test_a_rule_has_its_own_title(rich_result: Result) -> None:
+    """That of one of its findings may hold figures of that one."""
+    first = rich_result.findings[0]
+    titled = msgspec.structs.replace(first, title="GPU ran out of memory: 12 of 16 GiB are activations")
+    outcome = Outcome(code=first.code, name=first.name, title="GPU ran out of memory", outcome="fired")
+    made = sarif(msgspec.structs.replace(rich_result, findings=[titled], suppressed=[], outcomes=[outcome]))
+    rule = made["runs"][0]["tool"]["driver"]["rules"][0]
+    assert rule["shortDescription"] == {"text": "GPU ran out of memory"}
 
 
 @pytest.mark.parametrize("line", [0, 10**12])

@@ -110,6 +110,19 @@ def test_treat_stops_before_any_trial_where_runs_would_write_to_the_users_files(
     assert (project / "own.txt").read_text() == "the user's"
 
 
+def test_a_working_folder_behind_a_link_is_not_written(project: Path) -> None:
+    """There a name has no place in the copy any more."""
+    before = contents(project)
+    with Scratch(project, project) as scratch:
+        read = run(scratch, "import os; os.chdir('images'); print(open('x.txt').read())")
+        assert (read.stdout, read.returncode) == ("the user's\n", 0), read.stderr
+        done = run(scratch, "import os; os.chdir('images'); open('x.txt', 'w')")
+        assert done.returncode == 1 and "trace-doctor treat: it is behind a link of the copy" in done.stderr
+        assert [Path(p).name for p in scratch.writes_of_runs(REFUSED)] == ["x.txt"]
+        assert run(scratch, "import os; os.chdir('images'); open('x.txt', 'a')", allow=True).returncode == 0
+    assert contents(project) == before
+
+
 def test_what_was_decided_for_another_script_is_not_gone_on_with(project: Path) -> None:
     def fingerprint(command: str = "python train.py") -> str:
         with Scratch(project, project) as scratch:

@@ -60,10 +60,11 @@ def render(result: Result, options: Options) -> str:
             entry["baselineState"] = "unchanged" if finding.id in in_baseline else "new"
         entry["suppressions"] = [_suppression(suppressed)] if suppressed is not None else []
         results.append(entry)
+    titles = {o.code: o.title for o in result.outcomes}
     driver = {
         "name": result.tool.name,
         "version": result.tool.version,
-        "rules": [_rule(rules[code]) for code in codes],
+        "rules": [_rule(rules[code], titles.get(code, "")) for code in codes],
     }
     run: Object = {
         "tool": {"driver": driver},
@@ -77,8 +78,9 @@ def render(result: Result, options: Options) -> str:
     return html_safe(text.encode("utf-8", "surrogateescape")).decode("utf-8", "surrogateescape")
 
 
-def _rule(example: Finding) -> Object:
-    title = visible(example.title or example.name)
+def _rule(example: Finding, title: str) -> Object:
+    """`title`: of the rule; a finding may have one of its own, with its figures."""
+    title = visible(title or example.title or example.name)
     why = visible(example.why, block=True).strip() or title
     more = f"`trace-doctor rule {example.code}` explains it, with the thresholds in force."
     return {

@@ -41,7 +41,7 @@ _DEVICE_SYNC = re.compile(
     r"(?:cuda|hip|musa)DeviceSynchronize|cuCtxSynchronize|(?:cuda|hip)ThreadSynchronize"
 )
 _COPY_CALL = re.compile(r"(?:cuda|cu|hip|musa)Mem(?:cpy|Cpy)\w*")
-_LAUNCH = re.compile(r"(?:cuda|cu|hip|musa|mu|mtia|xpu)\w*Launch\w*|urEnqueueKernelLaunch\w*")
+_LAUNCH = re.compile(r"(?:cuda|cu|hip|musa|mu|mtia|xpu)\w*Launch(?!HostFunc)\w*|urEnqueueKernelLaunch\w*")
 # of a name in lower case; that each alternative begins with a letter makes them five times as fast
 _COLLECTIVE_KERNEL = re.compile(
     r"[nrh]ccl|oneccl|msccl|m(?<!\wm)ccl|gloo|hcom_|nvshmem|quickreduce"

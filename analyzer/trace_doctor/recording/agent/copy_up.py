@@ -23,7 +23,7 @@ _OPENED = ("os.truncate", "os.chmod", "os.chown", "os.utime", "sqlite3.connect")
 """events with the name of a file that is changed; they follow a link"""
 _NAMED = ("os.remove", "os.mkdir", "os.rmdir", "os.symlink", "os.rename", "os.link", "shutil.rmtree")
 """events that change the folder of the name that they come with"""
-_EVENTS = frozenset(("open", *_OPENED, *_NAMED))
+_EVENTS = frozenset(("open", "os.chdir", *_OPENED, *_NAMED))
 _CACHES = ("__pycache__", ".git")
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
@@ -38,9 +38,14 @@ class CopyUp:
         self.root, self.project, self.passed = root, project, passed
         self.log, self.reserve, self.allow = log, reserve, allow
         self._busy = threading.local()
+        self._entered: set[str] = set()
+        """folders outside of the copy that a link of it led the process into, whose files have no place in the copy"""
 
     def hear(self, event: str, arguments: Any) -> None:
         """One of the events of an audit hook that change a file."""
+        if event == "os.chdir":
+            self._enter(arguments[0])
+            return
         if event == "open":
             path, _, flags = arguments
             if not isinstance(flags, int) or not flags & _WRITES:
@@ -55,6 +60,13 @@ class CopyUp:
         if event in _NAMED and isinstance(arguments[-1], int) and arguments[-1] >= 0:
             return  # relative to an open folder, which is no link
         self.before_write(path, flags, self_too=event not in _NAMED)
+
+    def _enter(self, path: Any) -> None:
+        with contextlib.suppress(OSError, ValueError, TypeError):  # also for the number of an open folder
+            named = os.path.abspath(os.fsdecode(path))
+            real = os.path.realpath(named)
+            if _within(named, self.root) and not _within(real, self.root):
+                self._entered.add(real)
 
     def before_write(self, path: Any, flags: int, self_too: bool = True) -> None:
         """Makes the copy have its own file or folder where `path` leads out of it. `self_too`: also for the last part, which is
@@ -92,6 +104,8 @@ class CopyUp:
                 where = target
         if _within(where, self.project) and not _within(where, self.root) and not self._passes(where):
             self._refuse(where, "it is a file of the project, not of its copy")
+        elif any(_within(where, folder) for folder in self._entered) and not self._passes(where):
+            self._refuse(where, "it is behind a link of the copy, which the run has made its working folder")
 
     def _passes(self, path: str) -> bool:
         is_cache = any(part in _CACHES for part in path.split(os.sep))
