@@ -27,6 +27,7 @@ from trace_doctor.reporters.html import LARGEST
 from trace_doctor.reporters.html.treatment import render as treatment_page
 from trace_doctor.reporters.labels import MEMORY
 from trace_doctor.testing import MIB, SnapshotBuilder
+from trace_doctor_rules.comms import _flight_cases
 
 VOID = {"meta", "br", "hr", "input", "link", "img"}
 FETCHES = {"src", "srcset", "data", "poster", "background", "action", "formaction", "ping", "xlink:href"}
@@ -277,6 +278,14 @@ def test_a_page_of_snapshots_has_nothing_about_time(snapshot_result: Result, ric
     assert "Peak memory" in top
     whole = render(rich_result, "html")
     assert all(words in whole for words in about_time)
+
+
+def test_a_page_of_flight_recorder_dumps_has_no_tile_without_a_figure(tmp_path: Path) -> None:
+    for b in _flight_cases.hang(3):
+        b.write(tmp_path / f"comm_lib_trace_rank_{b.rank}")
+    page = render(trace_doctor.analyze(tmp_path), "html")
+    tiles = page[page.index('<dl class="tiles"') : page.index("</dl>")]
+    assert "Findings" in tiles and "–" not in tiles and 'id="time"' not in page
 
 
 def test_a_snapshot_without_history_says_what_it_held(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def _inputs(inputs: list[Input]) -> Html:
     rows: list[Row] = [
         [
             el("bdi", i.path),
-            f"{i.kind} ({i.role})" if i.role else i.kind,
+            i.kind.replace("_", " ") + (f" ({i.role})" if i.role else ""),
             i.rank,
             i.events,
             i.steps or None,

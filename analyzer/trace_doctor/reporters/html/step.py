@@ -21,7 +21,7 @@ from trace_doctor.reporters.html.parts import (
     swatch,
     term,
 )
-from trace_doctor.reporters.html.verdict import is_cpu, memory_only
+from trace_doctor.reporters.html.verdict import is_cpu, without_time
 from trace_doctor.reporters.labels import IDLE, KINDS, Names, main_rows, short_kernel
 from trace_doctor.reporters.units import duration, plural, share
 
@@ -37,8 +37,8 @@ def parts_of(row: TimeLedgerRow) -> dict[str, int]:
 
 
 def where_the_step_goes(result: Result) -> Html | None:
-    """The panel with the parts of a step, as bars and as a table; None where only snapshots were given."""
-    if memory_only(result):
+    """The panel with the parts of a step, as bars and as a table; None where no trace was given."""
+    if without_time(result):
         return None
     rows = main_rows(result)
     if not rows:

@@ -47,9 +47,8 @@ def render(result: Result) -> Html:
         each,
         el(
             "dl",
-            None if memory_only(result) else [_step(result), _busy(result)],
-            _memory(result),
-            _saving(result),
+            None if without_time(result) else [_step(result), _busy(result)],
+            None if _only(result, "flight_recorder") else [_memory(result), _saving(result)],
             _counts(result),
             class_="tiles",
         ),
@@ -59,9 +58,13 @@ def render(result: Result) -> Html:
     )
 
 
-def memory_only(result: Result) -> bool:
-    """Whether only snapshots were given: the page then has nothing to say about time."""
-    return bool(result.inputs) and all(i.kind == "snapshot" for i in result.inputs)
+def without_time(result: Result) -> bool:
+    """Whether no trace was given: the page then has nothing to say about time."""
+    return _only(result, "snapshot", "flight_recorder")
+
+
+def _only(result: Result, *kinds: str) -> bool:
+    return bool(result.inputs) and all(i.kind in kinds for i in result.inputs)
 
 
 def _subject(result: Result) -> list[Child]:
