@@ -51,7 +51,7 @@ TOPICS: Mapping[str, tuple[str, ...]] = {
     ),
     "The loss in the graph": ("compile_loss", "chunked_loss", "fused_loss"),
     "Regional compilation": ("compile_blocks",),
-    "Batch size": ("raise_batch", "fill_the_gpu"),
+    "Batch size": ("batch-size", "raise_batch", "fill_the_gpu"),
     "Gradient accumulation": ("gradient_accumulation",),
     "Gradient checkpointing": ("checkpoint_blocks", "checkpoint_other_layers"),
     "fp16, bf16, TF32": ("autocast", "one_type", "tf32"),

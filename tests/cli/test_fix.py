@@ -89,7 +89,6 @@ def test_what_cannot_be_read_holds_nothing_for_sure(job: Path, kind: str) -> Non
         (["--script", "none.py"], "--script none.py: no such file"),
         (["--source", "job", "--torch-version", "two"], "torch-version: 'two' is no version, as 2.9"),
         (["--source", "job", "--patch", "job"], "cannot write job: it is a folder"),
-        (["--source", "job", "--patch", ""], "cannot write .: it is a folder"),
         (
             ["--source", "job", "--patch", "job/.git/config"],
             "job/.git/config is a file of git's own: it is not overwritten",

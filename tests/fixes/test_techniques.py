@@ -15,11 +15,17 @@ from stand_ins import GIVEN
 from trace_doctor import Fix
 from trace_doctor.fixes.codemods import codemods
 from trace_doctor_rules import techniques
+from trace_doctor_rules._shared import Technique
 
 FUNCTIONS = {
-    name: function
-    for name, function in inspect.getmembers(techniques, inspect.isfunction)
-    if not name.startswith("_") and function.__module__.startswith(techniques.__name__)
+    name: made
+    for name, made in inspect.getmembers(techniques)
+    if not name.startswith("_")
+    and (
+        isinstance(made, Technique)
+        or inspect.isfunction(made)
+        and made.__module__.startswith(techniques.__name__)
+    )
 }
 
 

@@ -107,9 +107,7 @@ def test_the_rank_whose_process_ends_is_lost_and_no_other(job: Path) -> None:
 def test_from_many_ranks_on_captures_are_not_kept(tmp_path: Path) -> None:
     for rank in range(MANY):
         RunBuilder(rank=rank).write(tmp_path / f"rank{rank}.json")
-    loaded = api._load(
-        [tmp_path], defaults().settings, source=None, rank=None, steps=None, device=None, progress=Progress()
-    )
+    loaded = api._load([tmp_path], defaults().settings, api._Part(None, None, None, None), Progress())
     assert isinstance(loaded.inputs, Streamed)
     result = analyze(tmp_path, detail=True)
     assert len(result.ranks.read) == MANY
