@@ -50,7 +50,7 @@ def test_host_time_that_is_planted_is_what_the_finding_claims(
 ) -> None:
     document = _read(captures_dir / DLRM)
     assert not _findings(document, document["traceEvents"], tmp_path, "TD1", "TD4"), "healthy as recorded"
-    for us in (5_000, 10_000, 40_000):
+    for us in (5_000, 40_000):
         events, places = plant(document["traceEvents"], us)
         assert places == 6
         [finding] = _findings(document, events, tmp_path, "TD1", "TD4")
@@ -76,7 +76,7 @@ def test_a_slower_loader_without_a_gpu_claims_as_much_more(tmp_path: Path) -> No
 def test_a_rank_that_comes_later_is_named_for_as_much_more(captures_dir: Path, tmp_path: Path) -> None:
     documents = [_read(path) for path in sorted(captures_dir.glob(MEGATRON))]
     claimed = []
-    for us in (0, 2_000, 5_000):
+    for us in (0, 5_000):
         ranks, places = mutations.late_rank([d["traceEvents"] for d in documents], 0, us)
         assert places == 32
         for rank, (document, events) in enumerate(zip(documents, ranks, strict=True)):
@@ -88,5 +88,4 @@ def test_a_rank_that_comes_later_is_named_for_as_much_more(captures_dir: Path, t
         assert finding.saving is not None
         claimed.append(finding.saving.time_us_per_step or 0.0)
     # Ranks 0 and 6 are late; nobody else waits less for what is added to one of them.
-    for us, claim in zip((2_000, 5_000), claimed[1:], strict=True):
-        assert claim - claimed[0] == pytest.approx(places * us, rel=0.05)
+    assert claimed[1] - claimed[0] == pytest.approx(places * 5_000, rel=0.05)

@@ -23,8 +23,7 @@ FUNCTIONS = {
     if not name.startswith("_")
     and (
         isinstance(made, Technique)
-        or inspect.isfunction(made)
-        and made.__module__.startswith(techniques.__name__)
+        or (inspect.isfunction(made) and made.__module__.startswith(techniques.__name__))
     )
 }
 

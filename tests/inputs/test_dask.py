@@ -132,7 +132,6 @@ def silent() -> Iterator[str]:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("dask:127.0.0.1:9",), "no Dask scheduler at 127.0.0.1:9"),
         (("dask:SILENT",), "no Dask scheduler at 127.0.0.1"),
         (("dask:127.0.0.1",), "missing port"),
         (("dask:",), "is not local, dask:ADDRESS or slurm"),
