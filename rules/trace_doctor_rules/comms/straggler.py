@@ -17,7 +17,7 @@ from trace_doctor.testing import Invalid, Valid
 from trace_doctor_rules._shared import spans_of
 from trace_doctor_rules.comms import _straggler_cases as cases
 from trace_doctor_rules.comms._blame_claims import delays
-from trace_doctor_rules.comms._late_ranks import late_ranks, standard_errors, waits_table
+from trace_doctor_rules.comms._late_ranks import late_ranks, standard_errors, steps_late, waits_table
 from trace_doctor_rules.comms._straggler_causes import (
     CONTENTION,
     Cause,
@@ -30,6 +30,8 @@ from trace_doctor_rules.comms._straggler_evidence import lateness
 
 _WORTH_SAYING = 0.05
 """share of the wait from which on a part of it is told apart"""
+_FEW = 3
+"""fewer steps do not show whether the same rank is late in each"""
 _EIGHTY = 1.28
 """so many standard errors to either side hold 80%"""
 
@@ -50,8 +52,8 @@ class Straggler(Rule):
     counted from the end of the capture (or by its recorded sequence number) is the same on every rank if those
     that overlap in time, or end nearer to one another than to the next, take 95% of the time of their kind. On each rank the
     time beyond the shortest over all ranks is waiting. What overlaps with compute does not count. Stragglers wait least, are at
-    most half of the ranks, and cause at least 80% of the waiting: it is in collectives at which they arrive last.
-    Without such ranks, a wait that takes 10% of the step on some rank is an info finding: how long the ranks wait, which one is last,
+    most half of the ranks, and cause at least 80% of the waiting: it is in collectives at which they arrive last. Where they are
+    half of the ranks, each of them is late in the steps that hold most of it: two of four that are late in turn are chance. Without such ranks, a wait that takes 10% of the step on some rank is an info finding: how long the ranks wait, which one is last,
     how often and by how much, and what of it is there because they began the first step at different times.
     In a job of several process groups a rank that comes late may only hand on a delay. There the steps of all ranks are timed again
     with the ranks on the critical path no slower than the median of their role, and what the job gains names them. Of fewer than
@@ -115,6 +117,12 @@ class Straggler(Rule):
         "collectives of a single step that are enough to be sure",
         source="with 20 the error is below a quarter of the spread",
     )
+    min_steps: float = threshold(
+        0.5,
+        "where half of the ranks are late: waiting in steps in which each of them waits at most half as long as the others",
+        unit="share",
+        source="most of it decides; 0.44 where another of four ranks of an inference server was last in each step",
+    )
     min_wait: float = threshold(
         0.1,
         "wait of a rank in collectives that is an info finding without a straggler, as a share of its step",
@@ -167,6 +175,13 @@ class Straggler(Rule):
         *(
             Invalid(name, lambda late=late: cases.late_in(*late), saving_us=cases.truth(*late), tolerance=0.02, message=message)  # type: ignore[misc]
             for name, late, message in cases.SEVERAL
+        ),
+        Invalid(
+            "another one of two is late in each step",
+            lambda: cases.late_in((500, 0, 0, 0), (0, 500, 500, 0), size=4),
+            severity="info",
+            confidence="low",
+            message="Rank 1 causes 67% of it",
         ),
         Invalid(
             "two of eight, and half of the ranks were read",
@@ -236,7 +251,9 @@ class Straggler(Rule):
         waited = collectives.saved_without(late) if late else 0.0
         share = waited / steps.step_ns if steps.step_ns else 0.0
         errors = standard_errors(collectives, late, others) if late else 0.0
-        if not late or share < self.min_share or errors < self.min_errors:
+        in_turn = len(late) == len(others) and steps.count >= _FEW
+        steady = bool(late) and (not in_turn or steps_late(collectives, late, others) >= self.min_steps)
+        if not steady or share < self.min_share or errors < self.min_errors:
             if ctx.rank == collectives.ranks[worst]:
                 yield from self._no_straggler(ctx, collectives, collectives.wait_share[worst])
             return
