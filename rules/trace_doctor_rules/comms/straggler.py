@@ -232,6 +232,7 @@ class Straggler(Rule):
             message="0.600 ms of the average was there because they began the first step up to 1.00 ms apart. Rank 1 causes 100% of the rest",
             shown="0 | 1300.0 | 800.0 | 400.0 | 0.0 | 0",
         ),
+        Invalid("began a single step later, for which the others waited most", cases.began_apart, thresholds={"min_errors": 0.0, "min_caused": 0.5}, severity="info"),
         Invalid("more causes than are named", lambda: cases.job(0, 500, 0, 0), thresholds={"max_causes": 0}, message="0.500 ms per step for it (29%).", fixes=("",)),
     ]  # fmt: skip
 
@@ -249,7 +250,11 @@ class Straggler(Rule):
             return  # the job has one finding: that of the straggler, else of the rank that waits most
         others = [i for i in range(len(collectives.ranks)) if i not in late]
         waited = collectives.saved_without(late) if late else 0.0
-        share = waited / steps.step_ns if steps.step_ns else 0.0
+        length = max(member[Steps].step_ns for member in collectives.members)
+        share = waited / length if length else 0.0
+        before = lateness(collectives).before_ns
+        if late and 2 * min(before[i] for i in others) >= waited:
+            late = []  # the first steady step began apart, and no later one shows whether that comes back
         errors = standard_errors(collectives, late, others) if late else 0.0
         in_turn = len(late) == len(others) and steps.count >= _FEW
         steady = bool(late) and (not in_turn or steps_late(collectives, late, others) >= self.min_steps)
@@ -266,7 +271,7 @@ class Straggler(Rule):
         who = named(numbers)
         causes = self._causes(collectives, ranks, late)
         because = f" Excess time: {by_ranks(causes)}." if any(cause.parts for cause, _ in causes) else ""
-        confidence: Confidence = "medium" if steps.count > 1 or matched >= self.many else "low"
+        confidence: Confidence = "medium" if steps.alike > 1 or matched >= self.many else "low"
         read, size = collectives.read
         if read < size:
             confidence, because = "low", f" Low confidence: only {read} of {size} ranks were read."
@@ -280,7 +285,7 @@ class Straggler(Rule):
             confidence=confidence,
             saving=_saving(
                 waited,
-                steps.step_ns,
+                length,
                 any("compute" in c.parts for c, _ in causes),
                 len(late) / len(collectives.ranks),
                 errors,

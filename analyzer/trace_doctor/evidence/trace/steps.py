@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Literal, Self
@@ -96,6 +97,11 @@ class Steps(Evidence, frozen=True):
     def count(self) -> int:
         """Number of steady steps, 1 without a source."""
         return len(self.steady) or 1
+
+    @property
+    def alike(self) -> int:
+        """Number of steady steps of the kind that has most: how often the same was seen."""
+        return max(Counter(s.kind for s in self.steady).values(), default=1)
 
     @property
     def step_ns(self) -> int:
