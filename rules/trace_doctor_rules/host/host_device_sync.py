@@ -236,6 +236,7 @@ class HostDeviceSync(TimeRule):
     code = "TD201"
     name = "host-device-sync"
     title = "Frequent host–device synchronization"
+    server_fixes = (techniques.no_value_on_host("Record the same load again: TD201 is gone"),)
     about = ("sync",)
     yields_to = ("TD702", "TD703")
     needs = (Steps, GpuTimeline, SyncSites, Replay, Moments)

@@ -280,7 +280,7 @@ class LaunchBound(TimeRule):
             fixes=_fixes(
                 fused=host_bound.by_cause.get("optimizer", 0) >= self.min_optimizer_share * host_bound.own,
                 compiled=host_bound.compiled,
-                engine=ctx[Steps].source == "engine",
+                engine=ctx[Steps].of_server,
             ),
             removal=HALF,
             owned=owned,

@@ -15,7 +15,7 @@ from trace_doctor.arrays import I64, Bool
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.durations import two_figures
-from trace_doctor.evidence.names.engine_step_names import step_of_label
+from trace_doctor.evidence.names.engine_step_names import is_engine_step, step_of_label
 from trace_doctor.evidence.names.event_names import is_step, step_number
 from trace_doctor.evidence.trace.engine_marks import engine_steps
 from trace_doctor.evidence.trace.launches import Launches
@@ -97,6 +97,11 @@ class Steps(Evidence, frozen=True):
     def count(self) -> int:
         """Number of steady steps, 1 without a source."""
         return len(self.steady) or 1
+
+    @property
+    def of_server(self) -> bool:
+        """Whether a server marks them, and not `generate()` or a pipeline in a script."""
+        return self.source == "engine" and bool(self.steps) and is_engine_step(self.steps[0].label)
 
     @property
     def alike(self) -> int:
