@@ -102,6 +102,19 @@ def compile_in_engine(verify: str) -> Fix:
     )
 
 
+def more_requests(verify: str) -> Fix:
+    """Advice: more requests share a decode step."""
+    return advice(
+        "Serve more requests concurrently",
+        "# clients: more concurrent requests, or one batch of prompts\n"
+        "# limits of the server: vLLM --max-num-seqs, SGLang --max-running-requests, TensorRT-LLM max_batch_size\n"
+        "# fewer replicas, so that each gets more of the load\n"
+        "# for one request alone: speculative decoding, quantized weights, or a larger tensor-parallel degree",
+        "each request waits a little longer for its tokens, and the KV cache must hold them all",
+        verify,
+    )
+
+
 def smaller_prefills(verify: str) -> Fix:
     """Advice: prompts are computed in chunks, together with decodes."""
     return advice(
