@@ -6,7 +6,7 @@ import inspect
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar, dataclass_transform
 
 from trace_doctor.errors import NotCaptured
@@ -163,6 +163,8 @@ class Rule:
     categories of memory that its findings explain"""
     of_training: ClassVar[bool] = False
     """whether it is about training alone: skipped on a capture of an inference engine"""
+    server_fixes: ClassVar[tuple[Fix, ...]] = ()
+    """what to do instead where an inference server was recorded: its options, and no edit of a script"""
     VALID: ClassVar[list[Any]] = []
     INVALID: ClassVar[list[Any]] = []
 
@@ -173,7 +175,8 @@ class Rule:
     def claims(self, view: View) -> list[Claim]:
         """What it says of a capture, or of a rank. Raises NotCaptured where the capture could not show it, and ValueError for
         a rule that does not come to an end."""
-        if self.of_training and (steps := view.get(Steps)) is not None and steps.source == "engine":
+        steps = view.get(Steps)
+        if self.of_training and steps is not None and steps.source == "engine":
             raise NotCaptured("an inference engine was recorded, and no training")
         ctx = Context(view, self)
         for kind in self.needs:
@@ -181,6 +184,8 @@ class Rule:
         claims = list(itertools.islice(self.check(ctx), MOST_CLAIMS + 1))
         if len(claims) > MOST_CLAIMS:
             raise ValueError(f"more than {MOST_CLAIMS:,} claims on one capture")
+        if self.server_fixes and steps is not None and steps.of_server:
+            claims = [replace(claim, fixes=list(self.server_fixes)) for claim in claims]
         return claims
 
     def must_be_able_to_pass(self, view: View) -> None:

@@ -6,7 +6,7 @@ from script import Script
 from trace_doctor.testing import RunBuilder
 from traces import PRODUCT, operator
 
-LAYERS = 8
+LAYERS = 16
 KERNELS = (PRODUCT, "pytorch_flash::flash_fwd_splitkv_kernel", PRODUCT, "void at::native::vectorized_elementwise_kernel<4, GeluFunctor>")
 READ_US = 400
 """what the host does with the tokens of a step"""
@@ -19,12 +19,12 @@ def decode_token_copy(script: Script) -> RunBuilder:
     with b.python(script.file, script.line("profiler.step()"), "serve"):
         for _ in range(2):
             with b.annotation("step[EXTEND bs=32 toks=16384]"):
-                eager(b, 600)
+                eager(b, 300)
             copied = 0.0
             for _ in range(10):
                 with b.annotation("step[DECODE bs=32]"):
                     inputs(b)
-                    replay(b, 32, 40)
+                    replay(b, 32, 20)
                     with b.op("aten::to", us=3), b.op("aten::_to_copy", us=3), b.op("aten::copy_", us=3):
                         b.copy(1.5, f"DtoH (Device -> {'Pageable' if script.faulty else 'Pinned'})", bytes=256)
                         if script.faulty:
@@ -39,7 +39,7 @@ def decode_token_copy(script: Script) -> RunBuilder:
 
 
 def decode_outside_graphs(script: Script) -> RunBuilder:
-    """A decode step takes the GPU 0.2 ms; the host launches it as one graph in 60 us, or kernel by kernel in 0.6 ms."""
+    """A decode step takes the GPU 0.4 ms; the host launches it as one graph in 60 us, or kernel by kernel in 1.2 ms."""
     b = RunBuilder(stacks=True)
     graphs = (4, 8) if script.faulty else (4, 8, 12)
     with b.python(script.file, script.line("profiler.step()"), "serve"):

@@ -101,6 +101,18 @@ def test_one_mark_is_a_step() -> None:
     assert facts[Steps].steps[0].dur > 5_000_000, "it lasts until its GPU work is done"
 
 
+def test_the_last_mark_is_a_step_where_no_other_is_of_its_kind() -> None:
+    """A capture that ends in the only prefill, which takes most of it."""
+    b = RunBuilder()
+    for name in (decode(1), decode(1), prefill(1, 128)):
+        with b.annotation(name):
+            b.launch(100_000 if name == prefill(1, 128) else 5000)
+    rows = {row.kind: row for row in facts_of(b)[EngineSteps].rows()}
+    assert rows["decode"].count == 2
+    assert rows["prefill"].median_us == pytest.approx(100_000, rel=0.01)
+    assert rows["prefill"].share > 0.8
+
+
 def test_a_program_that_trains_has_no_steps_of_an_engine() -> None:
     b = RunBuilder()
     for _ in range(3):

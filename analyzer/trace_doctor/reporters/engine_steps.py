@@ -15,7 +15,7 @@ _NAMES = {
     "waiting": "waiting for requests",
     "dummy": "dummy steps and graph captures",
 }
-_NO_STEPS = ("waiting", "dummy")
+NO_STEPS = ("waiting", "dummy")
 _MOST_IN_SENTENCE, _MOST_ROWS = 3, 8
 
 
@@ -32,7 +32,7 @@ def name_of(row: EngineRow) -> str:
 
 def cells(row: EngineRow) -> list[str | float | None]:
     """The values of a row, in the order of COLUMNS; None where a figure was not recorded or does not apply."""
-    graphs = None if row.kind in _NO_STEPS else row.with_graph
+    graphs = None if row.kind in NO_STEPS else row.with_graph
     return [
         name_of(row),
         row.count,
@@ -49,7 +49,7 @@ def sentence(result: Result) -> str:
     """Which steps take the window; empty for other programs."""
     parts = []
     for row in [r for r in engine_rows(result) if r.share >= 0.01][:_MOST_IN_SENTENCE]:
-        if row.kind in _NO_STEPS:
+        if row.kind in NO_STEPS:
             parts.append(f"{name_of(row)} {share(row.share, 0)}")
         else:
             parts.append(

@@ -51,6 +51,19 @@ def standard_errors(ranked_collectives: RankedCollectives, late: list[int], othe
     return errors(steps) if len(borders) > 1 else max(errors(steps) / TWO_VALUES, errors(values))
 
 
+def steps_late(ranked: RankedCollectives, late: list[int], others: list[int]) -> float:
+    """The share of all waiting that lies in steps in which each straggler waits at most half as long as each other rank; of the
+    straggler of which it is least. Small where another rank is last in each step."""
+    borders = [s.done for s in ranked.members[late[0]][Steps].steady[:-1]]
+    waits = np.zeros((len(ranked.ranks), len(borders) + 1), dtype=np.int64)
+    for match in ranked.matches:
+        step = np.searchsorted(borders, match.end.max(axis=0))
+        for member, wait in zip(match.members.tolist(), match.wait, strict=True):
+            np.add.at(waits[member], step, wait)
+    is_late = 2 * waits[late] <= waits[others].min(axis=0)
+    return float((is_late * waits.sum(axis=0)).sum(axis=1).min() / max(waits.sum(), 1))
+
+
 def errors(values: npt.NDArray[np.number]) -> float:
     """Mean over its standard error."""
     if len(values) < 2:

@@ -17,7 +17,7 @@ from trace_doctor.testing import Invalid, Valid
 from trace_doctor_rules._shared import spans_of
 from trace_doctor_rules.comms import _straggler_cases as cases
 from trace_doctor_rules.comms._blame_claims import delays
-from trace_doctor_rules.comms._late_ranks import late_ranks, standard_errors, waits_table
+from trace_doctor_rules.comms._late_ranks import late_ranks, standard_errors, steps_late, waits_table
 from trace_doctor_rules.comms._straggler_causes import (
     CONTENTION,
     Cause,
@@ -30,6 +30,8 @@ from trace_doctor_rules.comms._straggler_evidence import lateness
 
 _WORTH_SAYING = 0.05
 """share of the wait from which on a part of it is told apart"""
+_FEW = 3
+"""fewer steps do not show whether the same rank is late in each"""
 _EIGHTY = 1.28
 """so many standard errors to either side hold 80%"""
 
@@ -50,8 +52,8 @@ class Straggler(Rule):
     counted from the end of the capture (or by its recorded sequence number) is the same on every rank if those
     that overlap in time, or end nearer to one another than to the next, take 95% of the time of their kind. On each rank the
     time beyond the shortest over all ranks is waiting. What overlaps with compute does not count. Stragglers wait least, are at
-    most half of the ranks, and cause at least 80% of the waiting: it is in collectives at which they arrive last.
-    Without such ranks, a wait that takes 10% of the step on some rank is an info finding: how long the ranks wait, which one is last,
+    most half of the ranks, and cause at least 80% of the waiting: it is in collectives at which they arrive last. Where they are
+    half of the ranks, each of them is late in the steps that hold most of it: two of four that are late in turn are chance. Without such ranks, a wait that takes 10% of the step on some rank is an info finding: how long the ranks wait, which one is last,
     how often and by how much, and what of it is there because they began the first step at different times.
     In a job of several process groups a rank that comes late may only hand on a delay. There the steps of all ranks are timed again
     with the ranks on the critical path no slower than the median of their role, and what the job gains names them. Of fewer than
@@ -115,6 +117,12 @@ class Straggler(Rule):
         "collectives of a single step that are enough to be sure",
         source="with 20 the error is below a quarter of the spread",
     )
+    min_steps: float = threshold(
+        0.5,
+        "where half of the ranks are late: waiting in steps in which each of them waits at most half as long as the others",
+        unit="share",
+        source="most of it decides; 0.44 where another of four ranks of an inference server was last in each step",
+    )
     min_wait: float = threshold(
         0.1,
         "wait of a rank in collectives that is an info finding without a straggler, as a share of its step",
@@ -169,6 +177,13 @@ class Straggler(Rule):
             for name, late, message in cases.SEVERAL
         ),
         Invalid(
+            "another one of two is late in each step",
+            lambda: cases.late_in((500, 0, 0, 0), (0, 500, 500, 0), size=4),
+            severity="info",
+            confidence="low",
+            message="Rank 1 causes 67% of it",
+        ),
+        Invalid(
             "two of eight, and half of the ranks were read",
             lambda: cases.late_in((300,), (200,))[:4],
             confidence="low",
@@ -217,6 +232,7 @@ class Straggler(Rule):
             message="0.600 ms of the average was there because they began the first step up to 1.00 ms apart. Rank 1 causes 100% of the rest",
             shown="0 | 1300.0 | 800.0 | 400.0 | 0.0 | 0",
         ),
+        Invalid("began a single step later, for which the others waited most", cases.began_apart, thresholds={"min_errors": 0.0, "min_caused": 0.5}, severity="info"),
         Invalid("more causes than are named", lambda: cases.job(0, 500, 0, 0), thresholds={"max_causes": 0}, message="0.500 ms per step for it (29%).", fixes=("",)),
     ]  # fmt: skip
 
@@ -234,9 +250,15 @@ class Straggler(Rule):
             return  # the job has one finding: that of the straggler, else of the rank that waits most
         others = [i for i in range(len(collectives.ranks)) if i not in late]
         waited = collectives.saved_without(late) if late else 0.0
-        share = waited / steps.step_ns if steps.step_ns else 0.0
+        length = max(member[Steps].step_ns for member in collectives.members)
+        share = waited / length if length else 0.0
+        before = lateness(collectives).before_ns
+        if late and 2 * min(before[i] for i in others) >= waited:
+            late = []  # the first steady step began apart, and no later one shows whether that comes back
         errors = standard_errors(collectives, late, others) if late else 0.0
-        if not late or share < self.min_share or errors < self.min_errors:
+        in_turn = len(late) == len(others) and steps.count >= _FEW
+        steady = bool(late) and (not in_turn or steps_late(collectives, late, others) >= self.min_steps)
+        if not steady or share < self.min_share or errors < self.min_errors:
             if ctx.rank == collectives.ranks[worst]:
                 yield from self._no_straggler(ctx, collectives, collectives.wait_share[worst])
             return
@@ -249,7 +271,7 @@ class Straggler(Rule):
         who = named(numbers)
         causes = self._causes(collectives, ranks, late)
         because = f" Excess time: {by_ranks(causes)}." if any(cause.parts for cause, _ in causes) else ""
-        confidence: Confidence = "medium" if steps.count > 1 or matched >= self.many else "low"
+        confidence: Confidence = "medium" if steps.alike > 1 or matched >= self.many else "low"
         read, size = collectives.read
         if read < size:
             confidence, because = "low", f" Low confidence: only {read} of {size} ranks were read."
@@ -263,7 +285,7 @@ class Straggler(Rule):
             confidence=confidence,
             saving=_saving(
                 waited,
-                steps.step_ns,
+                length,
                 any("compute" in c.parts for c, _ in causes),
                 len(late) / len(collectives.ranks),
                 errors,

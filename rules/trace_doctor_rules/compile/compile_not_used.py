@@ -93,6 +93,7 @@ class CompileNotUsed(Rule):
     code = "TD503"
     name = "compile-not-used"
     title = "Model is not compiled"
+    server_fixes = (techniques.compile_in_engine("Record the same load again: TD503 is gone"),)
     about = ("dispatch", "launch")
     needs = (Steps, GpuTimeline, CompileEvents, PointwiseRuns, HostBound, Replay, Moments)
     yields_to = ("TD501", "TD202", "TD701")

@@ -236,6 +236,7 @@ class HostDeviceSync(TimeRule):
     code = "TD201"
     name = "host-device-sync"
     title = "Frequent host–device synchronization"
+    server_fixes = (techniques.no_value_on_host("Record the same load again: TD201 is gone"),)
     about = ("sync",)
     yields_to = ("TD702", "TD703")
     needs = (Steps, GpuTimeline, SyncSites, Replay, Moments)
@@ -319,6 +320,7 @@ class HostDeviceSync(TimeRule):
             confidence="low",
             message="something that was not recorded",
         ),
+        Invalid("in the only step", lambda: _training(per_step=30, stacks=True, steps=1), confidence="medium"),
         Invalid("in all steps but one", lambda: _training(missing=3), message="5 times in 6 steps"),
         Invalid("one after the other", lambda: _training(sync="one after the other"), message="and 1 more call site block the host"),
         Invalid("one alone, and two that hide each other", _alone_and_together, message="and 2 more call sites block the host"),
@@ -423,7 +425,8 @@ class HostDeviceSync(TimeRule):
         """Sure with the user's line; without it the reader has to find out whether the wait can go."""
         if outcome.basis != "replay" or not self._explained(ctx):
             return "low"
-        if ctx[Steps].source == "none" or self.much_unattributed(ctx):
+        steps = ctx[Steps]
+        if steps.source == "none" or steps.alike < 2 or self.much_unattributed(ctx):
             return "medium"
         return "high" if all(s.site for s in sites) else "medium"
 

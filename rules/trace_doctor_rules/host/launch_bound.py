@@ -280,7 +280,7 @@ class LaunchBound(TimeRule):
             fixes=_fixes(
                 fused=host_bound.by_cause.get("optimizer", 0) >= self.min_optimizer_share * host_bound.own,
                 compiled=host_bound.compiled,
-                engine=ctx[Steps].source == "engine",
+                engine=ctx[Steps].of_server,
             ),
             removal=HALF,
             owned=owned,
@@ -322,7 +322,7 @@ class LaunchBound(TimeRule):
         steps = ctx[Steps]
         if host_bound.halved.basis != "replay" or steps.source == "none" or not self._lasts(host_bound):
             return "low"
-        doubts = host_bound.stacks + (steps.count < 2) + self.much_unattributed(ctx)
+        doubts = host_bound.stacks + (steps.alike < 2) + self.much_unattributed(ctx)
         return ("high", "medium", "low")[min(doubts, 2)]
 
 

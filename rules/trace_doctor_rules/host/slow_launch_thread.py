@@ -351,7 +351,9 @@ class SlowLaunchThread(TimeRule):
             ],
             spans=moments.longest(spans_of(gap.idle), gap.name, device=device),
             fixes=[
-                techniques.off_the_step(VERIFY, kind_of_work(gap.name) if named else "other", target)
+                techniques.schedule_ahead(VERIFY)
+                if named and ctx[Steps].of_server
+                else techniques.off_the_step(VERIFY, kind_of_work(gap.name) if named else "other", target)
                 if named or target
                 else fix_of(gap)
             ],

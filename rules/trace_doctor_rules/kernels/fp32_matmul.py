@@ -121,6 +121,7 @@ class Fp32Matmul(Rule):
     code = "TD301"
     name = "fp32-matmul"
     title = "fp32 matmuls bypass Tensor Cores"
+    server_fixes = (techniques.serve_in_half("Record the same load again: TD301 is gone"),)
     needs = (Steps, Kernels, Replay, Moments)
     wants = (KernelSites,)
 

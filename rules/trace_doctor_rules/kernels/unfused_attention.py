@@ -309,6 +309,7 @@ class UnfusedAttention(Rule):
     code = "TD303"
     name = "unfused-attention"
     title = "Attention is not fused"
+    server_fixes = (techniques.fused_attention_backend("Record the same load again: TD303 is gone"),)
     needs = (Steps, Work, AttentionChains, AttentionForm, Replay, Moments)
     wants = (CallSites, KernelSites)
 

@@ -19,6 +19,7 @@ def engine(
     kernel_us: float = 20,
     host_us: float = 5,
     between_us: float = 20,
+    between: tuple[str, str] = ("vllm/v1/core/sched/scheduler.py", "schedule"),
     token_copy: str = "event",
     token_us: float = 0.2,
     pause_us: float = 0,
@@ -26,10 +27,13 @@ def engine(
     stacks: bool = False,
     lost: bool = False,
     mixed: bool = False,
+    prepares: bool = False,
+    request_us: float = 0,
 ) -> RunBuilder:
     """Decodes of up to `graphs_up_to` requests are one graph of `kernels`, larger ones and prefills launch each kernel after
-    `host_us`. Then the host gets the tokens (`token_copy`: event, stream, third: the latter in every third step, none) and schedules for `between_us`. `pause_us`: nothing
-    runs before the last half of the steps. `lost`: of most graphs no kernel was recorded."""
+    `host_us`. Then the host gets the tokens (`token_copy`: event, stream, third: the latter in every third step, none) and does `between` for `between_us`. `pause_us`: nothing
+    runs before the last half of the steps. `lost`: of most graphs no kernel was recorded. `prepares`: scheduling launches a kernel, too. `request_us`: by how much each decoded
+    request makes a kernel longer."""
     b = RunBuilder(stacks=stacks)
     for n, (tokens, requests) in enumerate(steps):
         if pause_us and n == len(steps) // 2:
@@ -40,12 +44,15 @@ def engine(
             if n == len(steps) // 2:
                 b.stall(stall_us)
             if not prefills and requests <= graphs_up_to:
-                _replay(b, kernels, kernel_us, lost=lost and n > 2)
+                _replay(b, kernels, kernel_us + requests * request_us, lost=lost and n > 2)
             else:
                 _eager(b, kernels, max(kernel_us, tokens * token_us), host_us)
         _get_tokens(b, token_copy if token_copy != "third" else ("event", "event", "stream")[n % 3])
-        with b.python("vllm/v1/core/sched/scheduler.py", 200, "schedule"):
-            b.wait(between_us)
+        with b.python(between[0], 200, between[1]):
+            b.wait(between_us / 2)
+            if prepares:
+                b.launch(2, "cumsum")
+            b.wait(between_us / 2)
     return b
 
 

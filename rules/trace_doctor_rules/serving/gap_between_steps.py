@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from trace_doctor import NOTE_FROM, Claim, Context, Location, Rule, threshold
+from trace_doctor import NOTE_FROM, Claim, Context, Location, NotCaptured, Rule, threshold
+from trace_doctor.arrays import Bool
+from trace_doctor.evidence.distributed.ranks import listed
 from trace_doctor.evidence.durations import milliseconds
 from trace_doctor.evidence.serving.engine_idle import EngineIdle
-from trace_doctor.evidence.serving.engine_steps import EngineSteps
+from trace_doctor.evidence.serving.engine_steps import EngineStep, EngineSteps
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, Valid
@@ -18,25 +20,28 @@ from trace_doctor_rules._shared import spans_of, table
 from trace_doctor_rules.serving._cases import DECODES, engine, generate
 from trace_doctor_rules.serving._shared import confidence, cost, decodes_of, must_show_a_habit
 
-_MOST_EVENTS = 8
+_MOST_EVENTS, _MOST_FUNCTIONS = 8, 3
+_PREFILLS = [(500, 0)] * 6
+_WORTH_SAYING = 0.1
+"""share of these gaps from which on a kind of step is named"""
 _SOME_NEW = [(0, 8)] * 6 + [(0, 9)] * 6
 
 
 class GapBetweenSteps(Rule):
-    """The GPU waits for the engine between two decode steps.
+    """The GPU waits for the engine between two steps.
 
     What it does
-    Adds up the time in which the GPU idles from the last kernel of a step to the first kernel of the decode step after it.
+    Adds up the time in which the GPU idles from the last kernel of a step to the first kernel of the step after it.
 
     Why is this bad
     Scheduling, preparing the inputs and handling the last tokens take the host milliseconds. Without overlap the GPU idles
-    meanwhile, before every token.
+    meanwhile, before every token and every prompt.
 
     Evidence
-    Idle time of the GPU before decode steps, of which the host is the reason. All requests of such a step were in the batch
-    before, so the server cannot have waited for one: that time is no part of a step. Idle time behind a launch that has
-    returned is left out: something else holds the queue. Where kernels of graphs are missing in the trace, the rule is
-    skipped.
+    Idle time of the GPU between steps, of which the host is the reason. All requests of a decode step were in the batch
+    before, so the server cannot have waited for one. Before a prefill it can: that gap counts only where Python stacks were
+    recorded, and show that the server did not wait. Idle time behind a launch that has returned is left out: something else
+    holds the queue. Where kernels of graphs are missing in the trace, the rule is skipped.
 
     How the saving is estimated
     An upper bound: these gaps. With Python stacks recorded they are longer than without.
@@ -57,7 +62,7 @@ class GapBetweenSteps(Rule):
 
     code = "TD702"
     name = "gap-between-steps"
-    title = "GPU idles between decode steps"
+    title = "GPU idles between engine steps"
     about = ("python", "dispatch", "launch")
     needs = (Steps, EngineSteps, EngineIdle, Moments)
     yields_to = ("TD703",)
@@ -65,7 +70,7 @@ class GapBetweenSteps(Rule):
 
     min_share: float = threshold(
         0.05,
-        "idle before decode steps",
+        "idle between steps",
         unit="share",
         source="2 ms of some 20 in sglang#5593, 5 to 13 ms in vllm#6854; about 1% with scheduling overlapped",
         note_from=NOTE_FROM,
@@ -78,7 +83,8 @@ class GapBetweenSteps(Rule):
         Valid("a queue that stands still", lambda: engine(token_copy="none", stall_us=9000)),
         Valid("graphs whose kernels were not recorded", lambda: engine(between_us=2000, lost=True), skipped="kernels of CUDA graphs are missing"),
         Valid("one step, before which nothing was recorded", lambda: engine(DECODES[:2], between_us=2000), skipped="only 1 decode step"),
-        Valid("prefills alone", lambda: engine([(8000, 0)] * 6, between_us=2000), skipped="no decode step"),
+        Valid("prefills alone, between which the server may have waited", lambda: engine(_PREFILLS, between_us=2000), skipped="no decode step"),
+        Valid("stacks show that it did", lambda: engine(_PREFILLS, between_us=2000, stacks=True, between=("queue.py", "get"))),
     ]  # fmt: skip
     INVALID = [
         Invalid(
@@ -89,19 +95,30 @@ class GapBetweenSteps(Rule):
             saving_us=2010 * 10 / 11,
             fixes=("--async-scheduling",),
         ),
-        Invalid("of which stacks say the function", lambda: engine(between_us=2000, stacks=True), confidence="medium", shown="schedule"),
+        Invalid("of which stacks say the function", lambda: engine(between_us=2000, stacks=True), confidence="medium", message="meanwhile (mostly schedule()).", shown="schedule"),
         Invalid("the same requests wait", lambda: engine(pause_us=50_000), message="before 10 of 11"),
         Invalid("generate() of transformers", lambda: generate(between_us=2000), message="before 9 of 9", fixes=('cache_implementation="static"',)),
+        Invalid(
+            "before prefills, as stacks show",
+            lambda: engine(_PREFILLS, between_us=2000, stacks=True),
+            message="before 4 of 5 prefill steps (2.01 ms on average)",
+            shown="schedule",
+        ),
+        Invalid("scheduling launches a kernel", lambda: engine(between_us=2000, prepares=True), saving_us=2010 * 10 / 11, tolerance=0.01),
+        Invalid("before prefills and decodes", lambda: engine(_PREFILLS + _SOME_NEW, between_us=2000, stacks=True), message=" of 6 prefill steps (2.01 ms on average)"),
         Invalid("two steps", lambda: engine(DECODES[:3], between_us=2000), confidence="low"),
     ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         engine_steps, idle, steps = ctx[EngineSteps], ctx[EngineIdle], ctx[Steps]
-        decodes = decodes_of(engine_steps)
-        before = engine_steps.mask(decodes)[idle.step] & idle.between
+        judged = _never_waited(engine_steps)
+        before = engine_steps.mask(judged)[idle.step] & idle.between
         gaps = cost(idle.us(before), steps)
         if gaps.share < self.min_share:
-            must_show_a_habit(decodes)
+            others = idle.between & ~engine_steps.mask(judged)[idle.step]
+            if cost(idle.us(others), steps).share >= self.min_share:
+                raise NotCaptured("whether the server waited for requests before prefills", "with_stack=True")
+            must_show_a_habit(judged)
             return
         pieces, count = idle.pieces(before), len(np.unique(idle.step[before]))
         doubt = (
@@ -109,11 +126,11 @@ class GapBetweenSteps(Rule):
         )
         yield Claim(
             message=(
-                f"The GPU idles {milliseconds(gaps.us_per_step)} per step before {count} of {len(decodes)} decode steps. "
-                f"The host schedules, prepares inputs and handles tokens meanwhile.{doubt}"
+                f"The GPU idles {_by_kind(engine_steps, idle, judged, before)}. "
+                f"The host schedules, prepares inputs and handles tokens meanwhile{_mostly(idle, before)}.{doubt}"
             ),
             confidence=confidence(count, engine_steps),
-            saving=gaps.saving("the idle time between the last kernel of a step and the first of the decode step after it"),
+            saving=gaps.saving("the idle time between the last kernel of a step and the first of the step after it"),
             location=Location(device=engine_steps.device),
             evidence=[
                 table(
@@ -131,3 +148,33 @@ class GapBetweenSteps(Rule):
 
 
 _VERIFY = "Record the same load again: gaps are shorter"
+
+
+def _never_waited(engine_steps: EngineSteps) -> tuple[EngineStep, ...]:
+    """The steps before which the server cannot have waited for a request, or would be seen to. Raises NotCaptured without any."""
+    if engine_steps.stacks and (seen := engine_steps.of("decode", "prefill", "mixed")):
+        return seen
+    return decodes_of(engine_steps)
+
+
+def _mostly(idle: EngineIdle, before: Bool) -> str:
+    """` (mostly f, g and h)`: the functions that take most of it, where stacks say so."""
+    least = _WORTH_SAYING * idle.us(before)
+    functions = [
+        name.rsplit("): ", 1)[1] for name, us in idle.by_host_event(before) if us >= least and "): " in name
+    ]
+    return f" (mostly {listed([f'{name}()' for name in functions[:_MOST_FUNCTIONS]])})" if functions else ""
+
+
+def _by_kind(engine_steps: EngineSteps, idle: EngineIdle, judged: Sequence[EngineStep], before: Bool) -> str:
+    """`before 7 of 8 prefill steps (6.2 ms on average) and 7 of 7 decode steps (0.1 ms)`, the longest together first."""
+    found: list[tuple[float, str]] = []
+    for kind in dict.fromkeys(step.name.kind for step in judged):
+        some = engine_steps.of(kind)
+        mine = before & engine_steps.mask(some)[idle.step]
+        if count := len(np.unique(idle.step[mine])):
+            us = idle.us(mine)
+            found.append((us, f"{count} of {len(some)} {kind} steps ({milliseconds(us / count)}"))
+    found.sort(reverse=True)
+    least = _WORTH_SAYING * sum(us for us, _ in found)
+    return f"before {' on average) and '.join(text for us, text in found if us >= least)} on average)"

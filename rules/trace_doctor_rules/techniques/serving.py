@@ -55,6 +55,66 @@ def copy_tokens_behind(verify: str) -> Fix:
     )
 
 
+def no_value_on_host(verify: str) -> Fix:
+    """Advice for the code of an engine: the host needs no value of a tensor."""
+    return advice(
+        "Keep the value on the GPU",
+        "# in the engine's or the model's own code: torch.where(), index_select() or a mask instead of .item() and `if tensor`;\n"
+        "# sizes that the scheduler knows: pass them as numbers\n"
+        "# or turn off the feature that needs it (the finding names the function), or try a newer release of the engine",
+        "the code of the engine changes with its releases",
+        verify,
+    )
+
+
+def serve_in_half(verify: str) -> Fix:
+    """Advice: the number format of weights and products is an option of the server."""
+    return advice(
+        "Serve the model in bfloat16",
+        "# vLLM, SGLang: --dtype bfloat16   (float16 before compute capability 8)\n"
+        "# TensorRT-LLM: dtype: bfloat16\n"
+        "# or a quantized checkpoint: --quantization",
+        "outputs differ from fp32",
+        verify,
+    )
+
+
+def fused_attention_backend(verify: str) -> Fix:
+    """Advice: the kernels of attention are an option of the server."""
+    return advice(
+        "Choose a fused attention backend",
+        "# vLLM: --attention-backend FLASH_ATTN, or FLASHINFER\n"
+        "# SGLang: --attention-backend flashinfer, or fa3\n"
+        "# TensorRT-LLM: attn_backend: TRTLLM",
+        "a backend supports some head sizes and number formats only",
+        verify,
+    )
+
+
+def compile_in_engine(verify: str) -> Fix:
+    """Advice: an engine compiles its model itself."""
+    return advice(
+        "Let the engine compile the model",
+        "# vLLM: no --enforce-eager, and compilation mode 3 (-O3)\n"
+        "# SGLang: --enable-torch-compile --torch-compile-max-bs N",
+        "the server takes longer to start",
+        verify,
+    )
+
+
+def more_requests(verify: str) -> Fix:
+    """Advice: more requests share a decode step."""
+    return advice(
+        "Serve more requests concurrently",
+        "# clients: more concurrent requests, or one batch of prompts\n"
+        "# limits of the server: vLLM --max-num-seqs, SGLang --max-running-requests, TensorRT-LLM max_batch_size\n"
+        "# fewer replicas, so that each gets more of the load\n"
+        "# for one request alone: speculative decoding, quantized weights, or a larger tensor-parallel degree",
+        "each request waits a little longer for its tokens, and the KV cache must hold them all",
+        verify,
+    )
+
+
 def smaller_prefills(verify: str) -> Fix:
     """Advice: prompts are computed in chunks, together with decodes."""
     return advice(

@@ -59,11 +59,11 @@ _FORMATS: tuple[tuple[Precision, re.Pattern[str]], ...] = (
     ("fp8", re.compile(r"e4m3|e5m2|fp8|_F8|mxfp[48]|MxE\d|E2m1", re.IGNORECASE)),
     ("tf32", re.compile(r"tf32|_xf32|_S_MX_|(?:tensorop|xmma)_s1688(?!\w*(?:f16|bf16))", re.IGNORECASE)),
     ("fp64", re.compile(r"dgemm|d884|_f64f64|double|_DB_|dgrad\w*<double", re.IGNORECASE)),
-    ("bf16", re.compile(r"bf16|bfloat|_BBS?_|_B_?BS_|_BSS_|BF16")),
+    ("bf16", re.compile(r"bf16|[Bb]float|_BBS?_|_B_?BS_|_BSS_|BF16")),
     (
         "fp16",
         re.compile(
-            r"f16|fp16|_half|half[ _>,:]|half_t|Half|hgemm|h(?:884|1688|16816)|_HHS?_|_HSS_|_HB_|s(?:884|161616|16816)"
+            r"f16|[Ff]p16|_half|half[ _>,:]|half_t|Half|hgemm|h(?:884|1688|16816)|_HHS?_|_HSS_|_HB_|s(?:884|161616|16816)"
         ),
     ),
     ("int8", re.compile(r"int8|i8i8|_i8|i(?:8816|16832)", re.IGNORECASE)),
@@ -76,6 +76,9 @@ _FORMATS: tuple[tuple[Precision, re.Pattern[str]], ...] = (
         ),
     ),
 )
+_TRTLLM_GEN = re.compile(r"(?:b?mm|[Gg]emm)_[A-Z][A-Za-z0-9]+_([A-Z][A-Za-z0-9]+)_[A-Z][A-Za-z0-9]+_t\d+x")
+"""Generated products of TensorRT-LLM (FlashInfer, SGLang, vLLM): output, both inputs, accumulator, tile. The accumulator is fp32
+whatever the inputs are."""
 _NEITHER_TRANSPOSED = re.compile(r"gemm.*_nn(?:_|$)|nvjet.*_NN[NT]|^Cijk_Ailk_Bljk_")
 
 
@@ -85,7 +88,9 @@ def kernel_class(name: str) -> KernelClass:
     kind = _kind(name)
     if kind in ("softmax", "layout", "other"):
         return KernelClass(kind)
-    return KernelClass(kind, next((p for p, form in _FORMATS if form.search(name)), ""))
+    inputs = _TRTLLM_GEN.match(name)
+    said = inputs.group(1) if inputs is not None else name
+    return KernelClass(kind, next((p for p, form in _FORMATS if form.search(said)), ""))
 
 
 _ON_TENSOR_CORES = re.compile(

@@ -12,9 +12,14 @@ from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.idle.gaps import IdleLedger
 from trace_doctor.evidence.idle.host_causes import CAUSE
-from trace_doctor.evidence.intervals import pairs, total
+from trace_doctor.evidence.intervals import covered, pairs, total, union
+from trace_doctor.evidence.names.engine_step_names import is_engine_step
+from trace_doctor.evidence.names.event_names import is_step
 from trace_doctor.evidence.serving.engine_steps import EngineStep, EngineSteps
+from trace_doctor.evidence.trace.engine_marks import engine_marks
 from trace_doctor.evidence.trace.launches import Launches
+from trace_doctor.evidence.trace.nesting import Nesting
+from trace_doctor.evidence.trace.threads import Threads
 from trace_doctor.model import IDLE_CAUSES, PART_NAMES
 from trace_doctor.run import Cat, Run
 
@@ -39,6 +44,8 @@ class EngineIdle(Evidence, frozen=True):
     """event that owns the piece, -1 where none does"""
     sync_row: I64
     """the blocking call that it is charged to, -1 where none is"""
+    work: I64
+    """events: the outermost functions and annotations on the engine's thread that hold no step, by start"""
 
     run: Run
 
@@ -49,7 +56,7 @@ class EngineIdle(Evidence, frozen=True):
         mine = (ledger.device == engine.device) & np.isin(ledger.cause, [CAUSE[c] for c in OF_THE_HOST])
         rows = np.flatnonzero(mine & (ledger.end > ledger.start))
         rows = rows[np.argsort(ledger.start[rows], kind="stable")]
-        first, last = _kernels_of(facts.run, facts[Launches], engine)
+        first, last = _kernels_of(facts, engine)
         begin = _begin(engine.steps, first, last)
         at = np.searchsorted(begin, ledger.start[rows], side="right") - 1
         inside = (at >= 0) & (ledger.start[rows] < last[at])
@@ -62,6 +69,7 @@ class EngineIdle(Evidence, frozen=True):
             cause=ledger.cause[rows],
             row=ledger.row[rows],
             sync_row=ledger.sync_row[rows],
+            work=_work(facts, engine),
             run=facts.run,
         )
 
@@ -70,13 +78,23 @@ class EngineIdle(Evidence, frozen=True):
         return pairs(self.start[mask], self.end[mask])
 
     def by_host_event(self, mask: Bool) -> list[tuple[str, float]]:
-        """What the host did meanwhile and how long, us, the longest first: the event that owns an entry, else its cause."""
+        """What the host did meanwhile and how long, us, the longest first: the outermost function or annotation around no step,
+        else the event that owns an entry, else its cause."""
         sums: dict[str, float] = {}
-        for start, end, cause, row in zip(
-            *(column[mask].tolist() for column in (self.start, self.end, self.cause, self.row)), strict=True
+
+        def add(name: str, ns: int) -> None:
+            sums[name] = sums.get(name, 0.0) + ns / 1e3
+
+        frames = pairs(self.run.ts[self.work], self.run.end[self.work])
+        held = covered(frames, union(self.pieces(mask)))
+        for row, ns in zip(self.work[held > 0].tolist(), held[held > 0].tolist(), strict=True):
+            add(self.run.text(row), ns)
+        left = self.end - self.start - covered(pairs(self.start, self.end), union(frames))
+        for ns, cause, row in zip(
+            left[mask].tolist(), self.cause[mask].tolist(), self.row[mask].tolist(), strict=True
         ):
-            name = self.run.text(row) if row >= 0 else PART_NAMES[IDLE_CAUSES[cause]]
-            sums[name] = sums.get(name, 0.0) + (end - start) / 1e3
+            if ns:
+                add(self.run.text(row) if row >= 0 else PART_NAMES[IDLE_CAUSES[cause]], ns)
         return sorted(sums.items(), key=lambda item: -item[1])
 
     def us(self, mask: Bool) -> float:
@@ -84,8 +102,23 @@ class EngineIdle(Evidence, frozen=True):
         return total(self.pieces(mask)) / 1e3
 
 
-def _kernels_of(run: Run, launches: Launches, engine: EngineSteps) -> tuple[I64, I64]:
-    """Begin of the first and end of the last kernel that each step launched, ns; its `begun` twice where there is none."""
+def _work(facts: Facts, engine: EngineSteps) -> I64:
+    """Functions and annotations of the engine's thread outside each other, without the loop around the steps and their marks."""
+    run, begins = facts.run, np.array([s.step.start for s in engine.steps], dtype=np.int64)
+    rows = np.flatnonzero(
+        (run.thread == facts[Threads].main)
+        & run.is_cat(Cat.PYTHON, Cat.USER_ANNOTATION)
+        & ~run.is_named(lambda name: is_engine_step(name) or is_step(name))
+    )
+    holds = np.searchsorted(begins, run.end[rows]) > np.searchsorted(begins, run.ts[rows])
+    rows = facts[Nesting].outermost(rows[~holds])
+    return np.asarray(rows[np.argsort(run.ts[rows], kind="stable")])
+
+
+def _kernels_of(facts: Facts, engine: EngineSteps) -> tuple[I64, I64]:
+    """Begin of the first and end of the last kernel that each step launched within its mark, ns; its `begun` twice where there is
+    none. What is launched between two marks prepares the next batch and handles the last one's tokens."""
+    run, launches = facts.run, facts[Launches]
     begun = np.array([s.step.begun for s in engine.steps], dtype=np.int64)
     kernels = run.gpu[
         (run.cat[run.gpu] == Cat.KERNEL) & (run.device[run.gpu] == engine.device) & (launches.launch >= 0)
@@ -95,7 +128,12 @@ def _kernels_of(run: Run, launches: Launches, engine: EngineSteps) -> tuple[I64,
             "the launches of the engine's kernels are not in the trace",
             "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]",
         )
-    at = engine.place_of(launches.launched_at(kernels))
+    moments = launches.launched_at(kernels)
+    at = engine.place_of(moments)
+    marks = engine_marks(facts)
+    if len(marks):
+        mark = np.searchsorted(run.ts[marks], moments, side="right") - 1
+        at = np.where((mark >= 0) & (moments < run.end[marks[mark]]), at, -1)
     kernels, at = kernels[at >= 0], at[at >= 0]
     first = np.full(len(begun), np.iinfo(np.int64).max, dtype=np.int64)
     last = np.full(len(begun), np.iinfo(np.int64).min, dtype=np.int64)

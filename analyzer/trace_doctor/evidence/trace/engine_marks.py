@@ -92,7 +92,7 @@ def engine_steps(facts: Facts, piece: Span, *, may_infer: bool) -> tuple[list[Sp
 def _marked_steps(facts: Facts, piece: Span) -> tuple[list[Span], list[str]]:
     """(start, end) ns of the steps of an engine on the host, and their labels. Each lasts until the next mark begins, or until the
     server waits for requests: it may wait only before a step with requests that the one before did not have. Of several the
-    last one is left out: what the engine does behind its mark is cut off. A single one lasts until
+    last one is left out, for what the engine does behind its mark is cut off; unless no other is of its kind. Then it lasts until
     its GPU work is done."""
     run, marks = facts.run, engine_marks(facts)
     marks = marks[(run.ts[marks] >= piece[0]) & (run.ts[marks] < piece[1])]
@@ -106,7 +106,8 @@ def _marked_steps(facts: Facts, piece: Span) -> tuple[list[Span], list[str]]:
         if may_wait:
             ends[n], starts[n + 1] = thread.without_wait(int(run.end[marks[n]]), starts[n + 1])
     serving = [n for n, step in enumerate(said) if step is not None and step.kind in SERVING_KINDS]
-    whole = [n for n in serving if n < len(marks) - 1] or serving
+    kinds = [step.kind if step is not None else "" for step in said]
+    whole = [n for n in serving if n < len(marks) - 1 or kinds[n] not in kinds[:n]]
     if whole and whole[-1] == len(marks) - 1:
         ends[-1] = max(ends[-1], _done(run, facts[Launches], (starts[-1], ends[-1])))
     return [(starts[n], ends[n]) for n in whole], [run.text(int(marks[n])) for n in whole]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Literal, Self
@@ -14,7 +15,7 @@ from trace_doctor.arrays import I64, Bool
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.durations import two_figures
-from trace_doctor.evidence.names.engine_step_names import step_of_label
+from trace_doctor.evidence.names.engine_step_names import is_engine_step, step_of_label
 from trace_doctor.evidence.names.event_names import is_step, step_number
 from trace_doctor.evidence.trace.engine_marks import engine_steps
 from trace_doctor.evidence.trace.launches import Launches
@@ -96,6 +97,16 @@ class Steps(Evidence, frozen=True):
     def count(self) -> int:
         """Number of steady steps, 1 without a source."""
         return len(self.steady) or 1
+
+    @property
+    def of_server(self) -> bool:
+        """Whether a server marks them, and not `generate()` or a pipeline in a script."""
+        return self.source == "engine" and bool(self.steps) and is_engine_step(self.steps[0].label)
+
+    @property
+    def alike(self) -> int:
+        """Number of steady steps of the kind that has most: how often the same was seen."""
+        return max(Counter(s.kind for s in self.steady).values(), default=1)
 
     @property
     def step_ns(self) -> int:
