@@ -175,7 +175,7 @@ class Rule:
     def claims(self, view: View) -> list[Claim]:
         """What it says of a capture, or of a rank. Raises NotCaptured where the capture could not show it, and ValueError for
         a rule that does not come to an end."""
-        steps = view.get(Steps)
+        steps = view.get(Steps) if self.of_training or self.server_fixes else None
         if self.of_training and steps is not None and steps.source == "engine":
             raise NotCaptured("an inference engine was recorded, and no training")
         ctx = Context(view, self)
