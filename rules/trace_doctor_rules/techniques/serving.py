@@ -101,3 +101,17 @@ def keep_cache_on_device(verify: str) -> Fix:
         "less memory is left for activations, or fewer requests run together",
         verify,
     )
+
+
+def balance_requests(verify: str) -> Fix:
+    """Advice: ranks of data-parallel attention get equal loads."""
+    return advice(
+        "Balance requests over ranks",
+        "# vLLM: let the server balance (no --data-parallel-external-lb), --api-server-count N;\n"
+        "#   experts: --enable-eplb\n"
+        "# SGLang with --enable-dp-attention: --load-balance-method; experts: --enable-eplb\n"
+        "# TensorRT-LLM: attention_dp_config: {enable_balance: true}\n"
+        "# fewer requests than ranks: a smaller data-parallel size",
+        "a request may wait until the ranks can be balanced",
+        verify,
+    )
