@@ -164,8 +164,14 @@ def _with_time_of(owner: Claim, claim: Claim | None) -> Claim:
 
 
 def _same(claim: Claim, owner: Claim) -> bool:
-    """Whether two claims speak of one fault: half of the claim's moments are the owner's; without moments on both
-    sides the capture itself is what they share."""
+    """Whether two claims speak of one fault: half of the claim's moments are the owner's, on all ranks together where both are of
+    several; without moments on both sides the capture itself is what they share."""
+    if claim.owned_on and owner.owned_on:
+        each = {rank: intervals(spans) for rank, spans in claim.owned_on.items()}
+        shared = sum(
+            total(intersect(own, intervals(owner.owned_on.get(rank, [])))) for rank, own in each.items()
+        )
+        return shared * 2 >= sum(map(total, each.values()))
     if not claim.owned or not owner.owned:
         return True
     own = intervals(claim.owned)

@@ -115,7 +115,7 @@ class RankImbalance(Rule):
     needs = (Ranks,)
     wants = (Processor, JobBlame)
     to_pass = (Processor,)
-    yields_to = ("TD602",)
+    yields_to = ("TD602", "TD708")
 
     min_difference: float = threshold(
         0.10,

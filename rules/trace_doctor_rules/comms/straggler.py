@@ -91,6 +91,7 @@ class Straggler(Rule):
     title = "Straggler delays all ranks"
     costs_host_time = True
     about = ("exposed_comm",)
+    yields_to = ("TD708",)
     needs = (RankedCollectives, Ranks, Steps)
     wants = (JobBlame,)
 

@@ -65,7 +65,7 @@ class GapBetweenSteps(Rule):
     title = "GPU idles between engine steps"
     about = ("python", "dispatch", "launch")
     needs = (Steps, EngineSteps, EngineIdle, Moments)
-    yields_to = ("TD703",)
+    yields_to = ("TD703", "TD707")
     costs_host_time = True
 
     min_share: float = threshold(

@@ -137,3 +137,41 @@ def record_after_warm_up(verify: str) -> Fix:
         "the server is slower while it is profiled",
         verify,
     )
+
+
+def batch_block_copies(verify: str) -> Fix:
+    """Advice: blocks of the KV cache are moved with fewer calls."""
+    return advice(
+        "Batch KV cache copies",
+        "# vLLM: a version with https://github.com/vllm-project/vllm/pull/38460, on CUDA 12.8 or later;\n"
+        "#   or larger blocks: --block-size N\n"
+        "# SGLang: --hicache-io-backend kernel; or larger pages: --page-size N",
+        "larger blocks waste more memory in the last block of each request",
+        verify,
+    )
+
+
+def keep_cache_on_device(verify: str) -> Fix:
+    """Advice: less of the KV cache is moved to the host."""
+    return advice(
+        "Keep more KV cache on the GPU",
+        "# vLLM: raise --gpu-memory-utilization; lower --max-num-seqs; --kv-cache-dtype fp8;\n"
+        "#   older versions: lower --swap-space; offloading is an option: --kv-offloading-size\n"
+        "# SGLang: raise --mem-fraction-static; lower --max-running-requests; no --enable-hierarchical-cache",
+        "less memory is left for activations, or fewer requests run together",
+        verify,
+    )
+
+
+def balance_requests(verify: str) -> Fix:
+    """Advice: ranks of data-parallel attention get equal loads."""
+    return advice(
+        "Balance requests over ranks",
+        "# vLLM: let the server balance (no --data-parallel-external-lb), --api-server-count N;\n"
+        "#   experts: --enable-eplb\n"
+        "# SGLang with --enable-dp-attention: --load-balance-method; experts: --enable-eplb\n"
+        "# TensorRT-LLM: attention_dp_config: {enable_balance: true}\n"
+        "# fewer requests than ranks: a smaller data-parallel size",
+        "a request may wait until the ranks can be balanced",
+        verify,
+    )

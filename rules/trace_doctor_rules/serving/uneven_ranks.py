@@ -1,0 +1,150 @@
+"""TD708 uneven-ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from trace_doctor import NOTE_FROM, Claim, Context, Location, Rule, threshold
+from trace_doctor.evidence.durations import milliseconds
+from trace_doctor.evidence.intervals import total
+from trace_doctor.evidence.serving.rank_loads import RankLoads
+from trace_doctor.evidence.trace.steps import Steps
+from trace_doctor.testing import Invalid, RunBuilder, Valid
+from trace_doctor_rules import techniques
+from trace_doctor_rules._shared import spans_of, table
+from trace_doctor_rules.serving._shared import cost
+
+
+def _server(
+    *loads: int,
+    us: Sequence[float] = (),
+    collective: str = "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL",
+    named: bool = True,
+) -> tuple[RunBuilder, ...]:
+    """Ranks that decode so many requests each (0: a dummy step every other step), 10 us for each or `us`, then meet."""
+    took = list(us) or [10.0 * load + 50 for load in loads]
+    ranks = tuple(RunBuilder(rank=r, world_size=len(loads)) for r in range(len(loads)))
+    for b, load, own in zip(ranks, loads, took, strict=True):
+        for n in range(12):
+            idle = not load and n % 2
+            requests = max(load, 1)
+            kind = f"step[DECODE bs={requests}]" if named else "step[PREBUILT]"
+            with b.annotation("step[IDLE bs=0]" if idle else kind):
+                b.launch(own, "gemm")
+                b.launch(max(took) - own + 50, collective)
+            b.sync("cudaEventSynchronize")
+            b.wait(10)
+    return ranks
+
+
+class UnevenRanks(Rule):
+    """Ranks of one server have different loads, and the less loaded wait in collectives.
+
+    What it does
+    Compares the requests or tokens that ranks have at the same time, and adds up how long those with fewer wait.
+
+    Why is this bad
+    With data-parallel attention each rank has requests of its own. All meet in the expert layers of each step, so the rank with
+    most tokens sets the pace. A rank without requests runs dummy steps, and waits as well.
+
+    Evidence
+    Traces of two or more ranks, recorded at the same time. Collectives are matched over the ranks, and the names of the steps around
+    them say the load. A wait counts if the rank that came last has the largest load, and the waiting one at least 10% less. Ranks of
+    tensor parallelism have the same requests, so none of their waits counts, nor of pipeline stages, which send and receive. Ranks
+    that run dummy steps only are left out.
+
+    How the saving is estimated
+    An upper bound: the mean of these waits over all ranks. With equal loads the last rank comes so much earlier.
+
+    Fix
+    Balance requests over the ranks.
+
+    Fix safety
+    Only shown: it is an option of the server.
+
+    When to ignore
+    At low load, with fewer requests than ranks.
+
+    References
+    https://github.com/NVIDIA/TensorRT-LLM/pull/6061
+    https://docs.vllm.ai/en/latest/serving/data_parallel_deployment/
+    """
+
+    code = "TD708"
+    name = "uneven-ranks"
+    title = "Requests are uneven over ranks"
+    about = ("exposed_comm",)
+    needs = (RankLoads, Steps)
+
+    min_share: float = threshold(
+        0.03,
+        "mean wait of all ranks for one with a larger load",
+        unit="share",
+        source="the severity `warning` begins there; balancing gained 45% in TensorRT-LLM#6061",
+        note_from=NOTE_FROM,
+    )
+
+    VALID = [
+        Valid("equal loads", lambda: _server(32, 32)),
+        Valid("tensor parallelism: one rank is slow", lambda: _server(32, 32, us=(400, 700))),
+        Valid("nearly equal loads", lambda: _server(96, 100, us=(400, 700))),
+        Valid("a rank comes last that has not the largest load", lambda: _server(16, 32, 64, us=(400, 700, 400))),
+        Valid("stages of a pipeline", lambda: _server(16, 64, collective="ncclDevKernel_SendRecv"), skipped="names count requests"),
+        Valid("a small part of the step", lambda: _server(16, 64), thresholds={"min_share": 0.9}),
+        Valid("names do not count requests", lambda: _server(16, 64, named=False), skipped="names count requests"),
+        Valid("one rank alone", lambda: _server(16), skipped="one rank"),
+    ]  # fmt: skip
+    INVALID = [
+        Invalid(
+            "a quarter of the requests",
+            lambda: _server(16, 64),
+            message="Rank 1 has 64 tokens per step on average, rank 0 has 16.",
+            confidence="medium",
+            saving_us=240,
+            tolerance=0.05,
+            fixes=("Balance requests over ranks",),
+        ),
+        Invalid("dummy steps", lambda: _server(0, 64), shown="0.4545"),
+    ]
+
+    def check(self, ctx: Context) -> Iterator[Claim]:
+        loads, steps = ctx[RankLoads], ctx[Steps]
+        waited = [total(waits) for waits in loads.waits]
+        most, least = (loads.load.index(limit(loads.load)) for limit in (max, min))
+        if ctx.rank != loads.ranks[most]:
+            return  # the server has one finding: that of the rank for which the others wait, as in TD602
+        waits = cost(sum(waited) / len(waited) / 1e3, steps)
+        if waits.share < self.min_share:
+            return
+        yield Claim(
+            message=(
+                f"Rank {loads.ranks[most]} has {loads.load[most]:,.0f} tokens per step on average, rank "
+                f"{loads.ranks[least]} has {loads.load[least]:,.0f}. Less loaded ranks wait in collectives, "
+                f"{milliseconds(waits.us_per_step)} per step on the mean of all ranks."
+            ),
+            confidence="medium",
+            saving=waits.saving("the mean wait over all ranks for a rank with a larger load"),
+            location=Location(ranks=list(loads.ranks)),
+            evidence=[
+                table(
+                    "Load and waits of each rank",
+                    {
+                        "rank": "count",
+                        "tokens per step": "count",
+                        "in dummy steps": "share",
+                        "waits per step": "us",
+                    },
+                    [
+                        [rank, load, without, ns / steps.count / 1e3]
+                        for rank, load, without, ns in zip(
+                            loads.ranks, loads.load, loads.without, waited, strict=True
+                        )
+                    ],
+                )
+            ],
+            fixes=[
+                techniques.balance_requests("Record all ranks again: their loads and waits differ by less")
+            ],
+            owned_on={rank: spans_of(own) for rank, own in zip(loads.ranks, loads.waits, strict=True)},
+            key="load",
+        )
