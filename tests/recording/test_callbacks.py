@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
+from trace_doctor import analyze
 from trace_doctor.recording.callbacks import lightning_callback, trainer_callback
 
 pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch", reason="needs the torch extra")
 
 SHORT: dict[str, Any] = {
-    "phases": ("warmup", "timing"),
+    "phases": ("warmup", "timing", "light"),
     "timing_steps": 4,
     "max_warmup_steps": 3,
     "stop": True,
@@ -29,7 +30,12 @@ def only(base: Path) -> dict[str, Any]:
     return json.loads((folder / "rank0.recording.json").read_text())
 
 
-def test_a_trainer_stops_when_enough_is_recorded(tmp_path: Path) -> None:
+def check_printed(base: Path, printed: str) -> None:
+    (folder,) = base.iterdir()
+    assert f"trace-doctor: {analyze(folder).summary.verdict}\n" in printed
+
+
+def test_a_trainer_stops_when_enough_is_recorded(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
     class Model(torch.nn.Module):
@@ -51,9 +57,10 @@ def test_a_trainer_stops_when_enough_is_recorded(tmp_path: Path) -> None:
     assert said["found_steps_by"] == "trainer" and said["ended"] == "enough"
     assert said["backward_passes_per_step"] == 2
     assert trained.global_step == said["phases"][-1]["last_step"] + 1
+    check_printed(tmp_path / "logs", capfd.readouterr().out)
 
 
-def test_lightning_stops_when_enough_is_recorded(tmp_path: Path) -> None:
+def test_lightning_stops_when_enough_is_recorded(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     lightning = pytest.importorskip("lightning", reason="lightning is not installed")
 
     class Model(lightning.LightningModule):  # type: ignore[misc, name-defined]
@@ -77,6 +84,43 @@ def test_lightning_stops_when_enough_is_recorded(tmp_path: Path) -> None:
     assert said["found_steps_by"] == "lightning" and said["ended"] == "enough"
     assert said["backward_passes_per_step"] == 2
     assert trainer.global_step == said["phases"][-1]["last_step"] + 1
+    check_printed(tmp_path / "logs", capfd.readouterr().out)
+
+
+@pytest.fixture
+def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The frameworks' base classes, which do nothing by themselves, where they are not installed."""
+    for name, base in (("transformers", "TrainerCallback"), ("lightning.pytorch", "Callback")):
+        module = ModuleType(name)
+        setattr(module, base, object)
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setitem(sys.modules, "lightning", ModuleType("lightning"))
+
+
+@pytest.mark.usefixtures("stand_ins")
+@pytest.mark.parametrize("framework", ["trainer", "lightning"])
+def test_the_verdict_is_printed_when_the_training_ends(
+    framework: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    layer = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    state = SimpleNamespace(global_step=0, should_stop=False, should_training_stop=False)
+    make, begin, end_step, end = {
+        "trainer": (trainer_callback, "on_train_begin", "on_step_end", "on_train_end"),
+        "lightning": (lightning_callback, "on_train_start", "on_train_batch_end", "on_train_end"),
+    }[framework]
+    callback = make(tmp_path / "logs", **SHORT)
+    arguments = (None, None, state) if framework == "trainer" else (state, None)
+    getattr(callback, begin)(*arguments)
+    while not (state.should_stop or state.should_training_stop) and state.global_step < 200:
+        layer(torch.ones(2, 4)).mean().backward()
+        optimizer.step()
+        state.global_step += 1
+        getattr(callback, end_step)(*arguments)
+    assert state.global_step < 200
+    assert "trace-doctor: " not in capfd.readouterr().out
+    getattr(callback, end)(*arguments)
+    check_printed(tmp_path / "logs", capfd.readouterr().out)
 
 
 class Refusing:
@@ -85,14 +129,8 @@ class Refusing:
     __slots__ = ()
 
 
-def test_what_a_framework_refuses_does_not_reach_the_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, base in (("transformers", "TrainerCallback"), ("lightning.pytorch", "Callback")):
-        module = ModuleType(name)
-        setattr(module, base, object)
-        monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setitem(sys.modules, "lightning", ModuleType("lightning"))
+@pytest.mark.usefixtures("stand_ins")
+def test_what_a_framework_refuses_does_not_reach_the_training(tmp_path: Path) -> None:
     trainer = trainer_callback(tmp_path / "trainer", **SHORT)
     trainer.on_train_begin(None, None, Refusing())
     for _ in range(20):
