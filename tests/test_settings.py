@@ -199,12 +199,6 @@ def test_files_of_others_are_left_alone(tmp_path: Path, text: str) -> None:
     assert load_config(tmp_path).origins["select"] == "default"
 
 
-def test_a_switch_of_the_environment_is_true_or_false(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRACE_DOCTOR_PREVIEW", "maybe")
-    with pytest.raises(UsageError, match="true or false"):
-        load_config(Path("/"))
-
-
 # ---------------------------------------------------------------------- suppressions
 
 

@@ -29,7 +29,6 @@ _PREFIX = "TRACE_DOCTOR_"
 OTHER_VARIABLES = frozenset({"TRACE_DOCTOR_DECODER", "TRACE_DOCTOR_RECORD", "TRACE_DOCTOR_CAPTURES"})
 """Variables of ours that are no settings: of the decoder, of a recorded script, of our benchmarks"""
 _HUGE = 1 << 62
-_YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 MAX_BYTES, MAX_LINE = 256 << 10, 10_000
 """Of a configuration file. Python's reader takes minutes over a key of a hundred thousand parts."""
 
@@ -216,10 +215,6 @@ def _from_environment() -> dict[str, Any]:
                 raise UsageError(f"{_variable(f.name)}: {shown(text)} is empty")
             if parts:
                 values[f.name] = parts
-        elif isinstance(default, bool):
-            if text.lower() not in (*_YES, *_NO):
-                raise UsageError(f"{_variable(f.name)} must be true or false, not {shown(text)}")
-            values[f.name] = text.lower() in _YES
         elif isinstance(default, int | float):
             values[f.name] = _number(f.name, text)
         else:
@@ -302,7 +297,7 @@ def _checked(key: str, value: Any, origin: str) -> Any:
 
 def _as_number(value: Any, default: Any) -> Any:
     """A finite number as the kind that is wanted; anything else as it is. TOML has infinities and huge integers."""
-    if isinstance(value, bool) or isinstance(default, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return value
     if not isinstance(default, int | float) or not abs(value) < _HUGE:
         return None if isinstance(default, int | float) else value
@@ -310,7 +305,7 @@ def _as_number(value: Any, default: Any) -> Any:
 
 
 def _plain(default: Any) -> str:
-    names = {list: "list of text", dict: "table", bool: "true or false", int: "whole number", float: "number"}
+    names = {list: "list of text", dict: "table", int: "whole number", float: "number"}
     return names.get(type(default), "text")
 
 
@@ -358,7 +353,7 @@ def _check_threshold(rule: type[Rule], where: str, name: str, value: Any) -> Non
     if name not in known:
         raise UsageError(f"{where}: unknown threshold {shown(name)}" + _nearest(name, known))
     default = known[name].default
-    if isinstance(default, bool) or not isinstance(default, int | float):
+    if not isinstance(default, int | float):
         if type(value) is not type(default):
             raise UsageError(f"{where}.{name} must be a {_plain(default)}")
     elif isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < _HUGE:

@@ -15,12 +15,11 @@ from typing import Any
 
 import msgspec
 
-from trace_doctor.arrays import I32
 from trace_doctor.isolation import Crashed, OutOfMemory, OutOfTime, isolated
 from trace_doctor.loaders.kineto.meta import rank_in_name
 from trace_doctor.loaders.plain_pickle import PlainUnpickler
 from trace_doctor.loaders.stream import ByteStream
-from trace_doctor.run import GraphNode, Run, is_count
+from trace_doctor.run import GraphNode, Run
 from trace_doctor.user_frames import Frame, plain_path
 
 _ANNOTATIONS = re.compile(r"kernel_annotations_rank(\d{1,6})_.*\.pkl(?:\.gz)?")
@@ -29,7 +28,6 @@ _STACKS_BEGIN = re.compile(rb'\s*\{\s*"\d{1,20}"\s*:\s*"[^"\n]{1,4000}?:\d{1,9}:
 _FRAME = re.compile(r"(.+):(\d{1,9}):(.+)")
 INLINE = "cudaGraphInlineAnnotated"
 """top-level field of a trace into which torch 2.14 and 2.15 wrote annotations"""
-_LAST_STREAM = (1 << 31) - 1
 _FAMILIAR_KEYS = ("name", "str", "annotation")
 _LARGEST = 64 << 20
 """bytes, unpacked: a graph of 5,000 nodes has some 1 MB"""
@@ -47,10 +45,7 @@ def is_companion(path: Path) -> bool:
 
 
 def with_graph_nodes(run: Run, file: Path) -> Run:
-    """The trace with what files beside it, or one folder above, say of its nodes; unchanged without any. Where torch wrote annotations
-    into the trace, work is on the streams again that it ran on: they had been moved to lanes for display."""
-    if run.meta.get(INLINE):
-        run = replace(run, stream=_real_streams(run))
+    """The trace with what files beside it, or one folder above, say of its nodes; unchanged without any."""
     labels: dict[int, str] = {}
     stacks: dict[int, tuple[Frame, ...]] = {}
     warnings = []
@@ -116,15 +111,6 @@ def _bytes(path: Path) -> bytes:
     if stream.problem:
         raise ValueError(stream.problem)
     return b"".join(parts)
-
-
-def _real_streams(run: Run) -> I32:
-    stream = run.stream.copy()
-    for row, arguments in zip(run.gpu.tolist(), run.args(run.gpu.tolist()), strict=True):
-        real = arguments.get("original_stream")
-        if is_count(real) and real <= _LAST_STREAM:
-            stream[row] = real
-    return stream
 
 
 # -- annotations -------------------------------------------------------------------------------------------------
