@@ -57,6 +57,8 @@ class FlightDump:
     written_ns: int = 0
     """time of the file, in ns since the epoch: no earlier than the dump; a copy may be later"""
     warnings: tuple[str, ...] = ()
+    unread: int = 0
+    """entries of the file that are not in `entries`: damaged, or more than are read"""
 
     def __len__(self) -> int:
         return len(self.entries)

@@ -80,7 +80,22 @@ def nothing_judged(result: Result) -> list[str]:
         found.append(f"{which} skipped{why}")
     else:
         found += [f"{o.code} ({o.reason})" for o in blind if o.outcome == "error"]
+        found += _jobs_not_judged(result)
     return found
+
+
+def _jobs_not_judged(result: Result) -> list[str]:
+    """The jobs of a folder on which no rule decided, though one should have. Another job that passed says nothing of them."""
+    judged = {n for o in result.outcomes if o.outcome in LOOKED for n in o.inputs or ()}
+    why = {n: o.skipped_because or o.reason for o in result.outcomes for n in o.skipped_on}
+    jobs: dict[int, list[int]] = {}
+    for number, file in enumerate(result.inputs):
+        jobs.setdefault(file.job, []).append(number)
+    unjudged = [numbers for numbers in jobs.values() if not judged & {*numbers} and why.keys() & {*numbers}]
+    return [
+        f"no rule could judge {captures_named(result, numbers)}: {why[next(n for n in numbers if n in why)]}"
+        for numbers in unjudged[:_MOST_NAMED]
+    ]
 
 
 def skipped_on(result: Result, outcome: Outcome) -> str:

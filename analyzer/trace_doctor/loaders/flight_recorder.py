@@ -92,6 +92,7 @@ def _dump(data: Any, display: str, rank: int, rank_how: str, written: int) -> Fl
         groups=_groups(data.get("pg_config")),
         written_ns=written,
         warnings=tuple(warnings),
+        unread=len(raw) - len(entries),
     )
 
 
@@ -112,7 +113,7 @@ def _items(value: Any) -> Iterable[Any]:
 
 
 def _entry(raw: Any) -> FlightEntry | None:
-    """None for what cannot be one: without a name, a process group or a number."""
+    """None for what cannot be one: without a name, a process group or its numbers."""
     if not isinstance(raw, Mapping):
         return None
     name, group = raw.get("profiling_name"), raw.get("process_group")
@@ -121,17 +122,19 @@ def _entry(raw: Any) -> FlightEntry | None:
         return None
     backend, _, call = name[:_MOST_TEXT].rpartition(":")
     p2p = _P2P.fullmatch(call)
+    is_p2p = raw.get("is_p2p") is True or p2p is not None
+    sequence = _number(raw.get("collective_seq_id", raw.get("seq_id")), -1)  # one number before version 2.0
+    if sequence < 0 and not is_p2p:  # it can be compared with no call of another rank
+        return None
     state = raw.get("state")
     return FlightEntry(
         record_id=record_id,
         group=(_text(group[0]), _text(group[1]) if len(group) > 1 else ""),
-        sequence=_number(
-            raw.get("collective_seq_id", raw.get("seq_id")), -1
-        ),  # one number before version 2.0
+        sequence=sequence,
         kind=p2p[1] if p2p else call,
         backend=backend,
         peers=_peers(p2p) if p2p else None,
-        is_p2p=raw.get("is_p2p") is True or p2p is not None,
+        is_p2p=is_p2p,
         elements_in=_elements(raw.get("input_sizes")),
         elements_out=_elements(raw.get("output_sizes")),
         dtypes=(_dtypes(raw.get("input_dtypes")), _dtypes(raw.get("output_dtypes"))),
