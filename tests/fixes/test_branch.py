@@ -138,6 +138,7 @@ def test_a_file_that_differs_from_head_is_refused(project: Path, how: str) -> No
     [
         ("main-or-so", "there is a branch"), ("taken", "there is a branch taken/below"), ("main-or-so/below", "there is a branch"),
         ("-d", "no name"), ("a..b", "no name"), ("@{-1}", "no name"), ("", "no name"), ("a\nb", "no name"), ("HEAD", "no name"),
+        ("@", "no name"), ("refs/heads/x", "no name"), ("x" * 300, "no name"),
     ],
 )  # fmt: skip
 def test_a_name_that_cannot_be_is_refused_before_any_trial(project: Path, name: str, why: str) -> None:

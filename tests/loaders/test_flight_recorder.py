@@ -150,7 +150,7 @@ def test_damage_is_told_in_one_line(tmp_path: Path, data: bytes, error: type[Exc
 def test_numbers_and_texts_that_cannot_be_are_no_more_than_unknown(tmp_path: Path) -> None:
     data = _dump().data()
     data["entries"][0] |= {
-        "collective_seq_id": 1 << 200, "input_sizes": [[1 << 62, 1 << 62], "x", [None]], "time_created_ns": -5, "frames": 3,
+        "collective_seq_id": 1 << 200, "is_p2p": True, "input_sizes": [[1 << 62, 1 << 62], "x", [None]], "time_created_ns": -5, "frames": 3,
         "state": ["?"], "timeout_ms": float("nan"), "profiling_name": "send ?->" + "9" * 5000, "process_group": ["g" * 5000, 5],
     }  # fmt: skip
     data["pg_config"]["0"]["ranks"] = [0, "1", None]

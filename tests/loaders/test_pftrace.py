@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,13 @@ def test_cut_anywhere(tmp_path: Path, level: int | None) -> None:
             assert load_trace(path, path.name).damage.truncated or counts[-1] == whole
     assert counts[0] == -1 and max(counts) <= whole
     assert counts == sorted(counts)
+
+
+def test_compressed_packets_are_not_passed_over(tmp_path: Path) -> None:
+    """What is in them is not read: the trace is no whole one."""
+    whole = perfetto(trained(steps=1), level=None)
+    path = put(tmp_path, "a.pftrace", whole + field(1, field(50, zlib.compress(whole))))
+    assert load_trace(path, path.name).damage.truncated
 
 
 def test_wrong_bytes(tmp_path: Path) -> None:

@@ -133,10 +133,16 @@ def test_a_path_cannot_hold_another_setting() -> None:
 
 @pytest.mark.parametrize(
     ("target", "why"),
-    [("10.0.0.1", "--allow-remote"), ("0", "no process"), ("a b", "neither"), (":5", "neither"), ("h:99999", "neither")],
+    [("10.0.0.1", "--allow-remote"), ("0", "no process"), ("a b", "neither"), (":5", "neither"), ("h:99999", "neither"), ("u:S3CR3T@127.0.0.1", "neither")],
 )  # fmt: skip
 def test_other_targets_are_refused(target: str, why: str, tmp_path: Path) -> None:
     done = attach(target, cwd=tmp_path)
     assert done.returncode == 2
-    assert why in done.stderr
+    assert why in done.stderr and "S3CR3T" not in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_name_is_no_folder_for_captures(tmp_path: Path) -> None:
+    done = attach("1", "--out", "", cwd=tmp_path)
+    assert done.returncode == 2 and "--out is empty" in done.stderr
     assert not list(tmp_path.iterdir())

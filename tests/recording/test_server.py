@@ -249,6 +249,11 @@ def drip(connection: socket.socket) -> None:
             "headers",
             id="endless headers",
         ),
+        pytest.param(
+            lambda connection: connection.sendall(b"HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 200 OK\r\n\r\n"),
+            "status is 103",
+            id="more is to come",
+        ),
     ],
 )
 def test_a_lost_answer_is_an_error_and_the_capture_is_stopped(
@@ -258,6 +263,13 @@ def test_a_lost_answer_is_an_error_and_the_capture_is_stopped(
     with raw(answer) as (url, requests), pytest.raises(UsageError, match=why):
         captured(url)
     assert [request.split()[1] for request in requests] == [b"/start_profile", b"/stop_profile"]
+
+
+def test_what_cannot_be_stopped_behind_a_lost_answer_is_said() -> None:
+    said: list[str] = []
+    with raw(lambda connection: None) as (url, _), pytest.raises(UsageError):
+        captured(url, say=said.append)
+    assert "may still be recording" in " ".join(said)
 
 
 def test_an_endless_body_is_not_read() -> None:
@@ -285,7 +297,7 @@ def test_proxies_of_the_environment_are_not_used(stand_in: Callable[..., StandIn
     [
         "127.0.0.1:8000", "ftp://127.0.0.1", "file:///etc/passwd", "http://", "http://u:p@127.0.0.1", "http://127.0.0.1:x",
         "http://127.0.0.1/?a=b", "http://127.0.0.1/#a", "http://127.0.0.1/a b", "http://127.0.0.1/\r\nX: y", "http://10.0.0.1",
-        "http://localhost.example.org", "http://0.0.0.0", "http://127.0.0.1.example.org", "http://[::]", "http://[fe80::1]",
+        "http://localhost.example.org", "http://0.0.0.0", "http://127.0.0.1.example.org", "http://[::]", "http://[fe80::1]", "http://127.0.0.1:0",
     ],
 )  # fmt: skip
 def test_other_addresses_are_refused(url: str) -> None:

@@ -110,9 +110,11 @@ def _parsed(target: str) -> tuple[str, int, list[int]]:
     host, colon, port = target.rpartition(":") if target.count(":") == 1 else (target, "", "")
     if (
         not host
+        or "@" in host
         or not host.isprintable()
         or " " in host
         or (colon and not (port.isascii() and port.isdigit() and int(port) < 1 << 16))
     ):
-        raise UsageError(f"{one_line(target)!r} is neither a process nor HOST:PORT")
+        named = "the target" if "@" in target else repr(one_line(target))  # a password would stand before it
+        raise UsageError(f"{named} is neither a process nor HOST:PORT")
     return host, int(port) if colon else PORT, []

@@ -167,8 +167,6 @@ def record(
         raise UsageError(f"--{str(error).replace('_', '-')}") from None
     if every is not None:
         options = _trail(options, every, copy)
-    if not out or not out.isprintable():  # torch writes to another path than that of such a name
-        raise UsageError("--out is empty, or holds characters that do not print")
     options = replace(options, folder=new_folder(out))
     began = time.time_ns()
     run = _record_in_a_copy if copy else record_command

@@ -21,6 +21,10 @@ _OWN_IDENTITY = ("-c", "user.useConfigOnly=true")
 """git would make an address of the machine's name where none is set"""
 
 
+_LONGEST_NAME = 200
+"""bytes: the name of a branch is that of a file, and git writes one more beside it"""
+
+
 class _Entry(NamedTuple):
     mode: bytes
     kind: bytes
@@ -38,9 +42,9 @@ def check_branch(folder: Path, name: str) -> None:
         said = git(root, "check-ref-format", "--branch", name).decode("utf-8", "replace").rstrip("\n")
     except GitFailed:
         said = ""
-    if (
-        not name or said != name or not name.isprintable()
-    ):  # git understands @{-1} as the name of another branch
+    # git understands @{-1} as the name of another branch, and a branch named refs/heads/x is taken for the ref of x
+    odd = name in ("", "@", "HEAD") or name.startswith("refs/") or len(name.encode()) > _LONGEST_NAME
+    if odd or said != name or not name.isprintable():
         raise UsageError(f"--branch: {one_line(name)!r} is no name for a branch")
     if taken := _taken(root, name):
         raise UsageError(f"--branch: there is a branch {one_line(taken)} already")

@@ -86,6 +86,10 @@ class Recorded:
 
 def new_folder(base: str | os.PathLike[str] = "logs") -> str:
     """A new folder below `base`, named by the time (UTC); its absolute path. Raises UsageError where none can be made."""
+    if (
+        not os.fspath(base) or not os.fspath(base).isprintable()
+    ):  # torch writes to another path than that of such a name
+        raise UsageError("--out is empty, or holds characters that do not print")
     check_folders(Path(base) / "new")
     name = datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%SZ")
     for attempt in range(100):

@@ -20,7 +20,7 @@ from trace_doctor.loaders.pftrace.wire import Value, fields, signed, text, unsig
 FOREIGN = b'{"perfettoTrace": 1}'
 """in place of a trace of another program"""
 _TIMESTAMP, _SEQUENCE, _TRACK_EVENT, _INTERNED, _FLAGS = 8, 10, 11, 12, 13
-_COUNTER, _DEVICE_WORK, _TRACK = 52, 53, 60
+_COMPRESSED, _COUNTER, _DEVICE_WORK, _TRACK = 50, 52, 53, 60
 _CLEARED = 1
 _BEGIN, _END = 1, 2
 _SUBMITTED = 3000
@@ -106,6 +106,8 @@ class Events:
                 sequence = unsigned(value)
             elif number == _FLAGS:
                 flags = unsigned(value)
+            elif number == _COMPRESSED:
+                raise wire.Malformed("it holds compressed packets, which are not read")
             elif number in _PARTS:
                 parts.append((number, wire.message(value)))
         if ts and self._base is None:

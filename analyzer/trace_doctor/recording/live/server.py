@@ -84,7 +84,7 @@ def parse_server(url: str, *, allow_remote: bool) -> Server:
         host, port = parts.hostname, parts.port
     except ValueError as error:
         raise UsageError(f"--server: {error}") from None
-    if parts.scheme not in ("http", "https") or not host:
+    if parts.scheme not in ("http", "https") or not host or port == 0:
         raise UsageError("--server: the address of a server is needed: http://127.0.0.1:8000")
     if _has_more(parts) or not url.isascii() or not url.isprintable() or " " in url:
         raise UsageError("--server: an address without user, password, query and fragment is needed")
@@ -127,7 +127,7 @@ def record_server(
     body |= {"num_steps": steps} if steps is not None else {}
     body |= {"output_dir": folder} if folder is not None else {}
     began = time.monotonic()
-    answer = _start(server, body, patience._replace(start=patience.start + (seconds if steps else 0)))
+    answer = _start(server, body, patience._replace(start=patience.start + (seconds if steps else 0)), say)
     try:
         engine = _engine(answer.text)
         with suppress(KeyboardInterrupt):
@@ -136,11 +136,15 @@ def record_server(
     finally:
         took = time.monotonic() - began
         say("stopping the capture; the server writes its trace, which can take minutes")
-        stopped_itself = not _stop(server, patience, may_be_over=steps is not None and engine != "vLLM")
+        try:
+            stopped_itself = not _stop(server, patience, may_be_over=steps is not None and engine != "vLLM")
+        except KeyboardInterrupt:
+            say(_unstopped(server, "interrupted before it said that it has stopped"))
+            raise
     return ServerCapture(engine, took, stopped_itself)
 
 
-def _start(server: Server, body: dict[str, Any], patience: Patience) -> _Answer:
+def _start(server: Server, body: dict[str, Any], patience: Patience, say: Callable[[str], None]) -> _Answer:
     """The answer of a server that records now. A request whose answer is lost may have started a capture, which is stopped; one
     that is refused has not: a capture that runs already is somebody else's."""
     try:
@@ -148,14 +152,24 @@ def _start(server: Server, body: dict[str, Any], patience: Patience) -> _Answer:
     except _NotReached:
         raise
     except BaseException as error:
-        with suppress(UsageError):
-            _stop(server, patience)
+        _stop_or_say(server, patience, say)
         if isinstance(error, (OSError, http.client.HTTPException)):
             raise UsageError(f"{server.url} did not answer as an HTTP server does: {why(error)}") from None
         raise
+    if answer.status < 200:  # more was to come, and may come after a capture has begun
+        _stop_or_say(server, patience, say)
+        raise UsageError(f"{server.url} did not answer as an HTTP server does: its status is {answer.status}")
     if not 200 <= answer.status < 300:
         raise UsageError(f"{server.url} records nothing: {_refusal(answer)}")
     return answer
+
+
+def _stop_or_say(server: Server, patience: Patience, say: Callable[[str], None]) -> None:
+    """Of a capture that may have begun: a failure to stop it is only told, since another one is on its way."""
+    try:
+        _stop(server, patience)
+    except UsageError as error:
+        say(str(error))
 
 
 def _refusal(answer: _Answer) -> str:
@@ -180,9 +194,11 @@ def _stop(server: Server, patience: Patience, *, may_be_over: bool = False) -> b
         if may_be_over and answer.status == 500:
             return False
         reason = _said(answer)
-    raise UsageError(
-        f"{server.url} may still be recording: {reason}. Stop it with POST {server.path}/stop_profile"
-    )
+    raise UsageError(_unstopped(server, reason))
+
+
+def _unstopped(server: Server, reason: str) -> str:
+    return f"{server.url} may still be recording: {reason}. Stop it with POST {server.path}/stop_profile"
 
 
 def _said(answer: _Answer) -> str:
