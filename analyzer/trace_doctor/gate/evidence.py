@@ -80,17 +80,19 @@ def nothing_judged(result: Result) -> list[str]:
         found.append(f"{which} skipped{why}")
     else:
         found += [f"{o.code} ({o.reason})" for o in blind if o.outcome == "error"]
-        found += _jobs_not_judged(result)
+        found += _dumps_not_judged(result)
     return found
 
 
-def _jobs_not_judged(result: Result) -> list[str]:
-    """The jobs of a folder on which no rule decided, though one should have. Another job that passed says nothing of them."""
+def _dumps_not_judged(result: Result) -> list[str]:
+    """Flight recorder dumps of a job on which no rule decided, though one should have: they are about one question only, and
+    another job that passed does not answer it."""
     judged = {n for o in result.outcomes if o.outcome in LOOKED for n in o.inputs or ()}
     why = {n: o.skipped_because or o.reason for o in result.outcomes for n in o.skipped_on}
     jobs: dict[int, list[int]] = {}
     for number, file in enumerate(result.inputs):
         jobs.setdefault(file.job, []).append(number)
+    jobs = {j: ns for j, ns in jobs.items() if all(result.inputs[n].kind == "flight_recorder" for n in ns)}
     unjudged = [numbers for numbers in jobs.values() if not judged & {*numbers} and why.keys() & {*numbers}]
     return [
         f"no rule could judge {captures_named(result, numbers)}: {why[next(n for n in numbers if n in why)]}"
