@@ -18,9 +18,7 @@ def test_the_table_begins_with_the_ranks_that_are_late() -> None:
     assert [row[0] for row in claim.evidence[0].rows[:2]] == [6, 0]
 
 
-@pytest.mark.parametrize(
-    ("late", "named"), [(1, "rank 0"), (2, "ranks 0 and 1"), (4, "ranks 0, 1, 2 and 1 more")]
-)
+@pytest.mark.parametrize(("late", "named"), [(1, "rank 0"), (2, "ranks 0 and 1"), (4, "ranks 0-3")])
 def test_the_headline_names_all_that_are_late(late: int, named: str, tmp_path: Path) -> None:
     for r, b in enumerate(late_in(*[(400.0,)] * late)):
         b.write(tmp_path / f"rank{r}.json")

@@ -303,8 +303,6 @@ def _work(facts: Facts, steps: Steps) -> I64:
 def _shortage(facts: Facts) -> str:
     capture = facts.capture
     if capture.run is None and capture.flight is not None and capture.snapshot is None:
-        if unread := capture.flight.unread:
-            return f"{unread:,} of the entries of the flight recorder dump were not read"
         return "" if len(capture.flight) else "no collective in the flight recorder dump"
     if capture.run is None:
         return _shortage_of_snapshot(facts)

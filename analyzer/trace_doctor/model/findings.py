@@ -48,15 +48,22 @@ class Location(Struct, frozen=True, kw_only=True):
         return self.ranks or ([] if self.rank is None else [self.rank])
 
 
-MAX_RANKS = 3
-"""ranks to name: of more their number tells more"""
+_MOST_RANGES = 3
+"""ranks, or ranges of them, to name: of more their number tells more"""
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """`rank 3`, `ranks 0 and 6`, `ranks 1, 2, 5 and 4 more`."""
-    named = list(map(str, ranks))
-    if len(named) > MAX_RANKS:
-        named[MAX_RANKS:] = [f"{len(named) - MAX_RANKS} more"]
+    """`rank 3`, `ranks 0 and 6`, `ranks 0-2, 5, 7 and 4 more`."""
+    ranges: list[list[int]] = []
+    for rank in ranks:
+        if ranges and rank == ranges[-1][-1] + 1:
+            ranges[-1].append(rank)
+        else:
+            ranges.append([rank])
+    parts = [part for some in ranges for part in ([some] if len(some) > 2 else [[rank] for rank in some])]
+    named = [f"{part[0]}-{part[-1]}" if len(part) > 1 else f"{part[0]}" for part in parts[:_MOST_RANGES]]
+    if left := sum(map(len, parts[_MOST_RANGES:])):
+        named.append(f"{left} more")
     return f"rank{'s' if len(ranks) > 1 else ''} {listed(named)}"
 
 

@@ -6,25 +6,8 @@ from collections.abc import Sequence
 
 from trace_doctor import Location, Table
 from trace_doctor.evidence.distributed.flight.groups import Call
-from trace_doctor.evidence.distributed.ranks import listed
 from trace_doctor.evidence.trace.call_sites import location
 from trace_doctor_rules._shared import table
-
-_MOST_RUNS = 8
-
-
-def ranks_words(ranks: Sequence[int]) -> str:
-    """`rank 3`, `ranks 0-3, 5 and 7`."""
-    runs: list[list[int]] = []
-    for n in sorted(ranks):
-        if runs and n == runs[-1][1] + 1:
-            runs[-1][1] = n
-        else:
-            runs.append([n, n])
-    named = [str(a) if a == b else f"{a}-{b}" for a, b in runs]
-    if len(named) > _MOST_RUNS:
-        named[_MOST_RUNS:] = ["more"]
-    return f"rank{'s' if len(ranks) > 1 else ''} {listed(named)}"
 
 
 def place_of(call: Call, ranks: Sequence[int]) -> Location:

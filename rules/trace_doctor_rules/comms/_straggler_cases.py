@@ -108,7 +108,7 @@ SEVERAL: list[tuple[str, list[tuple[float, ...]], str]] = [
     (
         "three in turn",
         [(400.0, 0.0, 0.0, 0.0), (0.0, 600.0, 0.0, 0.0), (0.0, 0.0, 400.0, 400.0)],
-        "Ranks 0, 1 and 2 cause 100%",
+        "Ranks 0-2 cause 100%",
     ),
 ]
 

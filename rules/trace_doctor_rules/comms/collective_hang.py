@@ -11,10 +11,11 @@ from trace_doctor.evidence.distributed.flight.hangs import Hang, Hangs
 from trace_doctor.evidence.distributed.flight.records import HOW_TO_DUMP
 from trace_doctor.evidence.distributed.flight.traced import TracedCollectives
 from trace_doctor.evidence.durations import two_figures
+from trace_doctor.model import ranks_text
 from trace_doctor.testing import Invalid, Valid
 from trace_doctor_rules._shared import advice, table
 from trace_doctor_rules.comms import _flight_cases as cases
-from trace_doctor_rules.comms._flight_words import calls_table, place_of, ranks_words
+from trace_doctor_rules.comms._flight_words import calls_table, place_of
 
 _VERIFY = (
     "run again with TORCH_FR_BUFFER_SIZE=2000: the job gets past this collective, and no dump is written"
@@ -123,8 +124,8 @@ class CollectiveHang(Rule):
             if ctx.rank == next((r for r in blamed if r in hangs.ranks), hang.first.rank):
                 claim = _claim(hang, blamed, self.min_wait * 1e9)
                 yield replace(claim, evidence=[*claim.evidence, *_in_traces(hang, traced)])
-        if not hangs.hangs and hangs.absent:
-            raise NotCaptured(f"no dump of {ranks_words(hangs.absent)}", HOW_TO_DUMP)
+        if not hangs.hangs and hangs.unknown:
+            raise NotCaptured(hangs.unknown, HOW_TO_DUMP)
 
 
 def _blamed(hang: Hang) -> tuple[int, ...]:
@@ -155,18 +156,18 @@ def _claim(hang: Hang, blamed: tuple[int, ...], min_wait_ns: float) -> Claim:
 def _told(hang: Hang) -> tuple[str, str, Fix]:
     """Title, first sentence, and fix."""
     call, what = hang.first, hang.first.words
-    those = ranks_words(hang.waiting)
+    those = ranks_text(hang.waiting)
     wait = "wait" if len(hang.waiting) > 1 else "waits"
     if hang.circle:
-        others = ", ".join(f"{ranks_words(h.waiting)} in {h.first.words}{h.first.at}" for h in hang.circle)
-        title = f"{_sentence(ranks_words(_blamed(hang)))} wait for each other in different groups"
+        others = ", ".join(f"{ranks_text(h.waiting)} in {h.first.words}{h.first.at}" for h in hang.circle)
+        title = f"{_sentence(ranks_text(_blamed(hang)))} wait for each other in different groups"
         return title, f"{_sentence(those)} {wait} in {what}{call.at}, {others}: each for the other.", _ORDER
     if hang.why == "missing" and hang.peer:
-        title = f"{_sentence(ranks_words(hang.missing))} did not answer {call.kind}{_comma(call)}"
-        says = f"{_sentence(ranks_words(hang.missing))} has no open call for {what}, where {those} {wait}{call.at}."
+        title = f"{_sentence(ranks_text(hang.missing))} did not answer {call.kind}{_comma(call)}"
+        says = f"{_sentence(ranks_text(hang.missing))} has no open call for {what}, where {those} {wait}{call.at}."
         return title, says, _every_rank(hang)
     if hang.why == "missing" and len(hang.missing) <= len(hang.calls):
-        who = _sentence(ranks_words(hang.missing))
+        who = _sentence(ranks_text(hang.missing))
         return (
             f"{who} never reached {what}{_comma(call)}",
             f"{who} did not call {what}, where {those} {wait}{call.at}.",
@@ -174,19 +175,19 @@ def _told(hang: Hang) -> tuple[str, str, Fix]:
         )
     if hang.why == "missing":
         says = (
-            f"Only {ranks_words(_callers(hang))} called {what}{call.at}; {ranks_words(hang.missing)} did not."
+            f"Only {ranks_text(_callers(hang))} called {what}{call.at}; {ranks_text(hang.missing)} did not."
         )
-        return f"Only {ranks_words(_callers(hang))} called {what}{_comma(call)}", says, _every_rank(hang)
+        return f"Only {ranks_text(_callers(hang))} called {what}{_comma(call)}", says, _every_rank(hang)
     if hang.why == "unknown":
-        says = f"{_sentence(ranks_words(_callers(hang)))} called {what}{call.at}, and it did not end."
+        says = f"{_sentence(ranks_text(_callers(hang)))} called {what}{call.at}, and it did not end."
         doubt = (
-            f"Whether {ranks_words(hang.unknown)} called it is unknown: without a dump, or with one too old or too short."
+            f"Whether {ranks_text(hang.unknown)} called it is unknown: without a dump, or with one too old or too short."
             if hang.unknown
             else "The dumps do not name the other members of the group."
         )
         return f"{_sentence(what)} never ended{_comma(call)}", f"{says} {doubt}", _COLLECT
     scheduled = [c.rank for c in hang.calls if c.state == "scheduled"]
-    blocked = f" Earlier GPU work blocks it on {ranks_words(scheduled)}." if scheduled else ""
+    blocked = f" Earlier GPU work blocks it on {ranks_text(scheduled)}." if scheduled else ""
     says = f"All {len(hang.calls)} ranks called {what}, and it did not end.{blocked}"
     return f"{_sentence(what)} never ended{_comma(call)}", says, _NETWORK
 

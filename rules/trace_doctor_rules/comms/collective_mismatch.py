@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from trace_doctor import Claim, Context, NotCaptured, Rule
 from trace_doctor.evidence.distributed.flight.mismatches import Mismatch, Mismatches
 from trace_doctor.evidence.distributed.flight.records import HOW_TO_DUMP
+from trace_doctor.model import ranks_text
 from trace_doctor.testing import Invalid, Valid
 from trace_doctor_rules._shared import advice
 from trace_doctor_rules.comms import _flight_cases as cases
-from trace_doctor_rules.comms._flight_words import calls_table, place_of, ranks_words
+from trace_doctor_rules.comms._flight_words import calls_table, place_of
 
 
 class CollectiveMismatch(Rule):
@@ -74,8 +75,8 @@ class CollectiveMismatch(Rule):
             shown="started | log() (train.py:52) | broadcast #4 of the default group",
         ),
         Invalid("the first rank does", lambda: cases.differ([0], ("all_reduce", 1024), ("barrier", 0)), message="Rank 0 called barrier"),
-        Invalid("of another size", lambda: cases.differ([1], ("all_reduce", 1024), ("all_reduce", 1000)), message="Rank 1 called all_reduce #4 of the default group with 1,000 elements at train.py:52, ranks 0 and 2-3 with 1,024 at train.py:41."),
-        Invalid("of another dtype", lambda: cases.differ([1], ("all_reduce", 8), ("all_reduce", 8), dtype="BFloat16"), message="with BFloat16 at train.py:52, ranks 0 and 2-3 with Float"),
+        Invalid("of another size", lambda: cases.differ([1], ("all_reduce", 1024), ("all_reduce", 1000)), message="Rank 1 called all_reduce #4 of the default group with 1,000 elements at train.py:52, ranks 0, 2 and 3 with 1,024 at train.py:41."),
+        Invalid("of another dtype", lambda: cases.differ([1], ("all_reduce", 8), ("all_reduce", 8), dtype="BFloat16"), message="with BFloat16 at train.py:52, ranks 0, 2 and 3 with Float"),
         Invalid("half of the ranks", lambda: cases.differ([1], ("all_reduce", 8), ("all_reduce", 9), size=2), message="Neither is that of most ranks."),
         Invalid("in another order", lambda: cases.sequences(*[["all_gather", "all_reduce"]] * 3, ["all_reduce", "all_gather"]), message="Rank 3 called all_reduce before all_gather", fixes=("Use one order",)),
         Invalid("one left out", lambda: cases.sequences(*[["all_gather", "all_reduce"]] * 3, ["all_reduce"]), message="Rank 3 left out all_gather #4 of the default group at all_gather.py:1, and called all_reduce at all_reduce.py:1."),
@@ -86,14 +87,14 @@ class CollectiveMismatch(Rule):
         for mismatch in found.mismatches:
             if ctx.rank == mismatch.odd[0]:
                 yield _claim(mismatch)
-        if not found.mismatches and found.absent:
-            raise NotCaptured(f"no dump of {ranks_words(found.absent)}", HOW_TO_DUMP)
+        if not found.mismatches and found.unknown:
+            raise NotCaptured(found.unknown, HOW_TO_DUMP)
 
 
 def _claim(mismatch: Mismatch) -> Claim:
     odd, usual = mismatch.call(True), mismatch.call(False)
-    who = ranks_words(mismatch.odd).capitalize()
-    others = ranks_words([c.rank for c in mismatch.calls if c.rank not in mismatch.odd])
+    who = ranks_text(mismatch.odd).capitalize()
+    others = ranks_text([c.rank for c in mismatch.calls if c.rank not in mismatch.odd])
     if mismatch.what == "kind":
         says = f"{who} called {odd.kind}{odd.at}, where {others} called {usual.words}{usual.at}."
     elif mismatch.what == "order":

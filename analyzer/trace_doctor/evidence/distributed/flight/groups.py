@@ -13,6 +13,7 @@ from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import NO_DUMP
 from trace_doctor.evidence.distributed.flight.records import HOW_TO_DUMP, NO_GROUP, FlightRecords
 from trace_doctor.evidence.rank_summary import RankSummary
+from trace_doctor.model import ranks_text
 from trace_doctor.user_frames import Frame
 
 Dumps = Mapping[int, FlightRecords]
@@ -172,9 +173,12 @@ def _group(key: Key, own: Mapping[int, Calls], dumps: Dumps) -> GroupCalls:
     )
 
 
-def absent(groups: Sequence[GroupCalls], dumps: Dumps) -> tuple[int, ...]:
-    """Members of groups that have no dump."""
-    return tuple(sorted({rank for group in groups for rank in group.ranks} - set(dumps)))
+def unknown(groups: Sequence[GroupCalls], dumps: Dumps) -> str:
+    """Why nothing found is not nothing there: members of groups have no dump, or entries were not read. "" for neither."""
+    if absent := sorted({rank for group in groups for rank in group.ranks} - set(dumps)):
+        return f"no dump of {ranks_text(absent)}"
+    damaged = sorted(rank for rank, dump in dumps.items() if dump.unread)
+    return f"entries in the dump of {ranks_text(damaged)} were not read" if damaged else ""
 
 
 def call_of(dumps: Dumps, rank: int, row: int, group: str) -> Call:

@@ -13,10 +13,10 @@ from trace_doctor.evidence.distributed.flight.groups import (
     Call,
     Dumps,
     GroupCalls,
-    absent,
     call_of,
     dumps_of,
     groups_of,
+    unknown,
 )
 from trace_doctor.evidence.distributed.flight.records import FlightRecords
 from trace_doctor.evidence.rank_summary import JobEvidence, RankSummary
@@ -90,8 +90,8 @@ class Hangs(JobEvidence, frozen=True):
     """with a dump"""
     hangs: tuple[Hang, ...]
     """those that wait for no other hang, the first to begin first; one of each circle"""
-    absent: tuple[int, ...] = ()
-    """members of process groups without a dump"""
+    unknown: str = ""
+    """why finding nothing would say nothing: no dump of some ranks, entries that were not read; empty otherwise"""
 
     @classmethod
     def build(cls, ranks: Sequence[RankSummary]) -> Self:
@@ -100,7 +100,7 @@ class Hangs(JobEvidence, frozen=True):
         hangs = [h for group in groups if (h := _hang(group, dumps)) is not None]
         hangs += _peers(dumps)
         hangs.sort(key=lambda h: (h.first.created, h.first.rank))
-        return cls(tuple(dumps), tuple(_first_causes(hangs)), absent(groups, dumps))
+        return cls(tuple(dumps), tuple(_first_causes(hangs)), unknown(groups, dumps))
 
 
 def _hang(group: GroupCalls, dumps: Dumps) -> Hang | None:

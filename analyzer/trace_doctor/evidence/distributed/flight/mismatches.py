@@ -14,10 +14,10 @@ from trace_doctor.evidence.distributed.flight.groups import (
     Call,
     Dumps,
     GroupCalls,
-    absent,
     call_of,
     dumps_of,
     groups_of,
+    unknown,
 )
 from trace_doctor.evidence.distributed.flight.records import HOW_TO_DUMP, FlightRecords
 from trace_doctor.evidence.rank_summary import JobEvidence, RankSummary
@@ -51,8 +51,8 @@ class Mismatches(JobEvidence, frozen=True):
     of_dumps = True
 
     mismatches: tuple[Mismatch, ...]
-    absent: tuple[int, ...] = ()
-    """members of process groups without a dump"""
+    unknown: str = ""
+    """why finding nothing would say nothing: no dump of some ranks, entries that were not read; empty otherwise"""
 
     @classmethod
     def build(cls, ranks: Sequence[RankSummary]) -> Self:
@@ -62,7 +62,7 @@ class Mismatches(JobEvidence, frozen=True):
         groups = groups_of(dumps)
         found = [m for group in groups if (m := _first(group, dumps)) is not None]
         found.sort(key=lambda m: min(c.created for c in m.calls))
-        return cls(tuple(found), absent(groups, dumps))
+        return cls(tuple(found), unknown(groups, dumps))
 
 
 def _first(group: GroupCalls, dumps: Dumps) -> Mismatch | None:

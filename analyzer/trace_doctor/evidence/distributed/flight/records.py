@@ -80,6 +80,8 @@ class FlightRecords(Evidence, frozen=True):
     """there were older calls, which the dump no longer has"""
     written: int
     """ns since the epoch: no earlier than the dump"""
+    unread: int
+    """entries of the file that were not read: what they were is not known"""
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
@@ -119,6 +121,7 @@ class FlightRecords(Evidence, frozen=True):
             timeout=column(e.timeout_ms for e in entries),
             overwritten=len(dump) > len(entries) or (len(entries) > 0 and entries[0].record_id > 0),
             written=dump.written_ns,
+            unread=dump.unread,
         )
 
     @cached_property
