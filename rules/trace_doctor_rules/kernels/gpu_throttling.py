@@ -128,7 +128,7 @@ class GpuThrottling(Rule):
             "heat",
             _training,
             message="The SM clock falls from 1,980 to 1,410 MHz under load. Kernels then take 1.40× as long, for 58% of kernel "
-            "time. Meanwhile power is 698 W and temperature 86 °C.",
+            "time. Meanwhile power is 698 W and temperature is 86 °C.",
             confidence="high",
             fixes=("Check GPU cooling and power limit",),
         ),
@@ -197,11 +197,7 @@ def _while(clocked: ClockedKernels, chosen: npt.NDArray[np.bool_], counter: str)
 def _meanwhile(clocked: ClockedKernels, slow: npt.NDArray[np.bool_]) -> str:
     power, heat = (_while(clocked, slow, counter) for counter in (POWER, TEMPERATURE))
     parts = [f"power is {power:,.0f} W"] if power is not None else []
-    parts += (
-        [f"{'' if parts else 'the '}temperature {'' if parts else 'is '}{heat:.0f} °C"]
-        if heat is not None
-        else []
-    )
+    parts += [f"temperature is {heat:.0f} °C"] if heat is not None else []
     return f" Meanwhile {' and '.join(parts)}." if parts else ""
 
 

@@ -9,7 +9,7 @@ from trace_doctor import Confidence, NotCaptured, Saving
 from trace_doctor.evidence.serving.engine_steps import EngineStep, EngineSteps
 from trace_doctor.evidence.trace.steps import Steps
 
-_LONGER = "record the server for some hundred steps while it generates tokens"
+_LONGER = "record the server for some hundred steps under load"
 FEW = 3
 """so many steps of a kind and more show a habit"""
 
@@ -39,12 +39,10 @@ def decodes_of(engine: EngineSteps) -> tuple[EngineStep, ...]:
     return decodes
 
 
-def must_show_a_habit(decodes: Sequence[EngineStep]) -> None:
-    """Raises NotCaptured where so few decode steps were captured that finding nothing says nothing."""
-    if len(decodes) < FEW:
-        raise NotCaptured(
-            f"only {len(decodes)} decode step{'s' if len(decodes) > 1 else ''} in the trace", _LONGER
-        )
+def must_show_a_habit(steps: Sequence[EngineStep], kind: str = "decode step") -> None:
+    """Raises NotCaptured where so few steps of a kind were captured that finding nothing says nothing."""
+    if len(steps) < FEW:
+        raise NotCaptured(f"only {len(steps)} {kind}{'s' if len(steps) != 1 else ''} in the trace", _LONGER)
 
 
 def confidence(steps: int, engine: EngineSteps) -> Confidence:

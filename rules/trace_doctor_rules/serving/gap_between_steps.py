@@ -82,7 +82,7 @@ class GapBetweenSteps(Rule):
         Valid("the server waits for new requests", lambda: engine(_SOME_NEW, pause_us=50_000)),
         Valid("a queue that stands still", lambda: engine(token_copy="none", stall_us=9000)),
         Valid("graphs whose kernels were not recorded", lambda: engine(between_us=2000, lost=True), skipped="kernels of CUDA graphs are missing"),
-        Valid("one step, before which nothing was recorded", lambda: engine(DECODES[:2], between_us=2000), skipped="only 1 decode step"),
+        Valid("one step, before which nothing was recorded", lambda: engine(DECODES[:2], between_us=2000), skipped="only 1 engine step"),
         Valid("prefills alone, between which the server may have waited", lambda: engine(_PREFILLS, between_us=2000), skipped="no decode step"),
         Valid("stacks show that it did", lambda: engine(_PREFILLS, between_us=2000, stacks=True, between=("queue.py", "get"))),
     ]  # fmt: skip
@@ -118,7 +118,7 @@ class GapBetweenSteps(Rule):
             others = idle.between & ~engine_steps.mask(judged)[idle.step]
             if cost(idle.us(others), steps).share >= self.min_share:
                 raise NotCaptured("whether the server waited for requests before prefills", "with_stack=True")
-            must_show_a_habit(judged)
+            must_show_a_habit(judged, "engine step")
             return
         pieces, count = idle.pieces(before), len(np.unique(idle.step[before]))
         doubt = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from trace_doctor import NOTE_FROM, Claim, Context, Location, NotCaptured, Rule, threshold
+from trace_doctor import NOTE_FROM, Claim, Context, Location, Rule, threshold
 from trace_doctor.evidence.durations import milliseconds
 from trace_doctor.evidence.intervals import total
 from trace_doctor.evidence.serving.block_copies import BlockCopies, BlockGroup
@@ -14,7 +14,7 @@ from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules import techniques
 from trace_doctor_rules._shared import spans_of, table
-from trace_doctor_rules.serving._shared import FEW, confidence, cost
+from trace_doctor_rules.serving._shared import confidence, cost, must_show_a_habit
 
 _MOST_ROWS = 8
 _KIB = 1024
@@ -125,7 +125,7 @@ class KvCacheCopies(Rule):
         Valid("by another thread while the host schedules", _while_scheduling),
         Valid("a small part of the step", _offloading, thresholds={"min_share": 0.5}),
         Valid("sizes are not recorded", lambda: _offloading(sized=False), skipped="sizes of copies"),
-        Valid("two steps", lambda: _offloading(0, steps=2), skipped="only 1 step"),
+        Valid("two steps", lambda: _offloading(0, steps=2), skipped="only 1 engine step"),
     ]
     INVALID = [
         Invalid(
@@ -146,11 +146,7 @@ class KvCacheCopies(Rule):
         engine, steps, blocks = ctx[EngineSteps], ctx[Steps], ctx[BlockCopies]
         waits = cost(total(blocks.waits) / 1e3, steps)
         if not blocks.groups or waits.share < self.min_share:
-            if len(engine.steps) < FEW:
-                raise NotCaptured(
-                    f"only {len(engine.steps)} step{'s' if len(engine.steps) != 1 else ''} of an engine in the trace",
-                    "record the server for some hundred steps under load",
-                )
+            must_show_a_habit(engine.steps, "engine step")
             return
         by_size = _by_size(blocks.groups)
         (size, direction), most = max(by_size.items(), key=lambda item: sum(g.copies for g in item[1]))

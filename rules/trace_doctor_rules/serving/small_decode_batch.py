@@ -150,7 +150,10 @@ class SmallDecodeBatch(Rule):
         )  # fmt: skip
 
 
-def _by_size(decodes: Sequence[EngineStep]) -> list[tuple[int, list[EngineStep], float]]:
+_Size = tuple[int, list[EngineStep], float]
+
+
+def _by_size(decodes: Sequence[EngineStep]) -> list[_Size]:
     """(requests, the steps that hold so many, their median pace in us), the fewest requests first."""
     sizes = sorted({s.name.requests or 0 for s in decodes})
     alike = [(n, [s for s in decodes if s.name.requests == n]) for n in sizes]
@@ -160,12 +163,17 @@ def _by_size(decodes: Sequence[EngineStep]) -> list[tuple[int, list[EngineStep],
 def _growth(decodes: Sequence[EngineStep]) -> float | None:
     """By how much longer steps of the most requests take than those of the fewest, over how many more requests they hold; None
     where all hold equally many."""
-    (few, _, short), *_, (many, _, long) = [*_by_size(decodes)[:1], *_by_size(decodes)]
+    (few, _, short), (many, _, long) = _extremes(decodes)
     return (long / short - 1) / (many / few - 1) if many > few > 0 and short else None
 
 
+def _extremes(decodes: Sequence[EngineStep]) -> tuple[_Size, _Size]:
+    sizes = _by_size(decodes)
+    return sizes[0], sizes[-1]
+
+
 def _more_cost_little(decodes: Sequence[EngineStep]) -> str:
-    (few, _, short), *_, (many, _, long) = [*_by_size(decodes)[:1], *_by_size(decodes)]
-    if many == few:
+    (few, _, short), (many, _, long) = _extremes(decodes)
+    if many == few or not short:
         return "Such steps mostly read weights, which more requests share; steps with more were not captured."
     return f"More cost little: steps of {many} requests take {long / short:.1f} times as long as {few}."
