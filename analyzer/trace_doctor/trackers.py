@@ -47,7 +47,10 @@ def scalars(result: Result) -> dict[str, float]:
         )
         known[f"breakdown/{part}"] = ns / window
     severities = Counter(f.severity for f in result.findings)
-    known |= {f"findings/{level}": float(severities[level]) for level in ("critical", "warning", "info")}
+    if not all(
+        i.too_little for i in result.inputs
+    ):  # none found in what could not be judged is not none there
+        known |= {f"findings/{level}": float(severities[level]) for level in ("critical", "warning", "info")}
     for finding in result.findings:
         if finding.saving is not None and (predicted := finding.saving.share_of_step):
             name = f"saving/{finding.code}"

@@ -19,7 +19,7 @@ def _server(
     *loads: int,
     us: Sequence[float] = (),
     collective: str = "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL",
-    named: bool = True,
+    name: str = "step[DECODE bs={}]",
 ) -> tuple[RunBuilder, ...]:
     """Ranks that decode so many requests each (0: a dummy step every other step), 10 us for each or `us`, then meet."""
     took = list(us) or [10.0 * load + 50 for load in loads]
@@ -27,9 +27,7 @@ def _server(
     for b, load, own in zip(ranks, loads, took, strict=True):
         for n in range(12):
             idle = not load and n % 2
-            requests = max(load, 1)
-            kind = f"step[DECODE bs={requests}]" if named else "step[PREBUILT]"
-            with b.annotation("step[IDLE bs=0]" if idle else kind):
+            with b.annotation("step[IDLE bs=0]" if idle else name.format(max(load, 1))):
                 b.launch(own, "gemm")
                 b.launch(max(took) - own + 50, collective)
             b.sync("cudaEventSynchronize")
@@ -91,7 +89,7 @@ class UnevenRanks(Rule):
         Valid("a rank comes last that has not the largest load", lambda: _server(16, 32, 64, us=(400, 700, 400))),
         Valid("stages of a pipeline", lambda: _server(16, 64, collective="ncclDevKernel_SendRecv"), skipped="names count requests"),
         Valid("a small part of the step", lambda: _server(16, 64), thresholds={"min_share": 0.9}),
-        Valid("names do not count requests", lambda: _server(16, 64, named=False), skipped="names count requests"),
+        Valid("names do not count requests", lambda: _server(16, 64, name="step[PREBUILT]"), skipped="names count requests"),
         Valid("one rank alone", lambda: _server(16), skipped="one rank"),
     ]  # fmt: skip
     INVALID = [
@@ -103,6 +101,11 @@ class UnevenRanks(Rule):
             saving_us=240,
             tolerance=0.05,
             fixes=("Balance requests over ranks",),
+        ),
+        Invalid(
+            "names that count requests alone",
+            lambda: _server(16, 64, name="[Executor] _forward_step 7: 0 ctx reqs, {} gen reqs"),
+            message="Rank 1 has 64 requests per step",
         ),
         Invalid("dummy steps", lambda: _server(0, 64), shown="0.4545"),
     ]
@@ -116,9 +119,10 @@ class UnevenRanks(Rule):
         waits = cost(sum(waited) / len(waited) / 1e3, steps)
         if waits.share < self.min_share:
             return
+        unit = "tokens" if loads.in_tokens else "requests"
         yield Claim(
             message=(
-                f"Rank {loads.ranks[most]} has {loads.load[most]:,.0f} tokens per step on average, rank "
+                f"Rank {loads.ranks[most]} has {loads.load[most]:,.0f} {unit} per step on average, rank "
                 f"{loads.ranks[least]} has {loads.load[least]:,.0f}. Less loaded ranks wait in collectives, "
                 f"{milliseconds(waits.us_per_step)} per step on the mean of all ranks."
             ),
@@ -130,7 +134,7 @@ class UnevenRanks(Rule):
                     "Load and waits of each rank",
                     {
                         "rank": "count",
-                        "tokens per step": "count",
+                        f"{unit} per step": "count",
                         "in dummy steps": "share",
                         "waits per step": "us",
                     },

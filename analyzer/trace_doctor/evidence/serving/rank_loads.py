@@ -34,19 +34,21 @@ class EngineLoads(Evidence, frozen=True):
     start: I64
     end: I64
     load: I64
-    """tokens, else requests; 0 in dummy steps, -1 where the name does not say"""
+    """0 in dummy steps, -1 where the name does not say"""
+    in_tokens: bool
+    """whether the load is tokens, as the names of all steps say; else requests"""
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
         engine = facts[EngineSteps]
+        in_tokens = all(s.name.tokens is not None for s in engine.steps)
         spans = [
-            (s.step.begun, s.step.done, tokens if (tokens := s.name.tokens) is not None else s.name.requests)
-            for s in engine.steps
+            (s.step.begun, s.step.done, s.name.tokens if in_tokens else s.name.requests) for s in engine.steps
         ]
         spans += [(start, end, 0) for start, end in engine.other.tolist()]
         spans.sort(key=lambda span: span[:2])
         rows = np.array([(a, b, -1 if n is None else n) for a, b, n in spans], dtype=np.int64).reshape(-1, 3)
-        return cls(rows[:, 0], rows[:, 1], rows[:, 2])
+        return cls(rows[:, 0], rows[:, 1], rows[:, 2], in_tokens)
 
     def at(self, moments: I64) -> I64:
         """The load of the step at each moment (ns); -1 where there is none, or its name does not say."""
@@ -56,13 +58,16 @@ class EngineLoads(Evidence, frozen=True):
 
 
 class RankLoads(JobEvidence, frozen=True):
-    """Raises NotCaptured for one rank alone, where the ranks meet in no collective, and where no load is known."""
+    """Raises NotCaptured for one rank alone, where the ranks meet in no collective, and where no load is known, or another one on some
+    ranks."""
 
     of_each = (EngineLoads, *RankedCollectives.of_each)
 
     ranks: tuple[int, ...]
     load: tuple[float, ...]
     """per rank: mean in the collectives that are compared"""
+    in_tokens: bool
+    """whether that is tokens, else requests"""
     without: tuple[float, ...]
     """per rank: share of these that lie in dummy steps"""
     waits: tuple[I64, ...]
@@ -72,6 +77,9 @@ class RankLoads(JobEvidence, frozen=True):
     @classmethod
     def build(cls, ranks: Sequence[RankSummary]) -> Self:
         ranked = RankedCollectives.build([r for r in ranks if r.get(EngineLoads) is not None])
+        units = {member[EngineLoads].in_tokens for member in ranked.members}
+        if len(units) > 1:
+            raise NotCaptured("the names of steps count tokens on some ranks only")
         loads: list[list[I64]] = [[NOTHING[:0, 0]] for _ in ranked.ranks]
         waits: list[list[I64]] = [[NOTHING] for _ in ranked.ranks]
         for match in ranked.matches:
@@ -83,6 +91,7 @@ class RankLoads(JobEvidence, frozen=True):
         return cls(
             ranks=ranked.ranks,
             load=tuple(float(of.mean()) for of in every),
+            in_tokens=units == {True},
             without=tuple(float((of == 0).mean()) for of in every),
             waits=tuple(
                 intersect(union(np.concatenate(of)), member[Collectives].alone)
