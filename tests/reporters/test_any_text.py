@@ -29,12 +29,13 @@ from trace_doctor.model import (
 )
 from trace_doctor.model.difference import Difference
 from trace_doctor.model.treatment import Attempt, ByHand, FileChange, Method, Treatment
-from trace_doctor.reporters import FORMATS, Options, render, treatment_markdown
-from trace_doctor.reporters import treatment_text as treatment_text
+from trace_doctor.reporters import FORMATS, Options, render
 from trace_doctor.reporters import verification as verification_text
 from trace_doctor.reporters.difference import render as render_difference
 from trace_doctor.reporters.terminal import Terminal
-from trace_doctor.reporters.treatment_markdown import commit_message
+from trace_doctor.reporters.treatment import markdown as treatment_markdown
+from trace_doctor.reporters.treatment import text as treatment_text
+from trace_doctor.reporters.treatment.markdown import commit_message
 from trace_doctor.reporters.units import columns
 
 ALPHABET = st.one_of(

@@ -19,10 +19,11 @@ from msgspec.structs import replace as replace_struct
 from trace_doctor.fixes.plan import Plan, plan
 from trace_doctor.model import Finding, Fix, Location, Result, Safety, Saving
 from trace_doctor.model.treatment import Attempt, ByHand, Method, Treatment
-from trace_doctor.reporters import Options, treatment_text
+from trace_doctor.reporters import Options
 from trace_doctor.reporters.embedded_json import extract
 from trace_doctor.reporters.html import treatment
-from trace_doctor.reporters.treatment_words import verdict
+from trace_doctor.reporters.treatment import text as treatment_text
+from trace_doctor.reporters.treatment.words import verdict
 from trace_doctor.treatment.candidates import Setup, candidates
 from trace_doctor.treatment.launching import _last_words, _of_dotenv
 from trace_doctor.treatment.loop import Loop, key

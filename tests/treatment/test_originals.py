@@ -12,9 +12,10 @@ import pytest
 from access_lists import set_list
 
 from trace_doctor.model.treatment import FileChange, Method, Treatment
-from trace_doctor.reporters import Options, treatment_text
+from trace_doctor.reporters import Options
 from trace_doctor.reporters.html import treatment
-from trace_doctor.reporters.treatment_words import verdict
+from trace_doctor.reporters.treatment import text as treatment_text
+from trace_doctor.reporters.treatment.words import verdict
 from trace_doctor.treatment.copy import extents, originals
 from trace_doctor.treatment.scratch import Scratch
 

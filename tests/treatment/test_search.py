@@ -16,9 +16,10 @@ from trace_doctor.fixes.plan import Plan, plan
 from trace_doctor.model import Finding, Fix, Location, Result, Saving
 from trace_doctor.model.ledgers import IdleNs, TimeLedgerRow
 from trace_doctor.model.treatment import Method, Treatment
-from trace_doctor.reporters import Options, treatment_text
+from trace_doctor.reporters import Options
 from trace_doctor.reporters.html import treatment as page
-from trace_doctor.reporters.treatment_words import verdict
+from trace_doctor.reporters.treatment import text as treatment_text
+from trace_doctor.reporters.treatment.words import verdict
 from trace_doctor.treatment import launching
 from trace_doctor.treatment.batches import BatchSearch
 from trace_doctor.treatment.candidates import Setup, candidates

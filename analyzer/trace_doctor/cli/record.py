@@ -250,7 +250,7 @@ def _record_in_a_copy(
     """Records the command in a copy of the project that the working directory lies in. Raises UsageError where none can be
     made."""
     from trace_doctor.recording.launch import record_command
-    from trace_doctor.reporters.treatment_words import changed_words
+    from trace_doctor.reporters.treatment.words import changed_words
     from trace_doctor.treatment.installed import in_place
     from trace_doctor.treatment.scratch import Scratch
 

@@ -218,7 +218,7 @@ def _refuse_without_a_way_back(source: Path) -> None:
 def _make_branch(console: Console, treated: Treated, name: str) -> None:
     """As with --apply, only where all is decided."""
     from trace_doctor.fixes.branch import make_branch
-    from trace_doctor.reporters.treatment_markdown import commit_message
+    from trace_doctor.reporters.treatment.markdown import commit_message
 
     if treated.treatment.code != 0:
         console.hint(f"no branch was made: {treated.treatment.verdict}")
@@ -271,11 +271,11 @@ def _share(option: str, text: str) -> float:
 
 
 def _render(treatment: Treatment, fmt: str, options: Options) -> str:
-    from trace_doctor.reporters import treatment_markdown, treatment_text
     from trace_doctor.reporters.html import treatment as page
+    from trace_doctor.reporters.treatment import markdown, text
 
     if fmt == "json":
         return treatment.to_json().decode()
     if fmt == "markdown":
-        return treatment_markdown.render(treatment, options)
-    return page.render(treatment, options) if fmt == "html" else treatment_text.render(treatment, options)
+        return markdown.render(treatment, options)
+    return page.render(treatment, options) if fmt == "html" else text.render(treatment, options)

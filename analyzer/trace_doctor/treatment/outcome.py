@@ -14,7 +14,7 @@ from trace_doctor.fixes.plan import Plan
 from trace_doctor.model import Result, Tool
 from trace_doctor.model.difference import Difference
 from trace_doctor.model.treatment import ByHand, FileChange, Method, Treatment
-from trace_doctor.reporters.treatment_words import verdict
+from trace_doctor.reporters.treatment.words import verdict
 from trace_doctor.treatment import statistics
 from trace_doctor.treatment.batches import BatchSearch
 from trace_doctor.treatment.launching import CommandRunner, Steps

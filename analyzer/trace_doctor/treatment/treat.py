@@ -19,7 +19,7 @@ from trace_doctor.recording.agent.copy_up import COPIED, REFUSED
 from trace_doctor.recording.command_line import masked
 from trace_doctor.recording.recording_warnings import loads_no_recorder
 from trace_doctor.recording.startable import missing_script, several_machines
-from trace_doctor.reporters.treatment_words import changed_words
+from trace_doctor.reporters.treatment.words import changed_words
 from trace_doctor.treatment.candidates import Candidate, Setup, candidates
 from trace_doctor.treatment.copy.worktree import source_of
 from trace_doctor.treatment.fixes_of_run import FixesOfRun

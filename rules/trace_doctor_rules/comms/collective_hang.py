@@ -10,8 +10,8 @@ from trace_doctor.evidence.distributed.flight.groups import Call
 from trace_doctor.evidence.distributed.flight.hangs import Hang, Hangs
 from trace_doctor.evidence.distributed.flight.records import HOW_TO_DUMP
 from trace_doctor.evidence.distributed.flight.traced import TracedCollectives
+from trace_doctor.evidence.distributed.ranks import ranks_text
 from trace_doctor.evidence.durations import two_figures
-from trace_doctor.model import ranks_text
 from trace_doctor.testing import Invalid, Valid
 from trace_doctor_rules._shared import advice, table
 from trace_doctor_rules.comms import _flight_cases as cases

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from trace_doctor import Claim, Context, NotCaptured, Rule
 from trace_doctor.evidence.distributed.flight.mismatches import Mismatch, Mismatches
 from trace_doctor.evidence.distributed.flight.records import HOW_TO_DUMP
-from trace_doctor.model import ranks_text
+from trace_doctor.evidence.distributed.ranks import ranks_text
 from trace_doctor.testing import Invalid, Valid
 from trace_doctor_rules._shared import advice
 from trace_doctor_rules.comms import _flight_cases as cases

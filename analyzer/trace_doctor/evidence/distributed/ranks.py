@@ -20,8 +20,9 @@ from trace_doctor.evidence.intervals import holds, intervals
 from trace_doctor.evidence.rank_summary import JobEvidence, RankSummary
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.evidence.trace.workload import Workload
-from trace_doctor.model import IDLE_CAUSES, Cell, Column, Table, ranks_text
+from trace_doctor.model import IDLE_CAUSES, Cell, Column, Table
 from trace_doctor.model import listed as listed
+from trace_doctor.model import ranks_text as ranks_text
 
 _NAMES = {
     "data_loading": "data loading",

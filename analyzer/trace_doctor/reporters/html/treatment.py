@@ -9,8 +9,8 @@ from trace_doctor.reporters.html import page
 from trace_doctor.reporters.html.dom import Html, el, pre
 from trace_doctor.reporters.html.parts import Row, copyable, data_table, gain, section, tile
 from trace_doctor.reporters.labels import SAFETY, where_briefly
-from trace_doctor.reporters.treatment_text import BATCH, how, measured, moved, outside, searched
-from trace_doctor.reporters.treatment_words import changed_words
+from trace_doctor.reporters.treatment.text import BATCH, how, measured, moved, outside, searched
+from trace_doctor.reporters.treatment.words import changed_words
 from trace_doctor.reporters.units import plural
 
 _COLUMNS = ("Verdict", "Fix", "Safety", "Place", "Predicted", "Measured", "Why")

@@ -9,7 +9,7 @@ from trace_doctor.model.treatment import Attempt, Effect, Effects, Treatment, Va
 from trace_doctor.reporters import Options
 from trace_doctor.reporters.labels import claim_words, where_briefly
 from trace_doctor.reporters.terminal import Terminal
-from trace_doctor.reporters.treatment_words import changed_words
+from trace_doctor.reporters.treatment.words import changed_words
 from trace_doctor.reporters.units import duration, plural, share, size
 
 _FATES = {

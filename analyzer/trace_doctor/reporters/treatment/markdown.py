@@ -10,8 +10,8 @@ from trace_doctor.model.treatment import Attempt, Effect, Treatment
 from trace_doctor.reporters import Options
 from trace_doctor.reporters.labels import claim_words, where_briefly
 from trace_doctor.reporters.markdown import code, md, table
-from trace_doctor.reporters.treatment_text import how, measured, moved, outside
-from trace_doctor.reporters.treatment_words import changed_words
+from trace_doctor.reporters.treatment.text import how, measured, moved, outside
+from trace_doctor.reporters.treatment.words import changed_words
 
 _TITLES = ("finding", "fix", "at", "predicted", "step", "peak memory", "losses")
 _SUBJECT = 72
@@ -83,4 +83,5 @@ def commit_message(attempt: Attempt) -> str:
         "Kept by trace-doctor treat: " + attempt.reason,
     ]
     body = "\n".join(line for text in lines for line in textwrap.wrap(unbroken(text), _SUBJECT))
-    return f"{textwrap.shorten(unbroken(attempt.fix), _SUBJECT, placeholder=' ...')}\n\n{body}\n"
+    subject = textwrap.shorten(unbroken(attempt.fix), _SUBJECT, placeholder=" ...")
+    return no_command_at_start(f"{subject}\n\n{body}\n")

@@ -1,0 +1,1 @@
+"""What `treat` found, as text, as Markdown for a pull request, and in single sentences."""
