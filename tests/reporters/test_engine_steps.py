@@ -25,7 +25,17 @@ def test_the_verdict_says_which_steps_take_the_window(served: Result) -> None:
     assert (
         "Of the window: 1,200 decode steps (median 9.80 ms) 61%, 4 prefill with decode steps (median 310 ms) 6%, "
         "waiting for requests 33%"
-    ) in verdict(served)
+    ) == verdict(served)[-1]
+
+
+def test_they_are_no_verdict_by_themselves(served: Result) -> None:
+    """Neither the first sentence, nor in the place of a clean bill."""
+    clean = msgspec.structs.replace(served, findings=[], ownership=[], memory_ledger=[])
+    assert [said.split(":")[0] for said in verdict(clean)] == [
+        verdict(clean)[0].split(":")[0],
+        "Of the window",
+    ]
+    assert verdict(clean)[0].startswith("No problems")
 
 
 def test_a_line_for_each_kind_of_the_first_capture(served: Result) -> None:

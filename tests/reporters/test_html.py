@@ -360,9 +360,12 @@ def test_a_page_without_anything_to_zoom_into_carries_no_chart_library() -> None
 
 def test_nothing_found_says_what_could_not_be_checked(rich_result: Result) -> None:
     found: list[Finding] = []
-    source = render(msgspec.structs.replace(rich_result, findings=found, what_if=[]), "html")
-    assert "No problems: 2 rules passed." in source
+    unexplained = msgspec.structs.replace(rich_result, findings=found, what_if=[])
+    source = render(unexplained, "html")
+    assert "No findings: 2 rules passed." in source and "No problems" not in source
     assert "4 rules skipped" in source
+    explained = msgspec.structs.replace(unexplained, ownership=[], memory_ledger=[])
+    assert "No problems: 2 rules passed." in render(explained, "html")
 
 
 def _channel(value: int) -> float:

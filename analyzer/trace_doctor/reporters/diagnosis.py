@@ -45,8 +45,8 @@ def headline(result: Result) -> str:
 
 
 def verdict(result: Result) -> list[str]:
-    """The diagnosis in up to four sentences: the gravest fault, or how much of the capture is start-up and which large fault is
-    not certain; and how much of the step, and of the memory peak, no finding explains."""
+    """The diagnosis in up to five sentences: the gravest fault, or how much of the capture is start-up and which large fault is
+    not certain; how much of the step, and of the memory peak, no finding explains; and which steps an inference engine ran."""
     jobs = {i.job for i in result.inputs}
     if len(jobs) > 1:
         return _verdicts(result)
@@ -59,15 +59,17 @@ def verdict(result: Result) -> list[str]:
     start, rest = _start_up(result), _without_owner(result, bare=first is not None)
     sentences = [_fault(first, result)] if first is not None else []
     doubt = _uncertain(result) if first is None else ""
-    sentences += [
-        sentence
-        for sentence in (engine_sentence(result), start, doubt, rest, _memory_without_owner(result))
-        if sentence
-    ]
+    sentences += filter(None, (start, doubt, rest, _memory_without_owner(result)))
     if sentences and first is None and result.summary.left_out:
         left_out = plural(result.summary.left_out, "finding")
         sentences.append(f"{left_out} below min-confidence or min-saving left out")
-    return sentences or [_without_fault(result)]
+    steps = engine_sentence(result)
+    return [*(sentences or [_without_fault(result)]), *([steps] if steps else [])]
+
+
+def is_clean(result: Result) -> bool:
+    """Whether nothing was found, and nothing keeps that from being a clean bill, as much time that no finding explains does."""
+    return headline(result) == _without_fault(result)
 
 
 _MOST_JOBS = 3

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trace_doctor.model import Column, Finding, Fix, Result, Span
-from trace_doctor.reporters.diagnosis import but_suppressed, not_judged
+from trace_doctor.reporters.diagnosis import but_suppressed, is_clean, not_judged
 from trace_doctor.reporters.html.dom import Child, Html, el
 from trace_doctor.reporters.html.parts import (
     MOST_FINDINGS,
@@ -85,7 +85,8 @@ def _none(result: Result) -> Html:
     elif not passed:
         sentence = "No rule could run on this capture."
     else:
-        sentence = f"No problems{but_suppressed(result)}: {plural(passed, 'rule')} passed."
+        nothing = "No problems" if is_clean(result) else "No findings"
+        sentence = f"{nothing}{but_suppressed(result)}: {plural(passed, 'rule')} passed."
     could_not = el(
         "p", f"{plural(skipped, 'rule')} skipped: ", el("a", "what was not recorded", href="#skipped"), "."
     )
