@@ -117,7 +117,7 @@ def test_gpu_work_that_goes_is_saved_only_where_the_device_is_the_limit() -> Non
         facts = facts_of(b)
         rows = facts.run.named(lambda n: n == "drop", Cat.KERNEL)
         outcome = facts[Replay].without(Removal(gpu_rows=tuple(rows.tolist())))
-        assert outcome.saved_ns / 20 / US == pytest.approx(
+        assert outcome.saved_us_per_step == pytest.approx(
             saved, abs=max(1, 0.03 * gpu_us)
         )  # the last kernel ends the window
 
@@ -131,11 +131,9 @@ def test_shorter_gpu_work_saves_what_it_gets_shorter_where_the_device_is_the_lim
         facts = facts_of(b)
         shorter = Removal(gpu_shorter=tuple((int(r), 150 * US) for r in facts.run.gpu))
         outcome = facts[Replay].without(shorter)
-        assert outcome.saved_ns / 20 / US == pytest.approx(saved, abs=8)
-        assert (
-            facts[Replay].without(Removal(gpu_rows=tuple(facts.run.gpu.tolist()))).saved_ns
-            >= outcome.saved_ns
-        )
+        assert outcome.saved_us_per_step == pytest.approx(saved, abs=8)
+        without = facts[Replay].without(Removal(gpu_rows=tuple(facts.run.gpu.tolist())))
+        assert without.window_ns <= outcome.window_ns
 
 
 def test_half_the_host_work_halves_a_step_that_waits_for_the_host_and_no_other() -> None:
@@ -192,7 +190,8 @@ def test_the_main_thread_waits_for_the_backward_thread() -> None:
     run = facts.run
     mallocs = run.named(lambda n: n == "cudaMalloc")
     spans = tuple((int(run.thread[r]), int(run.ts[r]), int(run.end[r])) for r in mallocs)
-    assert facts[Replay].without(Removal(host_spans=spans)).saved_ns == pytest.approx(5 * 300 * US, rel=0.02)
+    saved_us = facts[Replay].without(Removal(host_spans=spans)).saved_us_per_step
+    assert saved_us == pytest.approx(300, rel=0.02)
 
 
 def test_a_thread_that_only_watches_holds_nobody() -> None:
@@ -265,7 +264,7 @@ def test_delays_that_nothing_explains_are_counted_and_make_outcomes_bounds() -> 
     assert "unexplained" in replay.limit
     outcome = replay.without(Removal())
     assert outcome.basis == "bound"
-    assert outcome.saved_ns == 0
+    assert outcome.saved_us_per_step == 0
 
 
 def test_a_launch_call_that_loads_a_module_explains_its_delay() -> None:
@@ -309,15 +308,16 @@ def test_a_copy_to_the_host_that_is_queued_behind_kernels_comes_sooner_with_them
     facts = facts_of(b)
     kernels = facts.run.gpu[facts.run.is_cat(Cat.KERNEL)[facts.run.gpu]]
     outcome = facts[Replay].without(Removal(gpu_shorter=tuple((int(r), 100 * US) for r in kernels)))
-    assert outcome.saved_ns / 20 / US == pytest.approx(300, abs=8)
+    assert outcome.saved_us_per_step == pytest.approx(300, abs=8)
 
 
 def test_the_profilers_last_synchronise_does_not_stretch_the_window() -> None:
     b = steps(loader_us=50, host_us=10, gpu_us=500)
     b.runtime("cudaDeviceSynchronize", 60_000)
     replay = facts_of(b)[Replay]
-    assert replay.reproduction_error == pytest.approx(0, abs=1e-3)
-    assert replay.without(Removal()).saved_ns == 0
+    start, end = replay.window
+    assert replay.base_ns == pytest.approx(end - start, rel=1e-3)
+    assert replay.without(Removal()).saved_us_per_step == 0
 
 
 # -- without a GPU ---------------------------------------------------------------------------------------------
@@ -399,10 +399,11 @@ def test_figures_of_known_loaders(
 @pytest.mark.captures
 def test_nothing_removed_reproduces_the_window_of_every_capture(trace_facts: Facts) -> None:
     replay = trace_facts.get(Replay)
-    if replay is None or replay.reproduction_error is None:
+    if replay is None or replay.graph is None:
         pytest.skip("no GPU work")
-    assert replay.reproduction_error <= 0.01
-    assert replay.without(Removal()).saved_ns == 0
+    start, end = replay.window
+    assert replay.base_ns == pytest.approx(end - start, rel=0.01)
+    assert replay.without(Removal()).saved_us_per_step == 0
     assert replay.usable or replay.limit
 
 

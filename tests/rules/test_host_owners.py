@@ -9,6 +9,7 @@ from trace_doctor.config import defaults
 from trace_doctor.engine import diagnose
 from trace_doctor.registry import resolve
 from trace_doctor.testing import RunBuilder, captures_of, claims_of
+from trace_doctor_rules.host.launch_bound import LaunchBound
 from trace_doctor_rules.kernels.many_small_gemms import ManySmallGemms
 
 
@@ -41,3 +42,13 @@ def test_a_loop_over_experts_is_owned_in_every_step_and_not_only_where_it_was_me
     case = next(c for c in ManySmallGemms.INVALID if c.name == "many experts")
     (claim,) = claims_of(ManySmallGemms(), case.build())
     assert len({start // 1_000_000 for start, _ in claim.owned}) == 4
+
+
+def test_what_the_host_did_not_do_is_no_row_of_its_activity() -> None:
+    """An inference engine runs no optimizer."""
+    case = next(c for c in LaunchBound.INVALID if c.name == "in an inference engine")
+    (claim,) = claims_of(LaunchBound(), case.build())
+    assert [row[0] for row in claim.evidence[0].rows] == [
+        "operators and launch calls",
+        "Python or unrecorded",
+    ]

@@ -116,11 +116,11 @@ def in_an_operator(*, once: bool = False, name: str = "aten::conv2d") -> RunBuil
     return b
 
 
-def in_many_places() -> RunBuilder:
+def in_many_places(*, stacks: bool = False) -> RunBuilder:
     """Ten waits of 1.2 ms in each step, each between other operators."""
-    b = RunBuilder()
+    b = RunBuilder(stacks=stacks)
     for _ in range(6):
-        with b.step():
+        with b.step(), b.python("train.py", 10, "train"):
             with b.op("aten::mm"):
                 b.launch(60_000)
             b.sync()

@@ -80,19 +80,27 @@ def in_words(gap: HostGap) -> HostGap:
 
 
 VERIFY = "Record the same steps again: TD203 no longer names it and the step is shorter"
-NAME_IT = advice(
+_RECORD_STACKS = advice(
     "Record again with Python stacks",
     "with profile(..., with_stack=True) as prof:   # or, around parts of the loop:\n"
     'with torch.profiler.record_function("name"):',
     "",
     "Record the same steps again: TD203 names a function",
 )
+_ANNOTATE = advice(
+    "Annotate the loop with record_function()",
+    'with torch.profiler.record_function("name"):   # around parts of the loop, smaller ones in a second recording\n'
+    "# Python stacks were recorded and name no function there. For native code: py-spy dump --native --pid PID",
+    "",
+    "Record the same steps again: TD203 names the annotation",
+)
 
 
-def fix_of(gap: HostGap) -> Fix:
-    """What to do about host time by where it lies."""
+def fix_of(gap: HostGap, *, stacks: bool) -> Fix:
+    """What to do about host time by where it lies. `stacks`: Python frames of the thread were recorded."""
+    name_it = _ANNOTATE if stacks else _RECORD_STACKS
     if gap.nameless:
-        return NAME_IT
+        return name_it
     if is_optimizer(gap.name):
         return advice(
             "Move the optimizer's host work to the GPU",
@@ -110,7 +118,7 @@ def fix_of(gap: HostGap) -> Fix:
             VERIFY,
         )
     if "::" not in gap.name and not gap.works:  # an annotation around what was not recorded
-        return NAME_IT
+        return name_it
     return advice(
         "Move the operator out of the step",
         "# an operator that computes on the host: make its inputs on the GPU, or run it in the loader's workers\n"

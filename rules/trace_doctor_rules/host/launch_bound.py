@@ -351,6 +351,7 @@ def _tables(ctx: Context, host_bound: HostBound) -> list[Table]:
             [
                 [_CAUSES[cause], ns / count / 1e3, ns / max(host_bound.length, 1)]
                 for cause, ns in sorted(host_bound.by_cause.items(), key=lambda item: -item[1])
+                if ns
             ],
         ),
         Table.with_units(

@@ -253,7 +253,8 @@ class SlowLaunchThread(TimeRule):
         Invalid("between two gradients", cases.between_gradients, message="Unrecorded Python code", confidence="medium", saving_us=3300, tolerance=0.1),
         Invalid("inside an operator, in each step", cases.in_an_operator, message="aten::conv2d leaves", confidence="medium", fixes=("Move the operator",)),
         Invalid("inside a compiled region", lambda: cases.in_an_operator(name="Torch-Compiled Region: 0/0"), message="Torch-Compiled Region", fixes=("Run with TORCH_LOGS",)),
-        Invalid("in many places, each of them small", cases.in_many_places, message="in 10 places", confidence="medium"),
+        Invalid("in many places, each of them small", cases.in_many_places, message="in 10 places", confidence="medium", fixes=("Record again",)),
+        Invalid("the same with stacks", lambda: cases.in_many_places(stacks=True), message="in 10 places", fixes=("Annotate the loop",)),
         Invalid(
             "an optimizer that works on the host",
             cases.optimizer_on_the_host,
@@ -355,7 +356,7 @@ class SlowLaunchThread(TimeRule):
                 if named and ctx[Steps].of_server
                 else techniques.off_the_step(VERIFY, kind_of_work(gap.name) if named else "other", target)
                 if named or target
-                else fix_of(gap)
+                else fix_of(gap, stacks=host.stacks)
             ],
             removal=_removal(ctx, gap),
             owned=spans_of(gap.idle),

@@ -91,20 +91,21 @@ class HostGaps(Evidence, frozen=True):
     length: int
     """of the steady steps together, ns"""
     stacks: bool
-    """whether Python frames were recorded"""
+    """whether Python frames of the thread were recorded"""
     _facts: Facts
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
         facts[Processor]  # refuses where a GPU worked that was not recorded
         ledger, spans = facts[IdleCauses].ledger, facts[Steps].on_device("steady")
+        run, thread = facts.run, facts[Threads].main
         return cls(
-            thread=facts[Threads].main,
+            thread=thread,
             device=max(
                 ledger.devices, key=lambda d: sum(ledger.owned(c, spans, d) for c in CAUSES), default=-1
             ),
             length=total(intervals(spans)),
-            stacks=bool(facts.run.is_cat(Cat.PYTHON).any()),
+            stacks=bool((run.is_cat(Cat.PYTHON) & (run.thread == thread)).any()),
             _facts=facts,
         )
 

@@ -63,8 +63,6 @@ class PlainPace(Evidence, frozen=True):
 class ProfilerCost(Evidence, frozen=True):
     """Raises NotCaptured when there is no window."""
 
-    length: int
-    """of the steady steps, ns"""
     marked: tuple[tuple[str, int, int], ...]
     """(name, number, ns) of the profiler's own `overhead` events in the steady steps, the longest first"""
     marked_ns: int
@@ -98,7 +96,6 @@ class ProfilerCost(Evidence, frozen=True):
         if threads is not None:
             python = python & (run.thread == threads.main)
         return cls(
-            length=total(steady),
             marked=tuple(sorted(((k, n, ns) for k, (n, ns) in by_name.items()), key=lambda m: (-m[2], m[0]))),
             marked_ns=total(intersect(union(spans), steady)),
             frames=sum(int(python[a:b].sum()) for a, b in np.searchsorted(run.ts, steady).tolist()),

@@ -30,8 +30,6 @@ class Phases(Struct, frozen=True, dict=True):
     first: I64
     after_forward: Bool
     """of every phase: a forward ran before it since the last backward or optimizer step"""
-    annotated: int
-    """how many optimizer steps are known from annotations"""
     zero_grads: int
     """how many calls of zero_grad() are known, also those that freed nothing"""
 
@@ -53,7 +51,6 @@ class Phases(Struct, frozen=True, dict=True):
             stages = np.insert(stages, at, [s for _, s in empty])
         new = np.ones(len(stages), dtype=np.bool_)
         new[1:] = (stages[1:] != stages[:-1]) | _apart(history.action, spans, positions)[1:]
-        steps = sum(s == Stage.OPTIMIZER for _, _, s in spans)
         runs = stages[new]
         zeros = max(sum(s == Stage.ZERO_GRAD for _, _, s in spans), int((runs == Stage.ZERO_GRAD).sum()))
         return cls(
@@ -62,7 +59,6 @@ class Phases(Struct, frozen=True, dict=True):
             stage=_forward_scripts(runs, _saves(history, stacks, entry_stage, positions[new])),
             first=positions[new],
             after_forward=_after_forward(runs),
-            annotated=steps,
             zero_grads=zeros,
         )
 

@@ -51,8 +51,6 @@ class PeakPassed(Evidence, frozen=True):
     """For rules about the peak and what fails there, where they find nothing that fails. Raises NotCaptured where the history of a device
     ends at its highest moment and not in an out-of-memory error: what came next, and whether it failed, was not recorded."""
 
-    devices: int
-
     @classmethod
     def build(cls, facts: Facts) -> Self:
         histories = [d.history for d in facts[MemoryBlocks].devices]
@@ -60,39 +58,33 @@ class PeakPassed(Evidence, frozen=True):
             fails = (history.action == Action.OOM).any()
             if not fails and history.live[-1] == history.live.max() > history.live[0]:
                 raise NotCaptured("the allocation history ends at its peak", CAPTURE_ADVICE)
-        return cls(len(histories))
+        return cls()
 
 
 class PeakRecorded(Evidence, frozen=True):
     """For rules about what the peak consists of, where they find nothing. Raises NotCaptured where the history does not show how it
     came about: less than a step that does not end in an out-of-memory error, with blocks older than the record."""
 
-    whole_steps: int
-
     @classmethod
     def build(cls, facts: Facts) -> Self:
         devices = facts[MemoryBlocks].devices
-        steps = max((_count(d) or _repeats(d) for d in devices), default=0)
+        steps = any(_count(d) or _repeats(d) for d in devices)
         fails = any((d.history.action == Action.OOM).any() for d in devices)
         if not (steps or fails or all((d.history.born != BEFORE).all() for d in devices)):
-            raise _no_whole_step(facts[MemoryBlocks].devices)
-        return cls(steps)
+            raise _no_whole_step(devices)
+        return cls()
 
 
 class OwnFrames(Evidence, frozen=True):
     """For rules that tell a problem by the lines of the script, where they find nothing. Raises NotCaptured where no allocation has a
     frame of the user's code."""
 
-    stacks: int
-    """distinct ones with such a frame"""
-
     @classmethod
     def build(cls, facts: Facts) -> Self:
         snapshot = facts[MemoryStacks].snapshot
-        count = sum(_is_own(snapshot, stack) for stack in range(len(snapshot.stacks)))
-        if not count:
+        if not any(_is_own(snapshot, stack) for stack in range(len(snapshot.stacks))):
             raise NotCaptured("no frame of your own code in the allocation history", CAPTURE_ADVICE)
-        return cls(count)
+        return cls()
 
 
 def _is_own(snapshot: Snapshot, stack: int) -> bool:

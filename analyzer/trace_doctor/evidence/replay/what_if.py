@@ -92,8 +92,6 @@ class ReplayOutcome(Struct, frozen=True):
 
     window_ns: int
     """length of the steady steps together, after"""
-    saved_ns: int
-    """of all steady steps; never negative"""
     step_us: float
     """mean steady step, after"""
     saved_us_per_step: float
@@ -143,8 +141,6 @@ class Replay(Evidence, frozen=True):
     """share of the window that is lost when every unexplained delay is cut; None without GPU work"""
     unexplained_share: float | None
     """share of the window in delays of the GPU that no stream, launch or other stream explains"""
-    reproduction_error: float | None
-    """|replay of everything - window| / window: a check of the arithmetic, not of the model"""
     step_ns: int
     """mean steady step"""
     main: int
@@ -171,11 +167,11 @@ class Replay(Evidence, frozen=True):
         window = (steady[0].start, steady[-1].end) if steady else steps.window
         threads = facts.get(Threads)
         graph = ReplayGraph.build(facts, window)
-        errors: tuple[float | None, float | None, float | None] = (None, None, None)
+        errors: tuple[float | None, float | None] = (None, None)
         length = again = window[1] - window[0]
         if len(graph.ops):
             again, cut = retime(graph), retime(graph, keep_unexplained=False)
-            errors = (abs(length - cut) / length, _unexplained(graph) / length, abs(length - again) / length)
+            errors = (abs(length - cut) / length, _unexplained(graph) / length)
         waits = facts.get(DataLoading)
         cores = facts.options.extra.get("cpu_count", run.meta.get("cpu_count"))
         on_cpu = facts.capture.record.on_cpu if facts.capture.record is not None else None
@@ -184,7 +180,6 @@ class Replay(Evidence, frozen=True):
             count=len(steady) or 1,
             base_error=errors[0],
             unexplained_share=errors[1],
-            reproduction_error=errors[2],
             step_ns=steps.step_ns,
             main=threads.main if threads is not None else -1,
             cores=cores if isinstance(cores, int) and cores > 0 else None,
@@ -292,7 +287,6 @@ class Replay(Evidence, frozen=True):
             how += f"; not simulated, because {self.limit}"
         return ReplayOutcome(
             window_ns=new_ns,
-            saved_ns=saved,
             step_us=after,
             saved_us_per_step=per_step,
             share_of_step=per_step / before if before else 0.0,

@@ -81,8 +81,6 @@ class Steps(Evidence, frozen=True):
     """in time order, warm-up included; empty without a source"""
     outside: tuple[Span, ...]
     """what of the window no step covers"""
-    warmup_reason: str = ""
-    """why steps are warm-up; or that nothing steady remained and all steps count"""
     doubt: str = ""
     """why marks of steps that are there are not believed, and there is no source"""
     not_judged: str = ""
@@ -204,9 +202,8 @@ class Steps(Evidence, frozen=True):
             steps = before_the_cut(run, steps) or steps
         spans = np.array([(s.start, s.end) for s in steps], dtype=np.int64).reshape(-1, 2)
         done = _completions(run, facts[Launches], spans)
-        warm, reason = leading_warmup(facts, spans, done[:, 1] - done[:, 0], [s.kind for s in steps])
-        if warm == len(steps) and warm:
-            warm, reason = 0, f"no step is steady ({reason}): all steps are counted"
+        warm = leading_warmup(facts, spans, done[:, 1] - done[:, 0], [s.kind for s in steps])
+        warm = 0 if warm == len(steps) else warm  # where no step is steady all of them count
         steps = [
             replace(s, warmup=i < warm, begun=begun, done=done)
             for i, (s, (begun, done)) in enumerate(zip(steps, done.tolist(), strict=True))
@@ -215,8 +212,7 @@ class Steps(Evidence, frozen=True):
             steps, window = _selected(steps, facts.options.steps)
             if all(s.warmup for s in steps):
                 steps = [replace(s, warmup=False) for s in steps]
-                reason = f"no selected step is steady ({reason}): all of them are counted"
-        return cls(window, source, tuple(steps), tuple(_between(window, [_span(s) for s in steps])), reason)
+        return cls(window, source, tuple(steps), tuple(_between(window, [_span(s) for s in steps])))
 
 
 def _cut(facts: Facts, piece: Span) -> Cut:

@@ -30,26 +30,24 @@ SLOW = 3.0
 _AUTOTUNE = ("benchmark_all_configs", "autotune_to_one_config", ": do_bench", "cudnnFind", "miopenFind")
 
 
-def leading_warmup(facts: Facts, spans: I64, pace: I64, kinds: Sequence[str]) -> tuple[int, str]:
-    """How many of the leading steps are warm-up, and why.
+def leading_warmup(facts: Facts, spans: I64, pace: I64, kinds: Sequence[str]) -> int:
+    """How many of the leading steps are warm-up.
 
     `spans` are the steps, (n, 2) ns; `pace` how long each took until its GPU work was done. A step is compared with those of its
     kind: a prefill may take hundreds of decodes.
     """
     if not len(spans):
-        return 0, ""
+        return 0
     run = facts.run
-    marks = {
-        "compiles": _holds(run, spans, run.named(is_compile)),
-        "autotunes": _holds(run, spans, run.named(lambda n: any(a in n for a in _AUTOTUNE))),
-        "starts libraries cold": _holds(run, spans, cold_starts(run, facts[Launches], facts[Nesting])),
-        "allocates device memory": _grows(run, spans),
-        f"takes over {SLOW:g} medians": pace > SLOW * _usual(pace, kinds),
-    }
-    warm = np.logical_or.reduce(list(marks.values()))
-    count = len(warm) if warm.all() else int(np.argmin(warm))
-    reasons = [why for why, which in marks.items() if which[:count].any()]
-    return count, ", ".join(reasons)
+    marks = [
+        _holds(run, spans, run.named(is_compile)),
+        _holds(run, spans, run.named(lambda n: any(a in n for a in _AUTOTUNE))),
+        _holds(run, spans, cold_starts(run, facts[Launches], facts[Nesting])),
+        _grows(run, spans),
+        pace > SLOW * _usual(pace, kinds),
+    ]
+    warm = np.logical_or.reduce(marks)
+    return len(warm) if warm.all() else int(np.argmin(warm))
 
 
 def _usual(pace: I64, kinds: Sequence[str]) -> npt.NDArray[np.float64]:

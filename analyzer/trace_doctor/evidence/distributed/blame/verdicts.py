@@ -94,8 +94,6 @@ class Blame(Struct, frozen=True):
     """the same with usual own times alone (S_own)"""
     slowdown_transfer: float
     """the same with usual transfers alone (S_transfer)"""
-    residual_ns: int
-    """what the clocks of the ranks may be apart"""
     unknown_clocks: tuple[int, ...]
     """ranks whose clock is not known"""
 
@@ -120,7 +118,6 @@ def blame(job: JobModel) -> Blame:
         slowdown=first.total / max(job.total(own=True, transfer=True), 1),
         slowdown_own=first.total / max(job.total(own=True), 1),
         slowdown_transfer=first.total / max(job.total(transfer=True), 1),
-        residual_ns=job.clocks.residual,
         unknown_clocks=tuple(np.array(job.job.ranks)[~job.clocks.known].tolist()),
     )
 
