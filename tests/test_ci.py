@@ -121,43 +121,68 @@ def value_of(values: dict[str, str]) -> Callable[[re.Match[str]], str]:
     return lambda match: values[match[1]]
 
 
-def action(
-    project: Path, captures: str = "logs\n", files: dict[str, str] | None = None, **inputs: str
-) -> tuple[int, str, dict[str, str]]:
-    """Runs the steps of action.yml as a runner would: exit code, what was printed, outputs."""
-    document = yaml.safe_load((ROOT / "action.yml").read_text())
-    given = (
-        {k: str(v.get("default", "")) for k, v in document["inputs"].items()}
-        | {"captures": captures}
-        | inputs
+def event(head: str | None) -> dict[str, str]:
+    """What the expressions of a workflow see of a pull request from a repository (None: it is gone), or, of "", of a push."""
+    names = ("number", "head.repo.full_name")
+    return dict(
+        zip(
+            (f"github.event.pull_request.{n}" for n in names),
+            ("7" if head != "" else "", head or ""),
+            strict=True,
+        )
     )
+
+
+OURS = event("octo/job")
+
+
+def holds(condition: str, values: dict[str, str]) -> bool:
+    """The value of an `if:` of a step."""
+    names = r"'[^']*'|always\(\)|[a-z][\w.-]*"
+    known = {"always()": "True"}
+    python = re.sub(
+        names, lambda m: m[0] if m[0][0] == "'" else known.get(m[0]) or repr(values.get(m[0], "")),
+        condition.strip().removeprefix("${{").removesuffix("}}").strip(),
+    )  # fmt: skip
+    return bool(eval(python.replace("&&", "and").replace("||", "or").replace("\n", " ")))
+
+
+def action(
+    project: Path,
+    captures: str = "logs\n",
+    files: dict[str, str] | None = None,
+    of: dict[str, str] = OURS,
+    **inputs: str,
+) -> tuple[int, str, dict[str, str]]:
+    """Runs the steps of action.yml for an event as a runner would: exit code, what was printed, outputs."""
+    document = yaml.safe_load((ROOT / "action.yml").read_text())
+    given = {k: str(v.get("default", "")) for k, v in document["inputs"].items()}
+    given |= {"captures": captures} | inputs
     for name in ("summary", "output"):
         (project / name).write_text("")
     runner = {"GITHUB_ACTION_PATH": str(ROOT), "RUNNER_TEMP": str(project / "temp"),
-              "GITHUB_STEP_SUMMARY": str(project / "summary"), "GITHUB_OUTPUT": str(project / "output")}  # fmt: skip
+              "GITHUB_STEP_SUMMARY": str(project / "summary"), "GITHUB_OUTPUT": str(project / "output"),
+              "GITHUB_REPOSITORY": "octo/job", "GITHUB_SERVER_URL": "https://ghe.example.org"}  # fmt: skip
     (project / "temp").mkdir(exist_ok=True)
     runner |= {name: str(project / path) for name, path in (files or {}).items()}
     printed, code = "", 0
+    outputs: dict[str, str] = {}
     for step in document["runs"]["steps"]:
-        always = "always()" in step.get("if", "")
-        wanted = "inputs.comment" not in step.get("if", "") or given["comment"] == "true"
-        if "run" in step and wanted and (always or not code):
-            outputs = dict(line.split("=", 1) for line in (project / "output").read_text().splitlines())
-            values = {f"inputs.{k}": v for k, v in given.items()} | {
-                f"steps.check.outputs.{k}": v for k, v in outputs.items()
-            }
-            values |= {
-                "github.token": "", "github.event.pull_request.number": "7",
-                "steps.keep.outputs.artifact-url": "https://example.org/reports",
-            }  # fmt: skip
-            env = {
-                k: re.sub(r"\$\{\{ ([\w.-]+) \}\}", value_of(values), v)
-                for k, v in step.get("env", {}).items()
-            }
-            assert "${{" not in step["run"], "inputs reach a script only through its environment"
-            done = bash(project, step["run"], **runner, **env)
-            printed, code = printed + done.stdout + done.stderr, code or done.returncode
-    return code, printed, dict(line.split("=", 1) for line in (project / "output").read_text().splitlines())
+        values = {f"inputs.{k}": v for k, v in given.items()} | of
+        values |= {f"steps.check.outputs.{k}": v for k, v in outputs.items()}
+        values |= {"github.token": "t0ken", "github.repository": "octo/job"}
+        values["steps.keep.outputs.artifact-url"] = "https://example.org/reports"
+        condition = step.get("if")
+        if "run" not in step or (code if condition is None else not holds(condition, values)):
+            continue
+        env = {
+            k: re.sub(r"\$\{\{ ([\w.-]+) \}\}", value_of(values), v) for k, v in step.get("env", {}).items()
+        }
+        assert "${{" not in step["run"], "inputs reach a script only through its environment"
+        done = bash(project, step["run"], **runner, **env)
+        printed, code = printed + done.stdout + done.stderr, code or done.returncode
+        outputs = dict(line.split("=", 1) for line in (project / "output").read_text().splitlines())
+    return code, printed, outputs
 
 
 def test_the_action(project: Path) -> None:
@@ -222,7 +247,8 @@ import json, os, sys
 from pathlib import Path
 folder, words = Path(__file__).parent / "comments", sys.argv[2:]
 path = next(w for w in words if w.startswith("repos/"))
-assert "/octo/job/" in path.replace("repos", "")
+assert path.startswith("repos/octo/job/issues/")
+assert os.environ["GH_HOST"] == "ghe.example.org" and os.environ["GH_ENTERPRISE_TOKEN"] == "t0ken"
 if (folder / "refused").exists():
     sys.exit("HTTP 403")
 if "--jq" in words:
@@ -239,13 +265,18 @@ else:
 """
 
 
-def test_the_action_keeps_one_comment(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gh, comments = project / ".tools" / "gh", project / ".tools" / "comments"
+@pytest.fixture
+def comments(project: Path) -> Path:
+    """The comments of a pull request, behind a stand-in for `gh`."""
+    gh, folder = project / ".tools" / "gh", project / ".tools" / "comments"
     gh.write_text(GH.replace("{python}", sys.executable))
     gh.chmod(0o755)
-    comments.mkdir()
+    folder.mkdir()
+    return folder
+
+
+def test_the_action_keeps_one_comment(project: Path, comments: Path) -> None:
     (comments / "1").write_text("somebody <!-- trace-doctor " + "0" * 16 + " -->\nlooks like ours")
-    monkeypatch.setenv("GITHUB_REPOSITORY", "octo/job")
     bash(project, "python train.py")
     baseline = {"baseline": "trace-doctor-baseline.json"}
     assert action(project, **baseline)[0] == 0
@@ -268,10 +299,18 @@ def test_the_action_keeps_one_comment(project: Path, monkeypatch: pytest.MonkeyP
     assert (code, "::notice::trace-doctor: no comment was written" in printed) == (1, True)
 
 
-def test_no_comment_is_written_for_a_fork() -> None:
-    document = yaml.safe_load((ROOT / "action.yml").read_text())
-    step = next(s for s in document["runs"]["steps"] if s["name"] == "Comment")
-    assert "github.event.pull_request.head.repo.full_name == github.repository" in step["if"]
+@pytest.mark.parametrize("head", ["stranger/job", None, ""], ids=["fork", "fork that is gone", "push"])
+def test_where_there_is_no_permission_the_job_summary_has_it_all(
+    project: Path, comments: Path, head: str | None
+) -> None:
+    plant(project)
+    bash(project, "python train.py")
+    code, printed, _ = action(project, of=event(head), comment="true")
+    assert (code, list(comments.iterdir())) == (1, []), printed
+    assert "check failed" in (project / "summary").read_text()
+
+
+def test_no_example_gives_a_strangers_pull_request_the_token() -> None:
     assert not any("pull_request_target" in block for block in BLOCKS["yaml"])
 
 

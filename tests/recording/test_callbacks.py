@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -10,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from trace_doctor import analyze
+from trace_doctor import analyze, record
 from trace_doctor.recording.callbacks import lightning_callback, trainer_callback
 
 pytestmark = pytest.mark.torch
@@ -141,3 +143,64 @@ def test_what_a_framework_refuses_does_not_reach_the_training(tmp_path: Path) ->
     lightning.on_train_start(Refusing(), None)
     lightning.on_train_batch_end(Refusing(), None)
     lightning.on_train_end(Refusing(), None)
+
+
+STARTS_THE_OTHER = """
+import os, subprocess, sys
+from types import ModuleType, SimpleNamespace
+
+sys.modules["lightning"], base = ModuleType("lightning"), ModuleType("lightning.pytorch")
+sys.modules["lightning.pytorch"], base.Callback = base, object
+import torch
+from trace_doctor.recording.callbacks import lightning_callback
+
+first = os.environ.setdefault("RANK", "0") == "0"
+other = subprocess.Popen([sys.executable, *sys.argv], env={**os.environ, "RANK": "1"}) if first else None
+torch.distributed.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=1 - first, world_size=2)
+layer = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+state = SimpleNamespace(global_step=0, should_stop=False)
+phases = ("warmup", "timing", "light")
+callback = lightning_callback(sys.argv[2], stop=True, phases=phases, timing_steps=4, max_warmup_steps=3)
+callback.on_train_start(state, None)
+while not state.should_stop and state.global_step < 200:
+    layer(torch.ones(2, 4)).mean().backward()
+    optimizer.step()
+    state.global_step += 1
+    callback.on_train_batch_end(state, None)
+assert state.should_stop
+callback.on_train_end(state, None)
+sys.exit(other.wait() if other else 0)
+"""
+
+
+def test_the_verdict_of_two_ranks_is_printed_once(tmp_path: Path) -> None:
+    """Rank 0 starts the other one itself, as Lightning does: both record into one folder."""
+    script = tmp_path / "train.py"
+    script.write_text(STARTS_THE_OTHER)
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path / "rendezvous"), str(tmp_path / "logs")],
+        env={**os.environ, "WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (folder,) = (tmp_path / "logs").iterdir()
+    assert {"recording.json", "rank0.light.json.gz", "rank1.light.json.gz"} <= {
+        p.name for p in folder.iterdir()
+    }
+    assert [line for line in done.stdout.splitlines() if "trace-doctor" in line] == [
+        f"trace-doctor: {analyze(folder).summary.verdict}"
+    ]
+
+
+def test_where_another_rank_does_not_end_its_command_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr("trace_doctor.recording.api._RANKS_SECONDS", 0.1)
+    with record(tmp_path, phases=("warmup", "timing")) as recording:
+        recording.step()
+    (folder,) = tmp_path.iterdir()
+    said = f"not all 2 ranks have ended here; for the verdict: trace-doctor analyze {folder}"
+    assert recording.verdict() == said

@@ -35,8 +35,10 @@ _begins = threading.Lock()
 _FOLDER_SECONDS = 60.0
 """the other ranks of a machine wait so long for the first one to make the folder"""
 
-_VERDICT_SECONDS = 600.0
-"""an analysis of what one rank records takes some seconds"""
+_VERDICT_SECONDS = 300.0
+"""an analysis takes some seconds; other ranks may wait for this one meanwhile, in a collective that gives up after ten minutes"""
+_RANKS_SECONDS = 10.0
+"""rank 0 waits so long for the others of its machine to end"""
 
 
 def record(folder: str | os.PathLike[str] = "logs", **options: Any) -> InsideRecording:
@@ -80,6 +82,7 @@ class InsideRecording:
         from trace_doctor.recording.agent import session
 
         self._began = time.monotonic()
+        self._session, self._ours = None, False  # of the block before
         with _begins:
             running = session.current()
             if running is not None and not running.done and not running.passive:
@@ -132,20 +135,28 @@ class InsideRecording:
         return False
 
     def verdict(self) -> str:
-        """The diagnosis of what was recorded, in a few sentences, made by another process; after the `with` block. Of several ranks the
-        command that analyzes all, as others may not have ended. "" for a rank that did not record, and where another one began it."""
+        """The diagnosis of what was recorded, in a few sentences, made by another process; after the `with` block. Of several ranks,
+        rank 0 has it, of all of them; where some have not ended within seconds or run on other machines, it has the command that
+        analyzes them. "" for all other ranks, for a rank that did not record, and where another one began it."""
         import shlex
         import subprocess
         import sys
 
-        from trace_doctor.recording.folder import read
+        from trace_doctor.recording.agent import ranks
 
         if not self._ours:
             return ""
-        folder = self._session.folder
-        recording = read(folder)
-        if recording is None or any((rank.world_size or 1) > 1 for rank in recording.ranks.values()):
-            return f"trace-doctor analyze {shlex.quote(str(folder))}"
+        recorder, folder = self._session.recorder, self._session.folder
+        rank, size = ranks.rank_and_size(sys.modules)
+        if recorder is not None:
+            rank, size = recorder.status.rank, recorder.status.manifest["world_size"]
+        if rank != 0:
+            return ""
+        command = f"trace-doctor analyze {shlex.quote(str(folder))}"
+        if recorder is None:
+            return "nothing was recorded"
+        if not _summed_up(folder):
+            return f"not all {size} ranks have ended here; for the verdict: {command}"
         analyze = "import sys, trace_doctor; print(trace_doctor.analyze(sys.argv[1]).summary.verdict)"
         try:
             done = subprocess.run(
@@ -156,7 +167,7 @@ class InsideRecording:
                 check=True,
             )
         except (OSError, subprocess.SubprocessError):
-            return f"no verdict; trace-doctor analyze {shlex.quote(str(folder))}"
+            return f"no verdict; {command}"
         return done.stdout.strip()
 
     def _with_folder(self) -> RecordOptions | None:
@@ -171,21 +182,25 @@ class InsideRecording:
         rank, size = ranks.rank_and_size(sys.modules)
         if size == 1 or ranks.leads(rank):
             options = replace(self._options, folder=new_folder(self._base))
-            options.write(Path(options.folder) / OPTIONS_FILE, job=_job())
+            own = _started(os.getpid())  # the parent of the other ranks, where the first one starts them
+            options.write(Path(options.folder) / OPTIONS_FILE, job=_started(os.getppid()), process=own)
             whole_files.write(Path(options.folder) / COMMAND_FILE, masked(sys.orig_argv) + "\n")
             return options
-        folder = _folder_of(_job(), Path(self._base))
-        return replace(self._options, folder=str(folder)) if folder else None
+        folder = _folder_of(_started(os.getppid()), Path(self._base))
+        if folder is None:
+            log.warning("rank %d is not recorded: the first rank of its job began no recording here", rank)
+            return None
+        return replace(self._options, folder=str(folder))
 
 
-def _job() -> str:
-    """The same for all processes that one launcher has started on this machine, and for no others."""
-    parent = os.getppid()
+def _started(process: int) -> str:
+    """Names a process, and no other one that gets its number later: the launcher of a job has one name for all its ranks."""
     try:
-        started = Path(f"/proc/{parent}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
+        stat = Path(f"/proc/{process}/stat").read_text(encoding="utf-8")
+        started = stat.rpartition(")")[2].split()[19]
     except (OSError, IndexError):
         started = ""
-    return f"{parent}:{started}:{os.environ.get('TORCHELASTIC_RESTART_COUNT', '')}"
+    return f"{process}:{started}:{os.environ.get('TORCHELASTIC_RESTART_COUNT', '')}"
 
 
 def _folder_of(job: str, base: Path) -> Path | None:
@@ -194,10 +209,21 @@ def _folder_of(job: str, base: Path) -> Path | None:
     while time.monotonic() < until:
         for options in sorted(base.glob(f"*/{OPTIONS_FILE}"), reverse=True):
             with contextlib.suppress(OSError, ValueError):
-                if json.loads(options.read_bytes()).get("job") == job:
+                said = json.loads(options.read_bytes())
+                if job in (said.get("job"), said.get("process")):
                     return options.parent.absolute()
         time.sleep(0.05)
     return None
+
+
+def _summed_up(folder: Path) -> bool:
+    """Whether all ranks have ended and are in one table; waits for those of this machine, for some seconds."""
+    until = time.monotonic() + _RANKS_SECONDS
+    while (folder / OPTIONS_FILE).exists():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.05)
+    return True
 
 
 def _sum_up(folder: Path, seconds: float) -> None:

@@ -3,7 +3,7 @@
 Trainer(..., callbacks=[trainer_callback("logs")])                 # transformers
 lightning.Trainer(..., callbacks=[lightning_callback("logs")])
 
-When the training ends, the verdict is printed.
+When the training ends, the verdict is printed, of several ranks by rank 0.
 """
 
 from __future__ import annotations

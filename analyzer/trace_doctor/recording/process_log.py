@@ -13,9 +13,9 @@ from pathlib import Path
 
 _OUR_FOLDER = os.path.dirname(os.path.abspath(__file__)) + os.sep
 PRESENCE_FILE = "processes.jsonl"
-STARTED, TORCH, FAILED, SECOND, TOO_OLD = "started", "torch", "failed", "second", "too old"
+STARTED, TORCH, FAILED, SECOND, TOO_OLD, STAYS = "started", "torch", "failed", "second", "too old", "stays"
 """the recorder is there; torch was imported; the recorder failed; the process trains, but another is recorded already; its
-Python cannot run the recorder"""
+Python cannot run the recorder; enough is recorded, and the command is to be ended, as the process cannot leave by itself"""
 _LEAST_TORCH = (2, 1)
 
 
@@ -31,6 +31,11 @@ def say(folder: str, event: str, why: str = "") -> None:
             os.close(file)
     except OSError:
         pass
+
+
+def is_kept(folder: str) -> bool:
+    """Whether there is a launcher that listens."""
+    return os.path.exists(os.path.join(folder, PRESENCE_FILE))
 
 
 def kind_of(error: BaseException) -> str:

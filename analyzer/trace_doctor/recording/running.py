@@ -219,9 +219,12 @@ class _Watch:
             self._end()
 
     def _time_to_end(self) -> Why | None:
-        if self._enough is not None and self._stays():
-            self._to_come = iter(_TO_END[1:])
-            return "enough"
+        if self._enough is not None:
+            if any(process_log.STAYS in events for events in process_log.heard(self._folder).values()):
+                return "enough"
+            if self._stays():
+                self._to_come = iter(_TO_END[1:])
+                return "enough"
         if self._age >= self._until_asked:
             self._say("ending the command, which goes on after the signal to end")
             return "time"

@@ -147,6 +147,39 @@ finally:
     assert said["backward_passes_per_step"] == 4, "the optimizer that steps least often ends a step"
 
 
+IN_A_THREAD_OF_RAY = """
+from threading import Thread
+from types import ModuleType
+
+sys.modules["ray.train"] = ModuleType("ray.train")
+failed = []
+
+def train():
+    try:
+        while True:
+            step()
+    except BaseException as error:  # as Ray does: whatever ends a worker but its return has failed
+        failed.append(error)
+
+worker = Thread(target=train, daemon=True)
+worker.start()
+try:
+    while worker.is_alive():
+        worker.join(0.1)
+except KeyboardInterrupt:
+    print("aborted")
+    sys.exit(130)
+sys.exit(f"failed: {failed}")
+"""
+
+
+def test_ray_train_is_stopped_from_outside(make: Make) -> None:
+    made = make(MODEL + IN_A_THREAD_OF_RAY)
+    assert "aborted" in made.output.splitlines()
+    assert (made.recorded.exit_code, made.recorded.stopped_by_us) == (0, True)
+    assert made.said()["ended"] == "enough" and "light" in made.said()["files"]
+
+
 def test_a_recording_begins_where_it_is_asked_to(make: Make) -> None:
     """Steps and seconds count from there: those before it take all of the time that recording has."""
     slow_at_first = "\nfor i in range(10_000):\n    step()\n    time.sleep(0.2 if i < 30 else 0)\n"

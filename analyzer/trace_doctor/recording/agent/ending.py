@@ -44,6 +44,11 @@ def _watch_exit(finish: Finish) -> None:
     os._exit = watched
 
 
+def is_ray_worker() -> bool:
+    """Whether this is the thread in which a worker of Ray Train trains: whatever it raises, SystemExit included, is a failure of it."""
+    return "ray.train" in sys.modules and threading.current_thread() is not threading.main_thread()
+
+
 def end_without_libraries() -> None:
     """In a child of a process that was profiled: it ends with its own code once Python is done, before the libraries of the parent
     are taken down. The profiler's waits for threads there that the child does not have, and would wait for ever."""

@@ -295,9 +295,15 @@ class Session:
     def _stop(self) -> None:
         """At a step boundary, by SystemExit: `finally` blocks, context managers and exit handlers of the script run.
 
-        A script that catches it is asked again at each step, and after the grace period ended."""
+        A script that catches it is asked again at each step, and after the grace period ended. To Ray Train it would be a failed
+        worker: there the launcher ends the command."""
         if not self._stopping:
             self._stopping = True
+            if ending.is_ray_worker() and process_log.is_kept(str(self.folder)):
+                self.finish("enough")
+                self._withdraw()
+                process_log.say(str(self.folder), process_log.STAYS)
+                return
             self._call_off = ending.leave_within(self.options.grace_seconds, self._quietly(self._forced))
         raise SystemExit(0)
 
