@@ -123,9 +123,11 @@ def treated(source: Path) -> Callable[..., tuple[Loop, Pretender]]:
     def run(
         runner: Pretender, *findings: Finding, max_trials: int | None = None, clock: Clock | None = None,
         rules: Rules = RULES, unsafe: bool = True, decided: Mapping[str, Attempt] | None = None,
+        after_each: Callable[[Loop], None] = lambda loop: None,
     ) -> tuple[Loop, Pretender]:  # fmt: skip
         made: Plan = plan(Result(findings=list(findings)), source, unsafe=unsafe, torch_version="2.1")
         loop = Loop(runner, rules, clock or Clock(1e9), Setup(made), decided=decided or {})
+        loop.after_each = lambda: after_each(loop)
         with suppress(KeyboardInterrupt):
             loop.run(candidates(made)[0], max_trials)
         return loop, runner
@@ -361,6 +363,18 @@ def test_what_was_decided_before_is_not_tried_again(treated: Run) -> None:
     assert second.confirmed
     other = [msgspec.structs.replace(f, fixes=[PIN]) for f in THREE]  # another edit was not tried yet
     assert fates(treated(pretender, *other, decided=decided)[0]) != fates(second)
+
+
+def test_what_is_decided_is_handed_on_while_the_rest_is_tried(treated: Run) -> None:
+    """So that it can be kept where a kill does not reach."""
+    seen: list[tuple[dict[str, str], bool]] = []
+
+    def look(loop: Loop) -> None:
+        seen.append((fates(loop), b"num_workers" in loop.setup.edits.patch()))
+
+    treated(Pretender({"TD101-1": 0.5}), *THREE, after_each=look)
+    assert seen[0] == ({"TD101-1": "kept"}, True)
+    assert [len(each) for each, _ in seen] == [1, 2, 3]
 
 
 def test_an_interruption_keeps_what_was_known(treated: Run) -> None:

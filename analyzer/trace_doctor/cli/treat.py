@@ -117,6 +117,7 @@ def treat(
     from trace_doctor.reporters.saved import read_treatment
     from trace_doctor.treatment import TreatOptions
     from trace_doctor.treatment import treat as run
+    from trace_doctor.treatment.unfinished import Unfinished
 
     sinks = sinks_among("treat", ("text", "json", "html", "markdown"), output)
     if not output:
@@ -157,15 +158,25 @@ def treat(
         _refuse_without_a_way_back(source)
     if branch is not None and source.exists():
         check_branch(source if source.is_dir() else source.parent, branch)
+    unfinished = Unfinished(source)
+    if resume is None and unfinished.left_behind():
+        console.hint(
+            f"an earlier treat was killed here: --resume {unfinished.path} goes on with what it decided"
+        )
     treated = run(
-        command, source, options, config=config, torch_version=setup.torch_version,
+        command, source, options, config=config, torch_version=setup.torch_version, after_each=unfinished.save,
         choose=partial(_before_trials, console, interactive=interactive, branch=branch), say=console.hint,
     )  # fmt: skip
-    _hand_over(console, treated, patch, patch_place, apply, allow_dirty)
+    if data := treated.edits.patch():
+        console.write(patch, data, patch_place)
+        console.hint(f"patch of what helped: {patch}; {apply_words(patch, treated.edits.patch_base)}")
     if treated.batch_patch:
         console.write(batch_patch, treated.batch_patch, batch_place)
         console.hint(f"patch of the batch size, for after the other: {batch_patch}")
     deliver_all(console, sinks, partial(_render, treated.treatment))
+    unfinished.discard()
+    if apply and data:
+        _apply(console, treated, allow_dirty)
     if branch is not None:
         _make_branch(console, treated, branch)
     raise typer.Exit(treated.treatment.code)
@@ -191,18 +202,11 @@ def _refuse_to_replace(sinks: Sequence[Sink], patches: Sequence[Path]) -> None:
             raise UsageError(f"{patch} exists and is no patch of ours; use --patch FILE")
 
 
-def _hand_over(
-    console: Console, treated: Treated, patch: Path, place: Path, apply: bool, allow_dirty: bool
-) -> None:
-    """The patch to its file; into the scripts only where that was asked for and all is decided."""
-    data = treated.edits.patch()
-    if not data:
-        return
-    console.write(patch, data, place)
-    console.hint(f"patch of what helped: {patch}; {apply_words(patch, treated.edits.patch_base)}")
-    if apply and treated.treatment.code == 0:
+def _apply(console: Console, treated: Treated, allow_dirty: bool) -> None:
+    """Edits the scripts where all is decided. Everything else is written by then: a full disk leaves them alone."""
+    if treated.treatment.code == 0:
         console.hint(f"applied to {', '.join(treated.apply(allow_dirty=allow_dirty))}")
-    elif apply:
+    else:
         console.hint("nothing was applied: " + treated.treatment.verdict)
 
 

@@ -45,6 +45,8 @@ class Loop:
     confirmed: bool | None = None
     decided: Mapping[str, Attempt] = field(default_factory=dict)
     """what an earlier treatment of the same script has decided, by `key`"""
+    after_each: Callable[[], None] = lambda: None
+    """called when the trial of a fix has ended"""
     _rejects: list[Candidate] = field(default_factory=list)
     _missed: list[Candidate] = field(default_factory=list)
     """that were not in force"""
@@ -78,6 +80,7 @@ class Loop:
                         rest, "not_tried", self._refusal(rest) or "not tried: --max-minutes is used up"
                     )
                 break
+            self.after_each()
         kept = self.setup.fixes
         self._leave_out_each(start)
         self._confirm(start, kept)

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from trace_doctor.api import analyze, diff
 from trace_doctor.config import Config
 from trace_doctor.errors import TraceDoctorError, UsageError, printable
@@ -114,6 +116,10 @@ class Outcome:
         self.notes += scratch.leftovers()
         for line in scratch.leftovers():
             say(line)
+
+    def so_far(self) -> Treatment:
+        """For `--resume`, should the process be killed."""
+        return replace(self.treatment().treatment, interrupted=True)
 
     def treatment(self) -> Treated:
         """What is known by now, with its verdict and exit code, and the plan of what was kept."""

@@ -14,7 +14,7 @@ from trace_doctor.errors import UsageError, printable
 from trace_doctor.fixes.plan import Plan, plan
 from trace_doctor.loading.load_files import available_cores
 from trace_doctor.model import Result
-from trace_doctor.model.treatment import ByHand
+from trace_doctor.model.treatment import ByHand, Treatment
 from trace_doctor.recording.agent.copy_up import COPIED, REFUSED
 from trace_doctor.recording.command_line import masked
 from trace_doctor.recording.recording_warnings import loads_no_recorder
@@ -49,11 +49,13 @@ def treat(
     torch_version: str | None = None,
     choose: Choose | None = None,
     say: Say = lambda line: None,
+    after_each: Callable[[Treatment], None] = lambda treatment: None,
 ) -> Treated:
     """Runs `command` in a copy of the project that holds `source`, and tries the fixes of what its recording shows.
 
     No edit is made below `source`; what the command itself changed there is listed in the outcome. `choose` picks from the
-    fixes that could be tried, with the plan that they are of. Interrupted (KeyboardInterrupt or SystemExit) after the first recording, it returns what is
+    fixes that could be tried, with the plan that they are of; `after_each` gets what is known when the trial of one has
+    ended. Interrupted (KeyboardInterrupt or SystemExit) after the first recording, it returns what is
     known so far. Raises UsageError where the command fails as it is.
     """
     options = options or TreatOptions()
@@ -126,6 +128,7 @@ def treat(
         outcome = Outcome(
             options, runner.steps, loop, by_hand, [*scratch.notes, *[busy] * bool(busy)], fingerprint
         )
+        loop.after_each = lambda: after_each(outcome.so_far())
         with outcome.whatever_comes():
             if queue or options.search_batch:
                 cannot = _pilot(runner, Setup(edit_plan), clock)
