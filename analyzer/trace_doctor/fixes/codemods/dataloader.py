@@ -181,14 +181,15 @@ class _Loader:
         if literal(workers.value) is ...:
             self.guard = workers.script.code(workers.value)
         if "num_workers" not in settings and self.guard:
-            return self._current(workers) or 0
+            return self._current(workers)
         return self._set_number(workers, target, source_text(target))
 
-    def _current(self, argument: Argument) -> int | None:
-        """A number that the script itself sets; None where it does not."""
+    def _current(self, argument: Argument) -> int:
+        """A number that the script itself sets; 1 where somebody else does, or may: what depends on it is written with a guard."""
         origin = where_set(argument.script, argument.value, self.project)
         value = literal(argument.value if origin is None else origin.value)
-        return value if isinstance(value, int) else None
+        known = isinstance(value, int) and not (origin is not None and origin.flag and not value)
+        return value if known else 1
 
     def _set_number(self, argument: Argument, target: int, text: str) -> int:
         """Sets a number where it comes from: raises it, or where it is to be exact sets it. Returns what it is afterwards."""
