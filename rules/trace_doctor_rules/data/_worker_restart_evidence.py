@@ -88,11 +88,11 @@ class WorkerRestarts(Evidence, frozen=True):
             )
         return cls(tuple(borders), run.dur[rows], loading.thread, bool(len(frames)))
 
-    def median_wait(self, borders: Sequence[Border]) -> int:
-        """Of all waits that are at none of these borders, ns; 0 without any."""
+    def median_wait(self, borders: Sequence[Border]) -> int | None:
+        """Of all waits that are at none of these borders, ns; None without any."""
         at = [border.place + side for border in borders for side in (0, 1)]
         others = np.delete(self.waits, at)
-        return int(np.median(others)) if len(others) else 0
+        return int(np.median(others)) if len(others) else None
 
 
 def _untrained(facts: Facts, between: tuple[I64, I64]) -> Bool:

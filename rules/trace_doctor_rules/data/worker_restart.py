@@ -54,6 +54,16 @@ def _training(
     return b
 
 
+def _only_loading() -> RunBuilder:
+    """A loop that times its loader: a batch of each worker is waited for, the others are there."""
+    b = RunBuilder(gpu=None)
+    with b.step():
+        for _ in range(8):
+            b.loader(120_000, workers=2)
+            b.loader(200, workers=2)
+    return b
+
+
 _SCRIPT = """from torch.utils.data import DataLoader
 loader = DataLoader(list(range(100)), batch_size=4, num_workers=4)
 for epoch in range(10):
@@ -156,6 +166,7 @@ class WorkerRestart(Rule):
         Valid("work in between", _training, thresholds={"max_operators": 0}),
         Valid("a small part", _training, thresholds={"min_share": 0.7}),
         Valid("one epoch", lambda: _training(epochs=1)),
+        Valid("batches that nothing is done with", _only_loading),
         Valid("no workers", lambda: _training(workers=0), skipped="worker processes"),
     ]  # fmt: skip
     INVALID = [
@@ -180,6 +191,8 @@ class WorkerRestart(Rule):
         loader, count = ctx[WorkerRestarts], ctx[Steps].count
         borders = [border for border in loader.borders if border.operators <= self.max_operators]
         usual = loader.median_wait(borders)
+        if usual is None:  # nothing is done with the batches: a wait after a wait is no border there
+            return
         restarts = [border for border in borders if self._restarts(border, usual, stacks=loader.stacks)]
         if not restarts:
             return
