@@ -32,6 +32,7 @@ ORIGINS = {
     "eighth": "never seen before, eighth set",
     "eighth-made": "eighth set, made for it",
     "ninth": "never seen before, ninth set",
+    "tenth": "never seen before, tenth set",
 }
 HELD_OUT = tuple(kind for kind in ORIGINS if kind not in ("real", "simulated", "others"))
 
