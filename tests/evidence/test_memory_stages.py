@@ -91,7 +91,7 @@ def test_whose_line_it_is(
         ([("<eval_with_key>.1", 5, "forward"), MODULE, MAIN], "main() (/home/me/train.py:9)"),
         ([("??", 0, "torch::autograd::MmBackward0::apply(...)")], "MmBackward0 (backward)"),
         ([("/home/me/x.py", 3, "SquareBackward0")], "SquareBackward0() (/home/me/x.py:3)"),
-        ([MODULE], f"_call_impl() ({SITE}nn/modules/module.py:1790)"),
+        ([MODULE], "_call_impl() (torch/nn/modules/module.py:1790)"),
         ([MM, ("??", 0, "torch::autograd::Engine::thread_main(...)")], "backward"),
     ],
 )
