@@ -49,6 +49,7 @@ _LIBRARY_PATH = re.compile(
     re.IGNORECASE,
 )
 _DETOUR = re.compile(r"(?:^|[/\\])\.\.?[/\\]")
+_INSTALLED = re.compile(r"^(?:.*[/\\])?(?:site|dist)-packages[/\\](?=.)", re.DOTALL)
 _ABSOLUTE = re.compile(r"/|[A-Za-z]:/")
 
 
@@ -93,6 +94,12 @@ def plain_path(name: str) -> str:
     return ntpath.normpath(name) if "\\" in name else posixpath.normpath(name)
 
 
+@lru_cache(maxsize=65536)
+def brief_path(name: str) -> str:
+    """Of a file of an installed package the path below `site-packages`, as traces have it. Other names stay as they are."""
+    return _INSTALLED.sub("", name, count=1)
+
+
 def called(function: str) -> str:
     """A function as people write it: `train()`. `<module>` and `<lambda>` stay as they are."""
     return function if function.endswith((")", ">")) else f"{function}()"
@@ -106,7 +113,7 @@ class Frame(Struct, frozen=True, array_like=True):
     function: str
 
     def __str__(self) -> str:
-        return f"{called(self.function)} ({self.file}:{self.line})"
+        return f"{called(self.function)} ({brief_path(self.file)}:{self.line})"
 
 
 _PYTHON_EVENT = re.compile(r"(.+)\((\d{1,9})\): (.+)", re.DOTALL)

@@ -300,6 +300,13 @@ def test_a_snapshot_without_history_says_what_it_held(tmp_path: Path) -> None:
     assert "nothing found" not in tiles and "no rule could run" in tiles
 
 
+def test_the_tile_of_memory_says_that_reserved_is_the_maximum_of_the_record(snapshot_result: Result) -> None:
+    """Most is not always reserved at the moment at which most is allocated."""
+    page = render(snapshot_result, "html")
+    tile = re.sub("<[^>]+>", "", page[page.index("<dt>Peak memory") :].split("</dd>")[0])
+    assert "14.0 GiB reserved" in tile and tile.rstrip().endswith("at most")
+
+
 def test_a_saving_of_reserved_memory_is_called_so(snapshot_result: Result) -> None:
     saving = Saving(bytes=300 << 20, share_of_peak=0.25, peak="reserved")
     finding = msgspec.structs.replace(snapshot_result.findings[0], saving=saving)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import fields
+
 import pytest
 
+from trace_doctor.config import Settings
+from trace_doctor.errors import NotCaptured
 from trace_doctor.model import Saving
 from trace_doctor.rule import Rule
 from trace_doctor.testing import claims_of
 from trace_doctor_rules.kernels.fp32_matmul import Fp32Matmul
 from trace_doctor_rules.kernels.many_small_gemms import ManySmallGemms
+from trace_doctor_rules.kernels.underfilled_gpu import UnderfilledGpu
 from trace_doctor_rules.kernels.unfused_attention import UnfusedAttention
 
 
@@ -57,3 +63,12 @@ def test_score_matrices_are_saved_where_a_forward_keeps_them(case: str, gpu_byte
     found = saving(UnfusedAttention, case, gpu_bytes=gpu_bytes)
     assert found.bytes == (4 * 64 * 512 * 512 * 2 if kept else None)
     assert ("score matrices" in found.how) == kept
+
+
+def test_a_setting_that_is_advised_is_one() -> None:
+    case = next(c for c in UnderfilledGpu.VALID if c.name == "memory of unknown size")
+    with pytest.raises(NotCaptured) as missing:
+        claims_of(UnderfilledGpu(), case.build())
+    advised = re.search(r"setting ([a-z-]+)", missing.value.capture or "")
+    assert advised is not None
+    assert advised.group(1).replace("-", "_") in {f.name for f in fields(Settings)}

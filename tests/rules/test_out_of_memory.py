@@ -127,3 +127,21 @@ def test_what_follows_counts(captures_dir: Path) -> None:
     assert next(o for o in result.outcomes if o.code == "TD407").reason.startswith(
         "no optimizer step recorded"
     )
+
+
+def test_a_place_in_an_installed_package_is_named_from_the_package_on(tmp_path: Path) -> None:
+    """The whole path stays where programs read it."""
+    package = "/home/me/venv/lib/python3.12/site-packages/torchtitan"
+    whole = f"{package}/components/loss.py"
+    b = SnapshotBuilder(script=f"{package}/train.py")
+    b.held(GIB)
+    with b.forward(whole, 21):
+        b.alloc(GIB)
+        b.oom(2 * GIB, device_free=100 * MIB)
+    result = analyze(b.write(tmp_path / "snapshot.pickle"), select=["TD410"])
+    (finding,) = result.findings
+    assert "in forward() (torchtitan/components/loss.py:21)" in finding.message
+    assert finding.location.file == whole
+    text = render(result, "text")
+    assert "torchtitan/components/loss.py:21" in text and "site-packages" not in text
+    assert whole in render(result, "json")

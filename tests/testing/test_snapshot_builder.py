@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from trace_doctor.snapshot import Action, Snapshot
@@ -70,3 +72,14 @@ def test_expandable_segments_grow_at_their_end() -> None:
     assert actions(snapshot).count("segment_map") == 4
     assert "segment_alloc" not in actions(snapshot)
     assert (whole.addr, snapshot.segment_size.tolist()) == (blocks[0].addr, [200 * MIB])
+
+
+def test_equal_texts_give_equal_files_whichever_objects_they_are(tmp_path: Path) -> None:
+    """Constants of a module are shared where Python compiled it, and not where it loaded it."""
+    made = []
+    for name in ("loss", "".join(["lo", "ss"])):
+        b = SnapshotBuilder()
+        for function in ("loss", name):
+            b.alloc(1 << 20, frames=[("train.py", 7, function)])
+        made.append(b.write(tmp_path / "snapshot.pickle").read_bytes())
+    assert made[0] == made[1]

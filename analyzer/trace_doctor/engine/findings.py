@@ -24,7 +24,6 @@ from trace_doctor.model import (
     Confidence,
     Finding,
     Fix,
-    Location,
     Saving,
     Severity,
     Table,
@@ -377,10 +376,3 @@ def _ranges(numbers: Sequence[int]) -> str:
         else:
             runs.append([n, n])
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
-
-
-def anchor(location: Location) -> str:
-    """`file:line` for people, or an empty string."""
-    if not location.file:
-        return ""
-    return f"{location.file}:{location.line}" if location.line else location.file

@@ -37,6 +37,7 @@ from trace_doctor.reporters.units import (
     size,
     step_change,
 )
+from trace_doctor.user_frames import brief_path
 
 
 class Kind(NamedTuple):
@@ -291,9 +292,10 @@ def against_baseline(finding: Finding, result: Result) -> str:
 
 
 def where(location: Location) -> str:
-    """`train.py:41` when the line is known, else the place in the capture."""
+    """`train.py:41` when the line is known, else the place in the capture; `torch/nn/functional.py:12` of an installed package."""
     if location.file:
-        return f"{location.file}:{location.line}" if location.line is not None else location.file
+        file = brief_path(location.file)
+        return f"{file}:{location.line}" if location.line is not None else file
     return location.function or ""
 
 

@@ -253,7 +253,7 @@ def _time_table(terminal: Terminal, result: Result, rows: list[TimeLedgerRow], n
 
 
 def _memory_table(terminal: Terminal, rows: list[MemoryLedgerRow], names: Names) -> None:
-    lines = [["", "peak", "reserved", "of it at the peak"]]
+    lines = [["", "peak", "reserved at most", "of the peak"]]
     lines += [
         [names.place(r), size(r.peak_bytes), size(r.max_reserved_bytes) if r.max_reserved_bytes else "", _classes(r)]
         for r in rows
@@ -276,7 +276,7 @@ def _aligned(terminal: Terminal, lines: list[list[str]]) -> None:
 
 
 def _reserved(row: MemoryLedgerRow) -> list[str]:
-    parts = [f"{size(row.max_reserved_bytes)} reserved"] if row.max_reserved_bytes else []
+    parts = [f"{size(row.max_reserved_bytes)} reserved at most"] if row.max_reserved_bytes else []
     return parts + ([f"{size(row.private_bytes)} in private pools"] if row.private_bytes else [])
 
 

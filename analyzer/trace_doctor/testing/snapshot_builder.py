@@ -22,6 +22,7 @@ A builder holds a small caching allocator, so that segments, gaps and reserved m
 from __future__ import annotations
 
 import pickle
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -283,7 +284,7 @@ class SnapshotBuilder:
 
     def write(self, path: Path, *, protocol: int = 4) -> Path:
         """Writes the pickle; gives `path`."""
-        path.write_bytes(pickle.dumps(self.data(), protocol=protocol))
+        path.write_bytes(pickle.dumps(_one_of_each(self.data(), {}), protocol=protocol))
         return path
 
     def snapshot(self) -> Snapshot:
@@ -364,3 +365,18 @@ class SnapshotBuilder:
                 for b in segment.blocks
             ],
         }
+
+
+def _one_of_each(value: Any, made: dict[int, Any]) -> Any:
+    """The same with one object for equal texts: pickle writes an object once, and whether equal constants are one depends on whether
+    Python compiled their module or loaded it. `made`: what has become of each container."""
+    if type(value) is str:
+        return sys.intern(value)
+    if not isinstance(value, list | dict | tuple):
+        return value
+    if id(value) not in made:
+        if isinstance(value, dict):
+            made[id(value)] = {_one_of_each(k, made): _one_of_each(v, made) for k, v in value.items()}
+        else:
+            made[id(value)] = type(value)(_one_of_each(v, made) for v in value)
+    return made[id(value)]

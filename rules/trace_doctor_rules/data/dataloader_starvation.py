@@ -519,7 +519,7 @@ def _tables(ctx: Context, data_waits: DataWaits, outcome: ReplayOutcome, without
     tables = [
         Table.with_units(
             "Data loading per steady step, longest wait first",
-            {"step": "count", "takes": "us", "in the loader": "us", f"{resource} waits": "us"},
+            {ctx[Steps].heading: "count", "takes": "us", "in the loader": "us", f"{resource} waits": "us"},
             [
                 [s.step, s.takes / 1e3, s.inside / 1e3, s.exposed / 1e3]
                 for s in sorted(data_waits.steps, key=lambda s: (-s.exposed, s.step))

@@ -253,10 +253,11 @@ def _message(restarts: Sequence[Border], usual: int, count: int) -> str:
 
 
 def _table(ctx: Context, restarts: Sequence[Border], usual: int) -> Table:
-    spans = [(s.index, s.start, s.end) for s in ctx[Steps].steady]
+    steps = ctx[Steps]
+    spans = [(s.index, s.start, s.end) for s in steps.steady]
     return Table.with_units(
         "Epoch boundaries",
-        {"step": "count", "shutdown": "us", "startup": "us", "first batch": "us", "median wait": "us"},
+        {steps.heading: "count", "shutdown": "us", "startup": "us", "first batch": "us", "median wait": "us"},
         [
             [
                 next((i for i, start, end in spans if start <= r.start < end), None),

@@ -257,7 +257,7 @@ def _memory(ctx: Context, kernels: Kernels) -> tuple[int, int]:
     if row is None or not row.peak_bytes:
         raise NotCaptured("memory not recorded", "profile(..., profile_memory=True)")
     if not size:
-        raise NotCaptured("device memory size not recorded", "--device-memory")
+        raise NotCaptured("device memory size not recorded", "the setting device-memory with the bytes")
     return row.peak_bytes, size
 
 

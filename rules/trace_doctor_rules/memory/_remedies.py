@@ -5,9 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
+
 from trace_doctor import Fix, Target
+from trace_doctor.arrays import I64
+from trace_doctor.evidence.memory.blocks import DeviceBlocks
 from trace_doctor.evidence.memory.stages import MemoryStacks, Stage
-from trace_doctor.snapshot import StackFrame
+from trace_doctor.snapshot import NO_STACK, StackFrame
 from trace_doctor_rules import techniques
 
 _LOSS = re.compile(r"cross_entropy|nll_loss|log_?softmax|NllLoss|LogSoftmax|CrossEntropy", re.IGNORECASE)
@@ -63,6 +67,13 @@ def kind_of(stacks: MemoryStacks, stack: int) -> str:
         if _SDPA.search(frame.name) and not frame.is_python:
             return SDPA
     return ATTENTION if _is_attention(near, stacks.op(stack)) else OTHER
+
+
+def blocks_of_kind(device: DeviceBlocks, moment: int, kind: str) -> I64:
+    """Blocks alive at a moment that code of this kind has made: of all layers the score matrices, where one is asked about."""
+    stack = np.where(device.history.alive(moment), device.history.stack, NO_STACK)
+    alike = [s for s in np.unique(stack).tolist() if s >= 0 and kind_of(device.stacks, s) == kind]
+    return np.flatnonzero(np.isin(stack, alike))
 
 
 def _of_one_module(frames: Iterable[StackFrame]) -> list[StackFrame]:

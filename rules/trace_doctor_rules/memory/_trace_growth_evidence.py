@@ -44,13 +44,15 @@ class TraceGrowth(Evidence, frozen=True):
     """Raises NotCaptured without steps or `[memory]` events with addresses."""
 
     devices: tuple[Risen, ...]
+    steps: Steps
     nesting: Nesting
     main: int
     sites: CallSites | None
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
-        events, ends = facts.run.memory, [s.end for s in facts[Steps].steps]
+        events, steps = facts.run.memory, facts[Steps]
+        ends = [s.end for s in steps.steps]
         if not (events.addr > 0).any():
             raise NotCaptured("allocations not recorded", ADVICE)
         growths = []
@@ -71,7 +73,7 @@ class TraceGrowth(Evidence, frozen=True):
                     ts=events.ts[unfreed][inside],
                 )
             )
-        return cls(tuple(growths), facts[Nesting], facts[Threads].main, facts.get(CallSites))
+        return cls(tuple(growths), steps, facts[Nesting], facts[Threads].main, facts.get(CallSites))
 
     def explained(self, risen: Risen, share: float) -> bool:
         """Whether blocks that each step has left behind make up at least this share of what it added."""

@@ -11,6 +11,7 @@ from trace_doctor import Claim, Context, Fix, NotCaptured, Rule, Table, Target, 
 from trace_doctor.evidence.memory.blocks import DeviceBlocks
 from trace_doctor.evidence.memory.timeline import CAPTURE_ADVICE
 from trace_doctor.evidence.trace.call_sites import Site, location
+from trace_doctor.evidence.trace.steps import COUNTED
 from trace_doctor.testing import GIB, MIB, Invalid, RunBuilder, SnapshotBuilder, Valid
 from trace_doctor_rules._shared import table
 from trace_doctor_rules.memory._memory_growth_evidence import Growth, explaining_frame, growth, own_frames
@@ -249,6 +250,7 @@ class MemoryGrowth(Rule):
         """Without a snapshot: the trace's own events tell how much, and stacks in which function."""
         if max(len(d.live) for d in trace_growth.devices) < self.min_boundaries:
             raise NotCaptured(f"fewer than {self.min_boundaries} steps in the trace", TRACE_ADVICE)
+        steps = trace_growth.steps
         for risen in trace_growth.devices:
             least = max(self.min_bytes, self.min_share * risen.peak)
             if not (risen.rises >= least).all() or not trace_growth.explained(risen, self.one_frame):
@@ -257,7 +259,7 @@ class MemoryGrowth(Rule):
             where = f" in {site}" if site is not None else ""
             device = None if risen.device < 0 else risen.device
             of = "the host" if device is None else f"GPU {device}"
-            live = list(enumerate(risen.live.tolist(), 1))
+            live = [[s.index, held] for s, held in zip(steps.steps, risen.live.tolist(), strict=True)]
             yield Claim(
                 message=f"Allocated memory of {of} grows by {size(per_step)} per step over {len(live)} steps{where}. "
                 "Nothing frees what each step leaves allocated.",
@@ -268,7 +270,7 @@ class MemoryGrowth(Rule):
                     replace(
                         table(
                             "Memory at the end of each step",
-                            {"step": "count", "allocated": "bytes"},
+                            {steps.heading: "count", "allocated": "bytes"},
                             live,
                             20,
                         ),
@@ -318,7 +320,7 @@ def _steps_left(device: DeviceBlocks, device_bytes: int | None, per_step: int) -
 
 def _table(g: Growth) -> Table:
     rows = list(zip(range(len(g.live)), g.live.tolist(), [None, *g.rises.tolist()], strict=True))
-    heads: dict[str, Unit] = {"step": "count", "allocated": "bytes", "growth": "bytes"}
+    heads: dict[str, Unit] = {COUNTED: "count", "allocated": "bytes", "growth": "bytes"}
     return table(f"Memory after each {g.of}", heads, rows, 20)
 
 

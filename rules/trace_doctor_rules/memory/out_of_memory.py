@@ -15,11 +15,10 @@ from trace_doctor.evidence.memory.stages import Stage
 from trace_doctor.evidence.memory.stale_graphs import stale_graphs
 from trace_doctor.evidence.memory.whole_steps import PeakPassed
 from trace_doctor.evidence.trace.call_sites import location
-from trace_doctor.snapshot import NO_STACK
 from trace_doctor.testing import GIB, MIB, Invalid, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
-from trace_doctor_rules._shared import table, target
-from trace_doctor_rules.memory._remedies import GENERAL, LOSS, kind_of, remedies
+from trace_doctor_rules._shared import LOWER_PEAK, table, target
+from trace_doctor_rules.memory._remedies import GENERAL, LOSS, blocks_of_kind, kind_of, remedies
 from trace_doctor_rules.memory._repeated_layers import (
     Repeats,
     checkpointed,
@@ -129,6 +128,22 @@ def _beside(share: float) -> SnapshotBuilder:
     b, other = _fails(), SnapshotBuilder(device=1)
     other.held(round(share * (2 * GIB + 480 * MIB + 100 * MIB)))
     b.beside(other)
+    return b
+
+
+def _behind_the_loss(logits: int) -> SnapshotBuilder:
+    """Logits and their log-softmax are there when backward asks for the gradient of a layer."""
+    b = SnapshotBuilder()
+    b.held(GIB)
+    for layer in range(30):
+        with b.forward(line=10 + layer):
+            b.alloc(50 * MIB)
+    with b.forward(line=60):
+        b.alloc(logits)
+    with b.forward("/home/me/loss.py", 22, op="log_softmax"):
+        b.alloc(logits)
+    with b.backward("MmBackward0"):
+        b.oom(200 * MIB, device_free=20 * MIB)
     return b
 
 
@@ -245,6 +260,12 @@ class OutOfMemoryRule(Rule):
         Invalid("another GPU is nearly empty", lambda: _beside(0.09), message="This process reserves at most 238 MiB on GPU 1.", fixes=("cuda:1", "tokens at a time", "hidden states")),
         Invalid("another GPU is in use", lambda: _beside(0.11), message="Largest category", fixes=("tokens at a time", "hidden states",)),
         Invalid("optimizer state holds most", lambda: _fails(held=GIB, state=True), fixes=("hidden states", "8-bit", "tokens at a time")),
+        Invalid(
+            "backward fails beside logits that are the largest block",
+            lambda: _behind_the_loss(600 * MIB),
+            fixes=("Fuse the output layer", "Compute the loss in chunks", "checkpoint(", "Accumulate"),
+        ),
+        Invalid("beside logits that are small", lambda: _behind_the_loss(20 * MIB), fixes=("checkpoint(", "Accumulate")),
         Invalid("without a retry", lambda: _fails(retries=False), message="1,024 MiB requested"),
     ]  # fmt: skip
 
@@ -323,7 +344,7 @@ class OutOfMemoryRule(Rule):
         if f.fits_if_packed and f.cached is not None:
             packed = "with all that is cached in one piece"
             fixes += [_gives(fix, f.cached, packed) for fix in expandable_segments(device.history.settings)]
-        fixes += _of_this_request(f, later, place)
+        fixes += _of_the_loss(f) + _of_this_request(f, later, place)
         if at["activations"] >= self.main_holder * f.live:
             fixes += _fewer_activations(f, layers, later)
         if at["optimizer_state"] >= self.main_holder * f.live:
@@ -343,7 +364,9 @@ def _gives(fix: Fix, saved: int, change: str) -> Fix:
 def _of_this_request(f: Failure, later: int, place: Target | None) -> list[Fix]:
     """By what asked. A loss in chunks still keeps the log-softmax of all for backward; one fused with the output layer keeps
     no logits either."""
-    made = _of_its_kind(f) + f.requested + (min(later, f.requested) if f.stage == Stage.FORWARD else 0)
+    alike = blocks_of_kind(f.device, f.moment, kind_of(f.device.stacks, f.stack))
+    made = int(f.device.history.size[alike].sum()) + f.requested
+    made += min(later, f.requested) if f.stage == Stage.FORWARD else 0
     how = "without this request, what the same code has made, and its gradient"
     found = [fix for fix in remedies(f.device.stacks, [f.stack], place) if fix.title != GENERAL]
     if not later or kind_of(f.device.stacks, f.stack) != LOSS:
@@ -355,16 +378,44 @@ def _of_this_request(f: Failure, later: int, place: Target | None) -> list[Fix]:
             made - f.requested,
             "without the copies and the gradient, of which one chunk exists at a time",
         ),
-        _gives(fused, made + _logits(f), f"{how}, nor the logits"),
+        _gives(fused, made + _logits(f, f.requested), f"{how}, nor the logits"),
         *rest,
     ]
 
 
-def _logits(f: Failure) -> int:
-    """What the layer behind the loss has made, of the request's size or, in 16 bits, half of it."""
+def _of_the_loss(f: Failure) -> list[Fix]:
+    """Where something else asked and the loss holds the largest block of those that grow with the batch, this request among
+    them: its logits in 32 bits are as large. Up to its backward a log-softmax of all is kept."""
+    size, stacks = f.device.history.size, f.device.stacks
+    blocks = blocks_of_kind(f.device, f.moment, LOSS)
+    if kind_of(stacks, f.stack) == LOSS or not len(blocks):
+        return []
+    largest = blocks[size[blocks].argmax()]
+    others = with_the_batch(f.device) & f.device.history.alive(f.moment)
+    if size[largest] < max(int(size[others].max(initial=0)), f.requested):
+        return []
+    place = target(stacks.site(int(f.device.history.stack[largest])))
+    held = int(size[blocks].sum())
+    kept = int(size[largest]) if f.stage == Stage.FORWARD else 0
+    return [
+        _gives(
+            techniques.fused_loss(LOWER_PEAK, place),
+            held + _logits(f, int(size[largest])),
+            "without the loss's blocks and the logits",
+        ),
+        _gives(
+            techniques.chunked_loss(LOWER_PEAK, place),
+            held - kept,
+            "with one chunk of the loss's blocks at a time",
+        ),
+    ]
+
+
+def _logits(f: Failure, size: int) -> int:
+    """What the layer behind the loss has made, of the size of the loss's blocks or, in 16 bits, half of it."""
     history, stacks = f.device.history, f.device.stacks
     alike = history.alive(f.moment) & (history.stack >= 0)
-    alike &= (history.size == f.requested) | (2 * history.size == f.requested)
+    alike &= (history.size == size) | (2 * history.size == size)
     return int(
         sum(history.size[b] for b in np.flatnonzero(alike) if kind_of(stacks, int(history.stack[b])) != LOSS)
     )
@@ -386,15 +437,6 @@ def _fewer_activations(f: Failure, layers: Repeats | None, later: int) -> list[F
         *(_gives(fix, saved, change) for fix in checkpointing(device, layers, _FITS)),
         _gives(techniques.gradient_accumulation(_FITS), of_batch // 2, half),
     ]
-
-
-def _of_its_kind(f: Failure) -> int:
-    """Live bytes that code of the same kind has made: of all layers the score matrices, where one of them failed."""
-    device = f.device
-    kind = kind_of(device.stacks, f.stack)
-    stack = np.where(device.history.alive(f.moment), device.history.stack, NO_STACK)
-    alike = [s for s in np.unique(stack).tolist() if s >= 0 and kind_of(device.stacks, s) == kind]
-    return int(device.history.size[np.isin(stack, alike)].sum())
 
 
 def _again(f: Failure) -> str:

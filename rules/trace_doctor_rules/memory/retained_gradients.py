@@ -170,7 +170,7 @@ class RetainedGradients(Rule):
     step they are an info finding. A history without a whole step, or without a frame of the script, is skipped if it shows none.
 
     How the saving is estimated
-    The reduction of peak allocated bytes when these gradients are freed after step() and return in the next backward. It is
+    The reduction of peak allocated bytes when these gradients are freed after step() and return in the next backward.
     Where the peak is elsewhere, it is next to none: then only the risk is reported.
 
     Fix

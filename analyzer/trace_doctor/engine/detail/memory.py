@@ -30,6 +30,7 @@ from trace_doctor.model.memory_detail import (
     SegmentSpace,
 )
 from trace_doctor.snapshot import NO_STACK, Action, BlockState, Snapshot
+from trace_doctor.user_frames import brief_path
 
 MAX_FAILURES = 10
 BLOCKS_PER_GROUP = 30
@@ -124,7 +125,9 @@ def _path(stacks: MemoryStacks, stack: int) -> list[tuple[str, bool]]:
     path = []
     for frame in reversed(python[:MAX_DEPTH]):
         site = stacks.site_of(frame)
-        path.append((f"{site.file}:{site.line} {frame.name}"[:MAX_FRAME], in_torch(frame.filename)))
+        path.append(
+            (f"{brief_path(site.file)}:{site.line} {frame.name}"[:MAX_FRAME], in_torch(frame.filename))
+        )
     operator = stacks.op(stack)
     if python:
         return [*path, (f"aten::{operator}"[:MAX_FRAME], False)] if operator else path

@@ -19,6 +19,7 @@ from trace_doctor.model import Location, Target
 from trace_doctor.run import Cat, Run
 from trace_doctor.user_frames import (
     Frame,
+    brief_path,
     called,
     is_user_frame,
     is_user_function,
@@ -48,7 +49,7 @@ class Site(Struct, frozen=True):
     exact: bool = False
 
     def __str__(self) -> str:
-        return f"{called(self.function)} ({self.file}{f':{self.line}' if self.exact else ''})"
+        return f"{called(self.function)} ({brief_path(self.file)}{f':{self.line}' if self.exact else ''})"
 
     @property
     def target(self) -> Target:

@@ -35,6 +35,8 @@ Source = Literal["profiler_step", "loader", "optimizer", "engine", "marker", "no
 Cut = tuple[Span, Source, list[Span], list[str]]
 """window, source, the steps on the host, their labels"""
 
+COUNTED = "step (counted from 0)"
+"""Heading of a column of steps that have no number in the capture."""
 _SEVERAL = "their numbers fall or they overlap, as where a file holds several traces"
 _NO_TIME = "none takes any time, up to the end of the GPU work that was launched before it"
 
@@ -95,6 +97,11 @@ class Steps(Evidence, frozen=True):
     def count(self) -> int:
         """Number of steady steps, 1 without a source."""
         return len(self.steady) or 1
+
+    @property
+    def heading(self) -> str:
+        """Of a column with the `index` of steps: whether the trace numbers them, or they are counted here."""
+        return "ProfilerStep#" if self.source == "profiler_step" else COUNTED
 
     @property
     def of_server(self) -> bool:

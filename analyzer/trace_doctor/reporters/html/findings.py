@@ -21,6 +21,7 @@ from trace_doctor.reporters.html.parts import (
     plain,
     section,
     showing,
+    step_name,
     term,
 )
 from trace_doctor.reporters.html.timeline import moment
@@ -129,7 +130,7 @@ def _body(finding: Finding, index: int, result: Result) -> Html:
         _excerpt(finding, result),
         [data_table(t.title, t.columns, t.rows, of=t.of) for t in finding.evidence],
         moment(finding, result),
-        _spans(finding),
+        _spans(finding, result),
         [el("h4", "Why this matters"), _prose(finding.why)] if finding.why else None,
         _fixes(finding.fixes, index),
         _thresholds(finding),
@@ -203,13 +204,14 @@ def _excerpt(finding: Finding, result: Result) -> Html | None:
     )
 
 
-def _spans(finding: Finding) -> Html | None:
+def _spans(finding: Finding, result: Result) -> Html | None:
     if not finding.spans:
         return None
     spans = finding.spans[:_MOST_SPANS]
     columns: Columns = ["Moment", "Where", Column("ts in the capture (µs)"), Column("Lasts", "us")]
     rows: list[Row] = [
-        [s.label or finding.name, _span_place(s), Html(f"{s.ts_us:.3f}"), s.dur_us] for s in spans
+        [s.label or finding.name, _span_place(s, finding.input, result), Html(f"{s.ts_us:.3f}"), s.dur_us]
+        for s in spans
     ]
     query = (
         "SELECT ts, dur, name FROM slice WHERE "
@@ -235,11 +237,11 @@ def _overlap(span: Span) -> str:
     return f"(ts < {start + max(1, round(span.dur_us * 1000))} AND ts + dur > {start})"
 
 
-def _span_place(span: Span) -> str:
+def _span_place(span: Span, number: int, result: Result) -> str:
     parts = [
         device_name(span.device) if span.device is not None else "",
         f"stream {span.stream}" if span.stream is not None else "",
-        f"step {span.step}" if span.step is not None else "",
+        step_name(result, number, span.step) if span.step is not None else "",
     ]
     return ", ".join(p for p in parts if p)
 

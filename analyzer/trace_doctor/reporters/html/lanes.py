@@ -18,6 +18,7 @@ from trace_doctor.reporters.html.parts import (
     links,
     section,
     showing,
+    step_name,
     swatch,
 )
 from trace_doctor.reporters.html.views import View, key_of, views
@@ -165,7 +166,7 @@ def _gap_table(
             ),
             None,
         )
-        at = names.place(lanes[lane]) + (f", step {step.index}" if step else "")
+        at = names.place(lanes[lane]) + (f", {step_name(result, step.input, step.index)}" if step else "")
         rows.append(
             [
                 zoomed.to_gap(str(n), result, lanes[lane], gap),

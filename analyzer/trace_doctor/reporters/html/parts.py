@@ -53,6 +53,12 @@ def tile(name: Child, figure: Child, note: Child = None, *, extra: Child = None,
     )
 
 
+def step_name(result: Result, number: int, index: int) -> str:
+    """A step of an input as the marks of its trace name it; where these have no numbers it is said that it is counted."""
+    numbered = any(i.step_source == "profiler_step" for i in result.inputs[number : number + 1])
+    return f"ProfilerStep#{index}" if numbered else f"step {index} (counted from 0)"
+
+
 def signature(short: str, name: str) -> Html:
     """The short name of a kernel; the whole signature below it where there is more."""
     whole = el("span", el("bdi", name), class_="signature") if short != name else None

@@ -8,7 +8,16 @@ from trace_doctor.model import Column, ExcessRow, GroupLag, JobDelays, JobRoot, 
 from trace_doctor.reporters.html import lanes
 from trace_doctor.reporters.html.charts.heatmap import NONE, heatmap
 from trace_doctor.reporters.html.dom import Child, Html, el
-from trace_doctor.reporters.html.parts import MOST_FINDINGS, Columns, Row, data_table, more, section, showing
+from trace_doctor.reporters.html.parts import (
+    MOST_FINDINGS,
+    Columns,
+    Row,
+    data_table,
+    more,
+    section,
+    showing,
+    step_name,
+)
 from trace_doctor.reporters.units import duration, plural
 
 _LEVELS = (0.005, 0.01, 0.02, 0.04, 0.08)
@@ -34,7 +43,7 @@ def _panel(result: Result, job: JobDelays, anchor: str, several: bool) -> Html:
         f"Excess time by rank and step{which}",
         el("p", _shortage(job), class_="limit") if _shortage(job) else None,
         _roots(job, part) if job.roots else None,
-        _map(job, anchor, part) if job.rows and job.steps else None,
+        _map(result, job, anchor, part) if job.rows and job.steps else None,
         more("Wait of process groups", _groups(job)) if job.groups else None,
         lead=[
             "Compute, copies and idle time with a known cause, beyond the median of ranks with the same role. ",
@@ -102,7 +111,7 @@ def _part_of(result: Result, job: JobDelays) -> PartOf:
     return lambda rank: addresses.get(rank, "")
 
 
-def _map(job: JobDelays, anchor: str, part: PartOf) -> Html:
+def _map(result: Result, job: JobDelays, anchor: str, part: PartOf) -> Html:
     names = [ranks_text(row.ranks) for row in job.rows]
     blamed = set(job.blamed)
     late = [n for n, row in enumerate(job.rows) if blamed & set(row.ranks)]
@@ -123,7 +132,7 @@ def _map(job: JobDelays, anchor: str, part: PartOf) -> Html:
         _legend(job),
         picture,
         showing(len(job.steps), job.of_steps, "steps: those with the largest excess"),
-        more("Show as a table", _table(job, names, part)),
+        more("Show as a table", _table(result, job, names, part)),
         data_heat="Rank, by its excess time",
         data_first=first,
     )
@@ -156,11 +165,12 @@ def _legend(job: JobDelays) -> Html:
     return el("ul", [*swatches, of], class_="keys")
 
 
-def _table(job: JobDelays, names: list[str], part: PartOf) -> Html:
+def _table(result: Result, job: JobDelays, names: list[str], part: PartOf) -> Html:
+    number = next((n for n, i in enumerate(result.inputs) if i.job == job.job and i.kind == "trace"), 0)
     columns: Columns = [
         "Rank",
         Column("Largest", "us"),
-        *(Column(f"step {step}", "us") for step in job.steps),
+        *(Column(step_name(result, number, step), "us") for step in job.steps),
     ]
     rows: list[Row] = []
     for row, name in zip(job.rows, names, strict=True):

@@ -142,7 +142,7 @@ def _memory(result: Result) -> Html:
     if peak is None:
         return tile(name, size(reserved or 0), term("allocated", "reserved"))
     note = (
-        [size(reserved), " ", term("allocated", "reserved")]
+        [size(reserved), " ", term("allocated", "reserved"), " at most"]
         if reserved is not None
         else term("allocated", "allocated")
     )
