@@ -15,8 +15,9 @@ from browser import CHROMIUM, Opened, with_script
 
 import trace_doctor
 from trace_doctor.errors import UnusableResult
-from trace_doctor.model import Result
+from trace_doctor.model import Gap, Result
 from trace_doctor.reporters import render
+from trace_doctor.reporters.html.charts.svg import WIDTH
 from trace_doctor.reporters.saved import read_saved
 from trace_doctor.testing import RunBuilder
 
@@ -57,6 +58,16 @@ def test_a_gap_that_no_span_covers_has_no_owner(result: Result) -> None:
     page = render(msgspec.structs.replace(result, findings=moved), "html")
     gaps = page[page.index("The longest gaps") :]
     assert "#TD101-1" not in gaps[: gaps.index("</table>")]
+
+
+def test_the_numbers_of_gaps_at_an_end_stay_within_the_picture(result: Result) -> None:
+    lane = result.timeline[0]
+    ends = [Gap(lane.dur_us - n, 1, "sync", 1.0) for n in (1, 2, 3)] + [Gap(0, 1, "sync", 1.0)]
+    at_ends = msgspec.structs.replace(lane, gaps=ends)
+    page = render(msgspec.structs.replace(result, timeline=[at_ends]), "html")
+    places = sorted(float(x) for x in re.findall('<circle cx="([\\d.]+)"[^>]*class="mark"', page))
+    assert len(places) == 4 and places[0] >= 8.5 and places[-1] <= WIDTH - 8.5
+    assert all(b - a >= 17 for a, b in zip(places, places[1:], strict=False))
 
 
 def test_a_saved_page_keeps_its_timeline(result: Result, tmp_path: Path) -> None:
