@@ -7,6 +7,7 @@ import json
 import re
 from html import unescape
 from importlib.resources import files
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -67,7 +68,7 @@ def test_the_numbers_of_gaps_at_an_end_stay_within_the_picture(result: Result) -
     page = render(msgspec.structs.replace(result, timeline=[at_ends]), "html")
     places = sorted(float(x) for x in re.findall('<circle cx="([\\d.]+)"[^>]*class="mark"', page))
     assert len(places) == 4 and places[0] >= 8.5 and places[-1] <= WIDTH - 8.5
-    assert all(b - a >= 17 for a, b in zip(places, places[1:], strict=False))
+    assert all(b - a >= 17 for a, b in pairwise(places))
 
 
 def test_a_saved_page_keeps_its_timeline(result: Result, tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import takewhile
 
 from trace_doctor.model import Column, ExcessRow, GroupLag, JobDelays, JobRoot, Result, ranks_text
 from trace_doctor.reporters.html import lanes
@@ -14,6 +15,8 @@ from trace_doctor.reporters.units import duration, plural
 _LEVELS = (0.005, 0.01, 0.02, 0.04, 0.08)
 """share of the step from which on a cell has the next color"""
 _MOST_JOBS, _MOST_NAMED = 4, 8
+_LONGEST = 14
+"""characters beside a row"""
 PartOf = Callable[[int], str]
 """the address within the page of what it shows of a rank; empty where it shows nothing of its own"""
 
@@ -57,8 +60,14 @@ def _shortage(job: JobDelays) -> str:
 
 def _roots(job: JobDelays, part: PartOf) -> Html:
     columns: Columns = ["Delays the job", Column("Saved without", "us"), "Slow in", "Cause"]
+    hosts = {rank: row.host for row in job.rows for rank in row.ranks}
     rows: list[Row] = [
-        [_who(root, part), root.gain_us, f"{root.steps:,} of {plural(job.of_steps, 'step')}", _why(root)]
+        [
+            _who(root, hosts, part),
+            root.gain_us,
+            f"{root.steps:,} of {plural(job.of_steps, 'step')}",
+            _why(root),
+        ]
         for root in job.roots
     ]
     usual = [
@@ -70,12 +79,14 @@ def _roots(job: JobDelays, part: PartOf) -> Html:
     return el("div", table, el("p", usual, class_="limit") if job.usual else None)
 
 
-def _who(root: JobRoot, part: PartOf) -> Html:
+def _who(root: JobRoot, hosts: dict[int, str], part: PartOf) -> Html:
     if root.unread:
         return el("span", f"{ranks_text(root.unread)}, not read")
     if root.kind == "link":
         return el("span", f"transfers between {ranks_text(root.ranks)}")
-    return el("span", _linked(ranks_text(root.ranks), part(root.ranks[0]) if root.ranks else ""))
+    host = hosts.get(root.ranks[0], "") if root.ranks else ""
+    linked = _linked(ranks_text(root.ranks), part(root.ranks[0]) if root.ranks else "")
+    return el("span", linked, [" on ", el("bdi", host)] if host else None)
 
 
 def _why(root: JobRoot) -> str:
@@ -103,11 +114,11 @@ def _part_of(result: Result, job: JobDelays) -> PartOf:
 
 
 def _map(job: JobDelays, anchor: str, part: PartOf) -> Html:
-    names = [ranks_text(row.ranks) for row in job.rows]
+    names = [ranks_text(row.ranks) + (f" on {row.host}" if row.host else "") for row in job.rows]
     blamed = set(job.blamed)
     late = [n for n, row in enumerate(job.rows) if blamed & set(row.ranks)]
-    every = max(1, len(names) // 24)
-    shown = {n: _short(job.rows[n]) for n in (*late[:_MOST_NAMED], *range(0, len(names), every))}
+    shown = {n: _short(job.rows[n]) for n in late[:_MOST_NAMED]}
+    shown |= {n: name for n, name in _labels(job.rows).items() if n not in shown}
     title = "Excess time by rank and step"
     largest = max(job.rows, key=_largest)
     description = (
@@ -127,6 +138,20 @@ def _map(job: JobDelays, anchor: str, part: PartOf) -> Html:
         data_heat="Rank, by its excess time",
         data_first=first,
     )
+
+
+def _labels(rows: Sequence[ExcessRow]) -> dict[int, str]:
+    """Of about every 24th row its ranks; where hosts are known the first row of each host, by what tells it from the others."""
+    if not all(row.host for row in rows):
+        return {n: _short(rows[n]) for n in range(0, len(rows), max(1, len(rows) // 24))}
+    first = {row.host: n for n, row in reversed(list(enumerate(rows)))}
+    same = "".join(
+        a for a, _ in takewhile(lambda both: both[0] == both[1], zip(min(first), max(first), strict=False))
+    )
+    own = len(same.rstrip("0123456789")) if len(first) > 1 else 0
+    return {
+        n: host if len(host) <= _LONGEST else f"…{host[own:][: _LONGEST - 1]}" for host, n in first.items()
+    }
 
 
 def _short(row: ExcessRow) -> str:
