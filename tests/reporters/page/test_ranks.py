@@ -14,7 +14,8 @@ def test_rows_of_known_hosts_are_named_by_what_tells_hosts_apart(job_result: Res
     assert job_result.jobs is not None
     job = job_result.jobs[0]
     rows = [
-        msgspec.structs.replace(row, host=f"gpu-cluster-node-{row.ranks[0] // 8:04}.<b>") for row in job.rows
+        msgspec.structs.replace(row, host=f"gpu-cluster-node{row.ranks[0] // 8:04}<b>.example.org")
+        for row in job.rows
     ]
     hosts = msgspec.structs.replace(job, rows=rows)
     page = render(msgspec.structs.replace(job_result, jobs=[hosts]), "html")
@@ -22,9 +23,9 @@ def test_rows_of_known_hosts_are_named_by_what_tells_hosts_apart(job_result: Res
     beside = re.findall(
         r"<text[^>]*>([^<]*)</text>", panel.split('class="heat-names"', 1)[1].split("</svg>", 1)[0]
     )
-    assert beside[0] == "rank 37" and "…0001.&lt;b&gt;" in beside and "<b>" not in panel
-    assert "rank 37</a> on <bdi>gpu-cluster-node-0004.&lt;b&gt;</bdi>" in panel
-    assert "rank 36 on gpu-cluster-node-0004" in panel
+    assert beside[0] == "rank 37" and "…-node0001&lt;b&gt;" in beside and "<b>" not in panel
+    assert "rank 37</a> on <bdi>gpu-cluster-node0004&lt;b&gt;.example.org</bdi>" in panel
+    assert "rank 36 on gpu-cluster-node0004" in panel
 
 
 def _section(page: str, name: str) -> str:

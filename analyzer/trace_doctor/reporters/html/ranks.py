@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import takewhile
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from trace_doctor.model import Column, ExcessRow, GroupLag, JobDelays, JobRoot, Result, ranks_text
 from trace_doctor.reporters.html import lanes
@@ -15,7 +14,7 @@ from trace_doctor.reporters.units import duration, plural
 _LEVELS = (0.005, 0.01, 0.02, 0.04, 0.08)
 """share of the step from which on a cell has the next color"""
 _MOST_JOBS, _MOST_NAMED = 4, 8
-_LONGEST = 14
+_LONGEST = 13
 """characters beside a row"""
 PartOf = Callable[[int], str]
 """the address within the page of what it shows of a rank; empty where it shows nothing of its own"""
@@ -117,8 +116,7 @@ def _map(job: JobDelays, anchor: str, part: PartOf) -> Html:
     names = [ranks_text(row.ranks) + (f" on {row.host}" if row.host else "") for row in job.rows]
     blamed = set(job.blamed)
     late = [n for n, row in enumerate(job.rows) if blamed & set(row.ranks)]
-    shown = {n: _short(job.rows[n]) for n in late[:_MOST_NAMED]}
-    shown |= {n: name for n, name in _labels(job.rows).items() if n not in shown}
+    shown = _labels(job.rows, late)
     title = "Excess time by rank and step"
     largest = max(job.rows, key=_largest)
     description = (
@@ -140,22 +138,32 @@ def _map(job: JobDelays, anchor: str, part: PartOf) -> Html:
     )
 
 
-def _labels(rows: Sequence[ExcessRow]) -> dict[int, str]:
-    """Of about every 24th row its ranks; where hosts are known the first row of each host, by what tells it from the others."""
-    if not all(row.host for row in rows):
-        return {n: _short(rows[n]) for n in range(0, len(rows), max(1, len(rows) // 24))}
-    first = {row.host: n for n, row in reversed(list(enumerate(rows)))}
-    same = "".join(
-        a for a, _ in takewhile(lambda both: both[0] == both[1], zip(min(first), max(first), strict=False))
-    )
-    own = len(same.rstrip("0123456789")) if len(first) > 1 else 0
+def _labels(rows: Sequence[ExcessRow], late: Sequence[int]) -> dict[int, str]:
+    """Of rows by position: of those that are late, then of about every 24th; where hosts are known the first row of a host has
+    its name."""
+    hosts = _brief({row.host for row in rows}) if all(row.host for row in rows) else {}
+    first = {row.host: n for n, row in reversed(list(enumerate(rows)))} if hosts else {}
+    others = sorted(first.values()) or range(len(rows))
+    named = {n: _short(rows[n], hosts) for n in late[:_MOST_NAMED]}
+    for n in others[:: max(1, len(others) // 24)]:
+        named.setdefault(n, hosts.get(rows[n].host) or _short(rows[n], hosts))
+    return named
+
+
+def _short(row: ExcessRow, hosts: Mapping[str, str]) -> str:
+    if len(row.ranks) == 1:
+        return f"rank {row.ranks[0]}"
+    return hosts.get(row.host) or f"{min(row.ranks)}–{max(row.ranks)}"
+
+
+def _brief(hosts: Collection[str]) -> dict[str, str]:
+    """Names of hosts that fit beside a row: without their domain where that tells no two apart, and of longer ones the end."""
+    first = {host: host.split(".")[0] for host in hosts}
+    if len(set(first.values())) < len(hosts):
+        first = {host: host for host in hosts}
     return {
-        n: host if len(host) <= _LONGEST else f"…{host[own:][: _LONGEST - 1]}" for host, n in first.items()
+        host: name if len(name) <= _LONGEST else "…" + name[1 - _LONGEST :] for host, name in first.items()
     }
-
-
-def _short(row: ExcessRow) -> str:
-    return f"rank {row.ranks[0]}" if len(row.ranks) == 1 else f"{min(row.ranks)}–{max(row.ranks)}"
 
 
 def _largest(row: ExcessRow) -> float:
