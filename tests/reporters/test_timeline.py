@@ -125,6 +125,9 @@ _DRIVE = """setTimeout(function () {
   log.push(count.textContent, picked.textContent);
   Array.prototype.find.call(document.querySelectorAll(".timeline-panel button"), function (b) { return b.textContent === "Go to its launch"; }).click();
   log.push(picked.textContent);
+  Array.prototype.find.call(document.querySelectorAll(".timeline-panel button"), function (b) { return b.textContent === "Whole window"; }).click();
+  Array.prototype.find.call(document.querySelectorAll(".timeline-panel button"), function (b) { return b.textContent === "Add up the view"; }).click();
+  log.push(Array.prototype.map.call(document.querySelectorAll(".timeline-panel tbody tr"), function (row) { return Array.prototype.map.call(row.cells, function (c) { return c.textContent; }); }));
   var out = document.createElement("pre");
   out.id = "log";
   out.textContent = JSON.stringify(log);
@@ -141,7 +144,9 @@ def test_it_opens_at_a_finding_and_is_driven_by_keys_and_search(result: Result, 
     assert opened.requests == []
     found = re.search(r'<pre id="log">(.*?)</pre>', opened.dom, re.DOTALL)
     assert found is not None
-    at_first, link, focused, zoomed, moved, hits, first_hit, kernel, call = json.loads(unescape(found[1]))
+    at_first, link, focused, zoomed, moved, hits, first_hit, kernel, call, sums = json.loads(
+        unescape(found[1])
+    )
     assert at_first.startswith("TD101 ")
     assert "step " in at_first
     assert link == "#TD101-1"
@@ -151,6 +156,8 @@ def test_it_opens_at_a_finding_and_is_driven_by_keys_and_search(result: Result, 
     assert "launched by aten::mm · train.py(12): train" in kernel
     assert "step 7" in kernel
     assert call.startswith("cudaLaunchKernel · ")
+    assert ["gemm", "kernel", "55", "16.5 ms"] in [row[:4] for row in sums]
+    assert [HOSTILE, "kernel", "5", "1.50 ms"] in [row[:4] for row in sums]
     assert "<img" not in opened.dom
 
 
