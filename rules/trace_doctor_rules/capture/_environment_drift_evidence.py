@@ -9,9 +9,9 @@ from typing import Any, Self
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.distributed.collectives import how_to_record_others
+from trace_doctor.evidence.distributed.ranks import ranks_text
 from trace_doctor.evidence.names.image_names import dockerfile
 from trace_doctor.evidence.rank_summary import JobEvidence, RankSummary
-from trace_doctor.model import ranks_text
 from trace_doctor.run import Run
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trace_doctor import Claim, Column, Context, Rule, Table
-from trace_doctor.evidence.distributed.ranks import listed
-from trace_doctor.model import ranks_text
+from trace_doctor.evidence.distributed.ranks import listed, ranks_text
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules import techniques
 from trace_doctor_rules.capture._environment_drift_evidence import Environments
