@@ -27,7 +27,7 @@ var next = function () {
     var frames = every("main .scroll").filter(function (frame) { return frame.offsetWidth && frame.querySelector("table"); });
     said[width] = {
       frames: frames.length,
-      cut: frames.filter(function (frame) { return frame.scrollWidth > frame.clientWidth; }).map(function (frame) { return frame.textContent.slice(0, 60); }),
+      cut: frames.filter(function (frame) { return frame.scrollWidth > frame.clientWidth || frame.lastElementChild.getBoundingClientRect().right > frame.getBoundingClientRect().right - parseFloat(getComputedStyle(frame).paddingRight) + 1; }).map(function (frame) { return frame.textContent.slice(0, 60); }),
       stacked: every(".stacked").length,
     };
     if (width > 400) return next();

@@ -150,11 +150,15 @@
   };
   /* a table that is wider than its frame is shown row by row: below the name of each row its other values, each with its heading */
   var fitted = new Map(), asked = false; /* table -> width of its frame */
+  var room = function (frame) {
+    var style = getComputedStyle(frame);
+    return frame.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight);
+  };
   var fit = function () {
     asked = false;
     var tables = Array.from(fitted.keys()).filter(function (table) { return table.parentNode.clientWidth !== fitted.get(table); });
     tables.forEach(function (table) { table.classList.remove("stacked"); });
-    tables.filter(function (table) { return table.offsetWidth > table.parentNode.clientWidth; }).forEach(function (table) {
+    tables.filter(function (table) { return table.offsetWidth > room(table.parentNode); }).forEach(function (table) {
       var names = all("thead th", table).map(function (head) { return head.textContent; });
       all("tbody td, tbody th", table).forEach(function (cell) {
         var said = cell.tagName === "TD" ? cell.hasChildNodes() : /^[\d.,]+$/.test(cell.textContent); /* a rank, a step */
