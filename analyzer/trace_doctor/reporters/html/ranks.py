@@ -185,7 +185,12 @@ def _legend(job: JobDelays) -> Html:
         for level, words in named
     ]  # fmt: skip
     several = any(len(row.ranks) > 1 for row in job.rows)
-    of = el("li", "a row is several ranks: the largest of them") if several else None
+    which = (
+        "a host: the largest of its ranks"
+        if all(row.host for row in job.rows)
+        else "several ranks: the largest of them"
+    )
+    of = el("li", f"a row is {which}") if several else None
     return el("ul", [*swatches, of], class_="keys")
 
 
