@@ -9,6 +9,7 @@ from simulated_jobs.columns import columns, side_by_side
 from simulated_jobs.programs import MS, Faults, Job, hybrid
 
 from trace_doctor.evidence.distributed.blame.delays import delays
+from trace_doctor.evidence.distributed.blame.hosts import hosts_of
 from trace_doctor.evidence.distributed.blame.model import model
 from trace_doctor.evidence.distributed.blame.verdicts import blame
 from trace_doctor.model import JobDelays
@@ -61,6 +62,32 @@ def test_of_more_ranks_than_rows_each_row_is_a_process_group_with_its_latest_ran
     assert {row.worst for row in shown.rows if max(us or 0 for us in row.excess_us) > 1_000} == {
         32 * n + 5 for n in range(32)
     }
+
+
+def test_of_more_ranks_than_rows_each_row_is_a_host_where_hosts_are_known() -> None:
+    job = hybrid(tensor=4, pipeline=2, data=4, steps=1, faults=Faults(slow={5: 1.3}))
+    shown = _delays(job, 32, hosts=16)
+    assert [row.host for row in shown.rows[:3]] == ["node0-0", "node1-0", "node0-1"]
+    assert len(shown.rows) == 64 and {len(row.ranks) for row in shown.rows} == {16}
+    few = _delays(job, hosts=16)
+    assert [(row.ranks, row.host) for row in few.rows[15:17]] == [([15], "node0-0"), ([16], "node1-0")]
+
+
+def _file(host: str, process: int) -> str:
+    return f"run/{host}_{process}.1716239022123456789.pt.trace.json.gz"
+
+
+@pytest.mark.parametrize(
+    ("paths", "hosts"),
+    [
+        ([_file("gpu_a", 4101), _file("gpu_a", 4102), _file("b", 977)], ("gpu_a", "gpu_a", "b")),
+        ([_file("train", 0), _file("train", 1), _file("train", 2)], ()),  # a name that somebody chose
+        ([_file("a", 4101), _file("b", 4101), "rank2.pt.trace.json"], ()),
+        (["s3://bucket/a_4101.1716239022123.pt.trace.json", _file("b", 4101)], ("a", "b")),
+    ],
+)
+def test_hosts_are_told_by_names_of_files_or_not_at_all(paths: list[str], hosts: tuple[str, ...]) -> None:
+    assert hosts_of(paths) == hosts
 
 
 def test_steps_beyond_those_shown_are_those_without_excess() -> None:

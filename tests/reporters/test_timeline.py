@@ -7,6 +7,7 @@ import json
 import re
 from html import unescape
 from importlib.resources import files
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -15,8 +16,9 @@ from browser import CHROMIUM, Opened, with_script
 
 import trace_doctor
 from trace_doctor.errors import UnusableResult
-from trace_doctor.model import Result
+from trace_doctor.model import Gap, Result
 from trace_doctor.reporters import render
+from trace_doctor.reporters.html.charts.svg import WIDTH
 from trace_doctor.reporters.saved import read_saved
 from trace_doctor.testing import RunBuilder
 
@@ -57,6 +59,16 @@ def test_a_gap_that_no_span_covers_has_no_owner(result: Result) -> None:
     page = render(msgspec.structs.replace(result, findings=moved), "html")
     gaps = page[page.index("The longest gaps") :]
     assert "#TD101-1" not in gaps[: gaps.index("</table>")]
+
+
+def test_the_numbers_of_gaps_at_an_end_stay_within_the_picture(result: Result) -> None:
+    lane = result.timeline[0]
+    ends = [Gap(lane.dur_us - n, 1, "sync", 1.0) for n in (1, 2, 3)] + [Gap(0, 1, "sync", 1.0)]
+    at_ends = msgspec.structs.replace(lane, gaps=ends)
+    page = render(msgspec.structs.replace(result, timeline=[at_ends]), "html")
+    places = sorted(float(x) for x in re.findall('<circle cx="([\\d.]+)"[^>]*class="mark"', page))
+    assert len(places) == 4 and places[0] >= 8.5 and places[-1] <= WIDTH - 8.5
+    assert all(b - a >= 17 for a, b in pairwise(places))
 
 
 def test_a_saved_page_keeps_its_timeline(result: Result, tmp_path: Path) -> None:
@@ -113,6 +125,9 @@ _DRIVE = """setTimeout(function () {
   log.push(count.textContent, picked.textContent);
   Array.prototype.find.call(document.querySelectorAll(".timeline-panel button"), function (b) { return b.textContent === "Go to its launch"; }).click();
   log.push(picked.textContent);
+  Array.prototype.find.call(document.querySelectorAll(".timeline-panel button"), function (b) { return b.textContent === "Whole window"; }).click();
+  Array.prototype.find.call(document.querySelectorAll(".timeline-panel button"), function (b) { return b.textContent === "Add up the view"; }).click();
+  log.push(Array.prototype.map.call(document.querySelectorAll(".timeline-panel tbody tr"), function (row) { return Array.prototype.map.call(row.cells, function (c) { return c.textContent; }); }));
   var out = document.createElement("pre");
   out.id = "log";
   out.textContent = JSON.stringify(log);
@@ -129,7 +144,9 @@ def test_it_opens_at_a_finding_and_is_driven_by_keys_and_search(result: Result, 
     assert opened.requests == []
     found = re.search(r'<pre id="log">(.*?)</pre>', opened.dom, re.DOTALL)
     assert found is not None
-    at_first, link, focused, zoomed, moved, hits, first_hit, kernel, call = json.loads(unescape(found[1]))
+    at_first, link, focused, zoomed, moved, hits, first_hit, kernel, call, sums = json.loads(
+        unescape(found[1])
+    )
     assert at_first.startswith("TD101 ")
     assert "step " in at_first
     assert link == "#TD101-1"
@@ -139,6 +156,8 @@ def test_it_opens_at_a_finding_and_is_driven_by_keys_and_search(result: Result, 
     assert "launched by aten::mm · train.py(12): train" in kernel
     assert "step 7" in kernel
     assert call.startswith("cudaLaunchKernel · ")
+    assert ["gemm", "kernel", "55", "16.5 ms"] in [row[:4] for row in sums]
+    assert [HOSTILE, "kernel", "5", "1.50 ms"] in [row[:4] for row in sums]
     assert "<img" not in opened.dom
 
 

@@ -31,7 +31,11 @@ def columns(
         for n in range(len(timelines[0].steps))
     ]  # fmt: skip
     return JobColumns(
-        steps, tuple(ranks), tuple(job.groups), PARTS, tuple(host[rank] for rank in ranks) if hosts else ()
+        steps,
+        tuple(ranks),
+        tuple(job.groups),
+        PARTS,
+        tuple(f"node{host[rank]}" for rank in ranks) if hosts else (),
     )
 
 
@@ -113,4 +117,5 @@ def side_by_side(job: JobColumns, copies: int) -> JobColumns:
         tuple(n + ranks * copy for copy in range(copies) for n in job.ranks),
         tuple(tuple(n + ranks * copy for n in group) for copy in range(copies) for group in job.groups),
         job.parts,
+        tuple(f"{host}-{copy}" for copy in range(copies) for host in job.hosts),
     )

@@ -29,11 +29,13 @@ class JobRoot(Struct, frozen=True, kw_only=True):
 
 
 class ExcessRow(Struct, frozen=True, kw_only=True):
-    """Own time of a rank, or of ranks of one process group, in each step beyond the median of ranks with the same role."""
+    """Own time of a rank, or of ranks of one host or process group, in each step beyond the median of ranks with the same role."""
 
     ranks: list[int]
     worst: int
     """the rank with most"""
+    host: str = ""
+    """of all of them; empty where it is not known"""
     excess_us: list[int | None]
     """one for each step: of several ranks the largest, in microseconds. None: the step was not captured, or no other rank
     with the same role"""
@@ -87,7 +89,7 @@ class JobDelays(Struct, frozen=True, kw_only=True):
     """the numbers of the steps that the rows show, those with the largest excess"""
     of_steps: Count
     rows: list[ExcessRow] = field(default_factory=list)
-    """by rank; of more than 512 ranks one for each process group of some size"""
+    """by rank; of more than 512 ranks one for each host or process group of some size"""
     usual: list[int] = field(default_factory=list)
     """up to two ranks with the role of the first root and the most usual own time"""
     groups: list[GroupLag] = field(default_factory=list)

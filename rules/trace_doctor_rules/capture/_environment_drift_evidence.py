@@ -9,6 +9,7 @@ from typing import Any, Self
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.distributed.collectives import how_to_record_others
+from trace_doctor.evidence.distributed.ranks import ranks_text
 from trace_doctor.evidence.names.image_names import dockerfile
 from trace_doctor.evidence.rank_summary import JobEvidence, RankSummary
 from trace_doctor.run import Run
@@ -38,6 +39,18 @@ class Environments(JobEvidence, frozen=True):
     def differing(self) -> list[str]:
         """What at least two ranks say differently."""
         return [what for what, of in self.values.items() if len(set(filter(None, of))) > 1]
+
+    def by_value(self, *kinds: str) -> list[tuple[tuple[str, ...], list[int]]]:
+        """What ranks say of these kinds, with the ranks that say so, most ranks first."""
+        ranks: dict[tuple[str, ...], list[int]] = {}
+        for rank, *values in zip(self.ranks, *(self.values.get(kind, ()) for kind in kinds), strict=True):
+            ranks.setdefault(tuple(values), []).append(rank)
+        return sorted(ranks.items(), key=lambda each: -len(each[1]))
+
+    def told(self, what: str) -> list[str]:
+        """What most ranks have, then what others have and which they are."""
+        usual, *others = [(value, ranks) for (value,), ranks in self.by_value(what) if value]
+        return [usual[0], *(f"{value} on {ranks_text(ranks)}" for value, ranks in others)]
 
     def usual(self, what: str) -> str:
         """What most ranks have; "" where no file says."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trace_doctor import Claim, Column, Context, Rule, Table
-from trace_doctor.evidence.distributed.ranks import listed
+from trace_doctor.evidence.distributed.ranks import listed, ranks_text
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules import techniques
 from trace_doctor_rules.capture._environment_drift_evidence import Environments
@@ -72,7 +72,7 @@ class EnvironmentDrift(Rule):
         Invalid(
             "another driver, and an unknown runtime",
             lambda: _job(cuda_driver_version="12040", cuda_runtime_version="?"),
-            shown="1 | NVIDIA H100 80GB HBM3 | not recorded | 12.4",
+            shown="1 | rank 1 | NVIDIA H100 80GB HBM3 | not recorded | 12.4",
         ),
         Invalid(
             "another GPU of two", lambda: _job(gpu="NVIDIA A100-SXM4-80GB")[:2], message="2 ranks differ"
@@ -81,9 +81,9 @@ class EnvironmentDrift(Rule):
         Invalid(
             "another driver",
             lambda: _job(cuda_driver_version="12040"),
-            message="driver",
+            message="CUDA driver (12.8 / 12.4 on rank 1)",
             severity="info",
-            shown="1 | NVIDIA H100 80GB HBM3 | 12.6 | 12.4",
+            shown="2 | ranks 0 and 2 | NVIDIA H100 80GB HBM3 | 12.6 | 12.8",
         ),
     ]
 
@@ -92,21 +92,22 @@ class EnvironmentDrift(Rule):
         if ctx.rank != environments.ranks[0] or not environments.differing:
             return
         serious = set(environments.differing) - {"CUDA driver"}
-        differences = [
-            f"{what} ({' / '.join(dict.fromkeys(filter(None, environments.values[what])))})"
-            for what in environments.differing
-        ]
+        differences = [f"{what} ({' / '.join(environments.told(what))})" for what in environments.differing]
         yield Claim(
             message=f"{len(environments.ranks)} ranks differ in {listed(differences)}.",
             confidence="high",
             severity="warning" if serious else "info",
             evidence=[
                 Table(
-                    title="Environment of each rank",
-                    columns=[Column("rank", "count"), *(Column(what) for what in environments.values)],
+                    title="Ranks by environment",
+                    columns=[
+                        Column("ranks", "count"),
+                        Column("which"),
+                        *(Column(what) for what in environments.values),
+                    ],
                     rows=[
-                        [rank, *(of[i] or "not recorded" for of in environments.values.values())]
-                        for i, rank in enumerate(environments.ranks)
+                        [len(ranks), ranks_text(ranks), *(value or "not recorded" for value in of)]
+                        for of, ranks in environments.by_value(*environments.values)
                     ],
                 )
             ],

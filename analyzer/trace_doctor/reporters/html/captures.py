@@ -33,7 +33,13 @@ def verdicts(result: Result) -> Html | None:
     folded = len(numbers) > _FOLDED + 2
     if folded:
         order = {f.id: place for place, f in enumerate(result.findings)}
-        numbers.sort(key=lambda n: order[worst.id] if (worst := found[n][0]) else len(order))
+        drawn = {lane.input: place for place, lane in reversed(list(enumerate(result.timeline)))}
+        numbers.sort(
+            key=lambda n: (
+                order[worst.id] if (worst := found[n][0]) else len(order),
+                drawn.get(n, len(drawn)),
+            )
+        )
     for number in numbers[:_MOST]:
         worst, others = found[number]
         rows.append(

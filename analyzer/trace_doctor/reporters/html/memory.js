@@ -174,7 +174,8 @@
     var slider = el("input", { type: "range", min: 0, max: device.at.length - 1, value: point, "aria-label": "Moment" });
     var head = el("p", { role: "status", "class": "peak-line" }), parts = el("ul", { "class": "keys" }), graph = el("div", { "class": "flame-box" });
     var text = el("details", { "class": "more" }, el("summary", {}, "The flame graph as a table"));
-    var table = el("table", {}), scroller = el("div", { "class": "scroll" }, table);
+    var framed = function (table) { var frame = el("div", { "class": "scroll" }, table); window.traceDoctor.framed(table); return frame; };
+    var table = el("table", {}), scroller = framed(table);
     var libraries = el("input", { type: "checkbox" });
     var jump = function (word, to) { return button(word, function () { slider.value = to; pick(); }); };
 
@@ -241,9 +242,9 @@
         return el("li", {}, [svg("svg", { "class": "swatch", viewBox: "0 0 14 14", "aria-hidden": "true" }, svg("rect", { width: 14, height: 14, rx: 3, "class": "m-" + classes[n][0] })), classes[n][1] + " " + bytes(held[n])]);
       }));
       window.traceDoctor.flame(graph, root, { label: "Flame graph of the allocating stacks", format: function (node) { return bytes(node.value) + " in " + counted(node.count, "block"); }, short: called, path: focus, zoomed: zoom });
-      var old = text.querySelector("table");
+      var old = text.querySelector(".scroll");
       if (old) old.remove();
-      if (text.open) text.append(lines(root));
+      if (text.open) text.append(framed(lines(root)));
       allocated = rows;
       list();
       if (marked && !end) marked(device.at[point]);

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import get_args
 
-from trace_doctor.model import Basis, Column, Result, WhatIf
+from trace_doctor.model import Basis, CollectiveRow, Column, Result, WhatIf
 from trace_doctor.reporters.html.dom import Child, Html, el
 from trace_doctor.reporters.html.parts import (
     Columns,
@@ -19,6 +19,9 @@ from trace_doctor.reporters.html.parts import (
 )
 from trace_doctor.reporters.labels import KINDS, Names, shares_of_path, short_kernel
 from trace_doctor.reporters.units import estimate_share
+
+_MOST_COLLECTIVES = 64
+"""rows; of more, those of all devices are added up"""
 
 
 def what_if(result: Result) -> Html | None:
@@ -114,23 +117,32 @@ def collectives(result: Result) -> Html | None:
     """The table of collectives; None where none was captured."""
     if not result.collectives:
         return None
-    names = Names(result)
-    columns: Columns = ["Collective", "Device", Column("Calls", "count"), Column("Total", "us")]
-    columns += [Column("Exposed", "us"), Column("Exposed share", "share")]
-    rows = [
-        [
-            el("bdi", short_kernel(c.name)),
-            el("bdi", names.place(c), class_="place"),
-            c.count,
-            c.total_us,
-            c.exposed_us,
-            c.exposed_us / c.total_us if c.total_us else None,
-        ]
-        for c in result.collectives[:64]
+    names, several = Names(result), len(result.collectives) > _MOST_COLLECTIVES
+    groups: dict[object, list[CollectiveRow]] = {}
+    for row in result.collectives:
+        groups.setdefault(row.name if several else (row.input, row.device, row.name), []).append(row)
+    columns: Columns = [
+        "Collective",
+        Column("Devices", "count") if several else "Device",
+        Column("Calls", "count"),
+        Column("Total", "us"),
     ]
+    columns += [Column("Exposed", "us"), Column("Exposed share", "share")]
+    rows: list[Row] = []
+    for of in sorted(groups.values(), key=lambda of: -sum(c.total_us for c in of))[:_MOST_COLLECTIVES]:
+        total, exposed = sum(c.total_us for c in of), sum(c.exposed_us for c in of)
+        place = (
+            len({(c.input, c.device) for c in of})
+            if several
+            else el("bdi", names.place(of[0]), class_="place")
+        )
+        name = el("bdi", short_kernel(of[0].name))
+        rows.append(
+            [name, place, sum(c.count for c in of), total, exposed, exposed / total if total else None]
+        )
     return section(
         "collectives",
         "Collectives",
-        data_table("Collectives by total time", columns, rows, hide_caption=True, of=len(result.collectives)),
+        data_table("Collectives by total time", columns, rows, hide_caption=True, of=len(groups)),
         lead=[term("exposed", "Exposed"), f": {KINDS['comm'].meaning}. It is not a saving by itself."],
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from trace_doctor.model import Column, ExcessRow, GroupLag, JobDelays, JobRoot, Result, ranks_text
 from trace_doctor.reporters.html import lanes
@@ -23,6 +23,8 @@ from trace_doctor.reporters.units import duration, plural
 _LEVELS = (0.005, 0.01, 0.02, 0.04, 0.08)
 """share of the step from which on a cell has the next color"""
 _MOST_JOBS, _MOST_NAMED = 4, 8
+_LONGEST = 13
+"""characters beside a row"""
 PartOf = Callable[[int], str]
 """the address within the page of what it shows of a rank; empty where it shows nothing of its own"""
 
@@ -66,8 +68,14 @@ def _shortage(job: JobDelays) -> str:
 
 def _roots(job: JobDelays, part: PartOf) -> Html:
     columns: Columns = ["Delays the job", Column("Saved without", "us"), "Slow in", "Cause"]
+    hosts = {rank: row.host for row in job.rows for rank in row.ranks}
     rows: list[Row] = [
-        [_who(root, part), root.gain_us, f"{root.steps:,} of {plural(job.of_steps, 'step')}", _why(root)]
+        [
+            _who(root, hosts, part),
+            root.gain_us,
+            f"{root.steps:,} of {plural(job.of_steps, 'step')}",
+            _why(root),
+        ]
         for root in job.roots
     ]
     usual = [
@@ -79,12 +87,14 @@ def _roots(job: JobDelays, part: PartOf) -> Html:
     return el("div", table, el("p", usual, class_="limit") if job.usual else None)
 
 
-def _who(root: JobRoot, part: PartOf) -> Html:
+def _who(root: JobRoot, hosts: dict[int, str], part: PartOf) -> Html:
     if root.unread:
         return el("span", f"{ranks_text(root.unread)}, not read")
     if root.kind == "link":
         return el("span", f"transfers between {ranks_text(root.ranks)}")
-    return el("span", _linked(ranks_text(root.ranks), part(root.ranks[0]) if root.ranks else ""))
+    host = hosts.get(root.ranks[0], "") if root.ranks else ""
+    linked = _linked(ranks_text(root.ranks), part(root.ranks[0]) if root.ranks else "")
+    return el("span", linked, [" on ", el("bdi", host)] if host else None)
 
 
 def _why(root: JobRoot) -> str:
@@ -112,11 +122,10 @@ def _part_of(result: Result, job: JobDelays) -> PartOf:
 
 
 def _map(result: Result, job: JobDelays, anchor: str, part: PartOf) -> Html:
-    names = [ranks_text(row.ranks) for row in job.rows]
+    names = [ranks_text(row.ranks) + (f" on {row.host}" if row.host else "") for row in job.rows]
     blamed = set(job.blamed)
     late = [n for n, row in enumerate(job.rows) if blamed & set(row.ranks)]
-    every = max(1, len(names) // 24)
-    shown = {n: _short(job.rows[n]) for n in (*late[:_MOST_NAMED], *range(0, len(names), every))}
+    shown = _labels(job.rows, late)
     title = "Excess time by rank and step"
     largest = max(job.rows, key=_largest)
     description = (
@@ -138,8 +147,32 @@ def _map(result: Result, job: JobDelays, anchor: str, part: PartOf) -> Html:
     )
 
 
-def _short(row: ExcessRow) -> str:
-    return f"rank {row.ranks[0]}" if len(row.ranks) == 1 else f"{min(row.ranks)}–{max(row.ranks)}"
+def _labels(rows: Sequence[ExcessRow], late: Sequence[int]) -> dict[int, str]:
+    """Of rows by position: of those that are late, then of about every 24th; where hosts are known the first row of a host has
+    its name."""
+    hosts = _brief({row.host for row in rows}) if all(row.host for row in rows) else {}
+    first = {row.host: n for n, row in reversed(list(enumerate(rows)))} if hosts else {}
+    others = sorted(first.values()) or range(len(rows))
+    named = {n: _short(rows[n], hosts) for n in late[:_MOST_NAMED]}
+    for n in others[:: max(1, len(others) // 24)]:
+        named.setdefault(n, hosts.get(rows[n].host) or _short(rows[n], hosts))
+    return named
+
+
+def _short(row: ExcessRow, hosts: Mapping[str, str]) -> str:
+    if len(row.ranks) == 1:
+        return f"rank {row.ranks[0]}"
+    return hosts.get(row.host) or f"{min(row.ranks)}–{max(row.ranks)}"
+
+
+def _brief(hosts: Collection[str]) -> dict[str, str]:
+    """Names of hosts that fit beside a row: without their domain where that tells no two apart, and of longer ones the end."""
+    first = {host: host.split(".")[0] for host in hosts}
+    if len(set(first.values())) < len(hosts):
+        first = {host: host for host in hosts}
+    return {
+        host: name if len(name) <= _LONGEST else "…" + name[1 - _LONGEST :] for host, name in first.items()
+    }
 
 
 def _largest(row: ExcessRow) -> float:
@@ -161,7 +194,12 @@ def _legend(job: JobDelays) -> Html:
         for level, words in named
     ]  # fmt: skip
     several = any(len(row.ranks) > 1 for row in job.rows)
-    of = el("li", "a row is several ranks: the largest of them") if several else None
+    which = (
+        "a host: the largest of its ranks"
+        if all(row.host for row in job.rows)
+        else "several ranks: the largest of them"
+    )
+    of = el("li", f"a row is {which}") if several else None
     return el("ul", [*swatches, of], class_="keys")
 
 

@@ -54,7 +54,7 @@
     while (Math.abs(count) >= 1024 && n < 3) { count /= 1024; n += 1; }
     return fixed(count, n ? decimals(count, 3) : 0) + " " + units[n];
   };
-  window.traceDoctor = { unpack: unpack, result: result, detail: detail, all: all, make: make, button: button, fixed: fixed, time: time, bytes: bytes };
+  window.traceDoctor = { unpack: unpack, result: result, detail: detail, all: all, make: make, button: button, fixed: fixed, time: time, bytes: bytes, framed: function (table) { framed(table); } };
   var download = function (name, type, text) {
     var url = URL.createObjectURL(new Blob([text], { type: type }));
     var link = make("a", "", { href: url, download: name });
@@ -148,9 +148,38 @@
       if (node.scrollWidth > node.clientWidth) node.tabIndex = 0; else node.removeAttribute("tabindex");
     });
   };
-  window.addEventListener("resize", stops);
-  doc.addEventListener("toggle", stops, true);
-  stops();
+  /* a table that is wider than its frame is shown row by row: below the name of each row its other values, each with its heading */
+  var fitted = new Map(), asked = false; /* table -> width of its frame */
+  var room = function (frame) {
+    var style = getComputedStyle(frame);
+    return frame.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight);
+  };
+  var fit = function () {
+    asked = false;
+    var tables = Array.from(fitted.keys()).filter(function (table) { return table.parentNode.clientWidth !== fitted.get(table); });
+    tables.forEach(function (table) { table.classList.remove("stacked"); });
+    tables.filter(function (table) { return table.offsetWidth > room(table.parentNode); }).forEach(function (table) {
+      var names = all("thead th", table).map(function (head) { return head.textContent; });
+      all("tbody td, tbody th", table).forEach(function (cell) {
+        var said = cell.tagName === "TD" ? cell.hasChildNodes() : /^[\d.,]+$/.test(cell.textContent); /* a rank, a step */
+        if (said) cell.dataset.heading = names[cell.cellIndex];
+      });
+      table.classList.add("stacked");
+    });
+    tables.forEach(function (table) { fitted.set(table, table.parentNode.clientWidth); });
+    stops();
+  };
+  var later = function () {
+    if (!asked) requestAnimationFrame(fit);
+    asked = true;
+  };
+  var refit = function (table) { fitted.set(table, 0); later(); };
+  var changed = new MutationObserver(function (records) { records.forEach(function (record) { refit(record.target.closest("table")); }); });
+  var framed = function (table) { refit(table); changed.observe(table, { childList: true, subtree: true }); };
+  all(".scroll > table").forEach(framed);
+  window.addEventListener("resize", later);
+  ["toggle", "change", "input", "click"].forEach(function (name) { doc.addEventListener(name, later, true); });
+  fit();
   /* a picture that is wider than the screen begins where the memory ran out */
   boxes.forEach(function (node) {
     var mark = node.querySelector(".oom-text");

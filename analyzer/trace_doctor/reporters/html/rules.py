@@ -1,4 +1,4 @@
-"""What was looked for and not found, and what could not be looked for."""
+"""What was checked and not found, and what could not be checked."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trace_doctor.reporters.units import plural
 
 
 def passed(result: Result) -> Html | None:
-    """The rules that looked and found nothing; None where there is none."""
+    """The rules that ran and found nothing; None where there is none."""
     rules = [o for o in result.outcomes if o.outcome == "passed"]
     if not rules:
         return None
@@ -28,7 +28,7 @@ def passed(result: Result) -> Html | None:
     return section(
         "passed",
         "Passed rules",
-        more(f"{plural(len(rules), 'rule')} looked and found nothing", tables),
+        more(f"{plural(len(rules), 'rule')} found nothing", tables),
         count=len(rules),
     )
 
@@ -46,7 +46,7 @@ def undecided(result: Result) -> Html | None:
         "undecided",
         "Undecided rules",
         data_table("Undecided rules", ["Rule", "Name", "What it checks", "Why"], rows, hide_caption=True),
-        lead=["They found no fault, but much of the time they check is explained by no finding."],
+        lead=["They found no problem, but much of the time they check is explained by no finding."],
         count=len(rules),
     )
 

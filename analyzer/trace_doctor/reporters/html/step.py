@@ -40,7 +40,8 @@ def where_the_step_goes(result: Result) -> Html | None:
     """The panel with the parts of a step, as bars and as a table; None where no trace was given."""
     if without_time(result):
         return None
-    rows = main_rows(result)
+    first = {lane.input: n for n, lane in reversed(list(enumerate(result.timeline)))}
+    rows = sorted(main_rows(result), key=lambda r: first.get(r.input, len(first)))
     if not rows:
         return section(
             "time",
@@ -62,13 +63,17 @@ def where_the_step_goes(result: Result) -> Html | None:
         "time",
         "Step time breakdown",
         stacked("time-chart", "Step time breakdown", bars),
-        showing(len(bars), len(rows), "devices"),
+        showing(len(bars), len(rows), f"devices{', those that delay the job first' * _delayed(result)}"),
         legend,
         _owners(result, names),
         _other_phases(others, names) if others else None,
         _engine_steps(result),
         lead=_time_lead(rows, result),
     )
+
+
+def _delayed(result: Result) -> bool:
+    return any(job.blamed for job in result.jobs or [])
 
 
 def _engine_steps(result: Result) -> Html | None:

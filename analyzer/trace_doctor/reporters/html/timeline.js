@@ -112,13 +112,23 @@
     if (views.length > 1) bar.append(choice);
     bar.append(query, button("‹", function () { hop(-1); }, "Previous hit"), button("›", function () { hop(1); }, "Next hit"), count,
       button("+", function () { zoom(0.5); draw(); }, "Zoom in"), button("−", function () { zoom(2); draw(); }, "Zoom out"),
-      button("Whole window", function () { whole(); draw(); }));
+      button("Whole window", function () { whole(); draw(); }), button("Add up the view", function () { add(); }));
     var help = make("p", "W S or the wheel zoom, A D or dragging move; arrow keys select an event, Enter zooms to it, Esc lets go. A click on the name of a track, or F, collapses and expands it. The wheel zooms when the timeline has the focus or Ctrl is held." + (doc.getElementById("served") ? "" :
       " For Perfetto: trace-doctor view REPORT.html --trace CAPTURE, or the file of trace-doctor analyze CAPTURE -o perfetto=FILE."), { "class": "limit" });
     scroller.append(canvas, space);
     var holder = make("div", "", { "class": "timeline-holder" });
     holder.append(scroller, tip);
-    inner.replaceChildren(bar, holder, said, beside, help);
+    var sums = make("div", "", { "class": "more" });
+    inner.replaceChildren(bar, holder, said, beside, sums, help);
+    var add = function () { /* the events of what is in view; of a page without events the parts of the devices */
+      var tracks = view.captures.flatMap(function (c) { return c.tracks; }), cut = view.captures.some(function (c) { return c.cut; });
+      var events = tracks.filter(function (track) { return track.part; }), gpu = events.filter(function (track) { return track.part.device >= 0; });
+      var groups = events.length ? [["GPU", gpu], ["Host", events.filter(function (track) { return gpu.indexOf(track) < 0; })]] : [["Devices", tracks]];
+      sums.replaceChildren.apply(sums, groups.filter(function (group) { return group[1].length; }).map(function (group) {
+        var those = group[1].map(function (track) { return { track: track, offset: offset(track.capture) }; });
+        return window.traceDoctor.sums(group[0], those, from, to, label, cut);
+      }));
+    };
 
     /* ---- view */
     var offset = function (capture) { return view.captures.length > 1 ? capture.offset : 0; };

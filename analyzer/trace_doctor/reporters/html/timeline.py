@@ -31,7 +31,8 @@ _LEAST_OWNED = 0.5
 
 def script() -> str:
     """The panel's script."""
-    return files(__package__).joinpath("timeline.js").read_text(encoding="utf-8")
+    parts = ("timeline_sums.js", "timeline.js")
+    return "".join(files(__package__).joinpath(part).read_text(encoding="utf-8") for part in parts)
 
 
 def events_of(result: Result) -> dict[int, Events]:

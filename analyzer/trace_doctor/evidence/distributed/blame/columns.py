@@ -87,8 +87,8 @@ class JobColumns(Struct, frozen=True):
     groups: tuple[tuple[int, ...], ...]
     """numbers of the ranks of each process group, read or not"""
     parts: tuple[str, ...]
-    hosts: tuple[int, ...] = ()
-    """per rank: which host it runs on; empty where that is not recorded"""
+    hosts: tuple[str, ...] = ()
+    """per rank: which host it runs on; empty where that is not known"""
     sizes: tuple[int, ...] = ()
     """of each group as recorded; `groups` may lack ranks that nothing names"""
 

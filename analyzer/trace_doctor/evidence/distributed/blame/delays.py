@@ -86,7 +86,7 @@ def _roots(job: JobModel, found: Blame) -> list[JobRoot]:
 
 def _rows(job: JobModel, excess: F64) -> list[ExcessRow]:
     """`excess`: of the steps to show."""
-    rows = []
+    rows, hosts = [], job.job.hosts
     for members in _together(job):
         own = excess[:, members]
         known = np.where(np.isnan(own), -np.inf, own)
@@ -95,6 +95,7 @@ def _rows(job: JobModel, excess: F64) -> list[ExcessRow]:
             ExcessRow(
                 ranks=[job.job.ranks[n] for n in members],
                 worst=job.job.ranks[members[int(known.max(axis=0).argmax())]],
+                host=hosts[members[0]] if hosts and len({hosts[n] for n in members}) == 1 else "",
                 excess_us=[round(value / 1e3) if np.isfinite(value) else None for value in largest.tolist()],
             )
         )
@@ -102,12 +103,17 @@ def _rows(job: JobModel, excess: F64) -> list[ExcessRow]:
 
 
 def _together(job: JobModel) -> list[list[int]]:
-    """The ranks of each row, by position: one; of too many ranks those of a process group of neighbors, which do the same;
-    else neighbors."""
+    """The ranks of each row, by position: one; of too many ranks those of a host, else those of a process group of neighbors,
+    which do the same, else neighbors."""
     ranks = job.job.ranks
     order = sorted(range(len(ranks)), key=lambda n: ranks[n])
     if len(ranks) <= MOST_ROWS:
         return [[n] for n in order]
+    of_host: dict[str, list[int]] = {}
+    for n in order if job.job.hosts else ():
+        of_host.setdefault(job.job.hosts[n], []).append(n)
+    if LEAST_ROWS <= len(of_host) <= MOST_ROWS:
+        return list(of_host.values())
     position = {rank: n for n, rank in enumerate(ranks)}
     by_size: dict[int, dict[tuple[int, ...], None]] = {}
     for group in job.job.groups:

@@ -14,6 +14,7 @@ from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.distributed.blame.columns import KINDS, JobColumns, StepColumns, rows_of
 from trace_doctor.evidence.distributed.blame.delays import delays
+from trace_doctor.evidence.distributed.blame.hosts import hosts_of
 from trace_doctor.evidence.distributed.blame.model import enough_ranks, model
 from trace_doctor.evidence.distributed.blame.verdicts import Blame, blame
 from trace_doctor.evidence.distributed.collectives import Collectives, kind_of
@@ -207,7 +208,8 @@ def _job(members: Sequence[RankSummary]) -> JobColumns:
         ranks or tuple(sorted(users)) for (_, ranks), users in zip(known.place, known.users, strict=True)
     ]
     steps = [_step(index, members, own_groups, at) for index, at in sorted(indexes.items())]
-    return JobColumns(steps, tuple(m.rank for m in members), tuple(groups), PARTS, sizes=tuple(known.sizes))
+    hosts = hosts_of([m.path for m in members])
+    return JobColumns(steps, tuple(m.rank for m in members), tuple(groups), PARTS, hosts, tuple(known.sizes))
 
 
 def _numbers(own: StepCollectives, rank: int, known: _Groups) -> I64:

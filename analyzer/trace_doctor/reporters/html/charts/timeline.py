@@ -6,7 +6,7 @@ picture is true at any length: areas are times, whether a column holds a part of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from trace_doctor.model import Gap, Lane, Segment, StepRow, Strip
@@ -91,7 +91,7 @@ def draw(
     ]
     below = _strips(lanes, strips, [top + size.height + 6 for top in tops[:-1]], starts, scale, charts)
     bottom = tops[-1] - 20
-    marks = [_badge(rank, starts[lane] + x, tops[lane] - 12, g) for rank, lane, x, g in _placed(gaps, scale)]
+    marks = [_badge(rank, x, tops[lane] - 12, gap) for rank, lane, x, gap in _placed(gaps, starts, scale)]
     return chart(
         anchor,
         "GPU timeline" if lanes[0].device >= 0 else "Timeline of the main thread",
@@ -238,14 +238,21 @@ def _strip(strip: Strip, dur_us: float, left: float, top: float, scale: float, w
 # ------------------------------------------------------------------------------------------------ marks
 
 
-def _placed(gaps: Sequence[Placed], scale: float) -> Iterable[tuple[int, int, float, Gap]]:
-    """Numbers at the middle of their gap, moved right where they would cover one another."""
+def _placed(
+    gaps: Sequence[Placed], starts: Sequence[float], scale: float
+) -> list[tuple[int, int, float, Gap]]:
+    """Numbers at the middle of their gap, moved aside where they would cover one another or leave the picture."""
     ends: dict[int, float] = {}
-    order = sorted(enumerate(gaps, 1), key=lambda numbered: (numbered[1][0], numbered[1][1].start_us))
-    for rank, (lane, gap) in order:
-        x = max((gap.start_us + gap.dur_us / 2) * scale, ends.get(lane, 9.0))
+    places: list[tuple[int, int, float, Gap]] = []
+    for rank, (lane, gap) in sorted(enumerate(gaps, 1), key=lambda n: (n[1][0], n[1][1].start_us)):
+        x = max(starts[lane] + (gap.start_us + gap.dur_us / 2) * scale, ends.get(lane, starts[lane] + 9))
         ends[lane] = x + 20
-        yield rank, lane, x, gap
+        places.append((rank, lane, x, gap))
+    limits: dict[int, float] = {}
+    for n, (rank, lane, x, gap) in reversed(list(enumerate(places))):
+        places[n] = (rank, lane, min(x, limits.get(lane, WIDTH - 9)), gap)
+        limits[lane] = places[n][2] - 20
+    return places
 
 
 def _badge(rank: int, x: float, y: float, gap: Gap) -> Html:
