@@ -132,10 +132,9 @@ class Tools:
         rank: int | None = None,
     ) -> a.Window:
         """The longest events in a window of one trace: of a finding's first moment, or of start_us and dur_us."""
-        result = self._result(path, "")
         shown = None
         if id:
-            found = _find(result, id)
+            found = _find(result := self._result(path, ""), id)
             if not found.spans:
                 raise UsageError(f"{id} names no moment; give start_us and dur_us")
             start_us, dur_us = found.spans[0].ts_us, found.spans[0].dur_us
@@ -296,8 +295,7 @@ class Tools:
 
     def diff(self, before: str, after: str) -> a.Compared:
         """What changed between two captures of one job, beyond the noise."""
-        real = [self.roots.inside(p) for p in (before, after)]
-        done = diff(*real)
+        done = diff(self.roots.inside(before), self.roots.inside(after))
         return a.Compared(
             verdict=done.verdict,
             exit_code=done.code,
@@ -322,17 +320,17 @@ class Tools:
 
     def _trace(self, path: str, shown: str | None, rank: int | None) -> Run:
         """The trace that is meant: the only one, or that of a name or a rank."""
-        found = [f for f in discover([self.roots.inside(path)], strict=False).found if f.kind == "trace"]
-        if shown is not None:
-            found = [f for f in found if f.display == shown]
-        if rank is not None:
-            found = [f for f in found if f.rank == rank]
+        there = discover([self.roots.inside(path)], strict=False).found
+        traces = [f for f in there if f.kind == "trace" and shown in (None, f.display)]
+        found = [f for f in traces if rank in (None, f.rank)]
         if not found:
-            of = "" if rank is None else f" of rank {rank}"
-            raise UsageError(f"timeline needs a trace, and none{of} is here; of a snapshot, memory_at(path)")
+            raise UsageError(
+                "timeline needs a trace, and there is none of this rank; memory_at(path) reads snapshots"
+            )
         if len(found) != 1:
-            named = ", ".join(self.roots.shown(f.path) for f in found[:5])
-            raise UsageError(f"timeline needs one trace (or a rank); here are {len(found)}: {named}, …"[:600])
+            raise UsageError(
+                f"timeline needs one trace, or a rank: here are {len(found)} (list_captures names them)"
+            )
         run = load(found[0].path)
         if not isinstance(run, Run):
             raise UsageError("timeline needs a trace of the profiler")
