@@ -138,8 +138,10 @@ def installed(dist: Path, scratch: Path) -> None:
                 if source in options
                 else ["--find-links", dist, "--only-binary", "trace-doctor", "trace-doctor"]
             )
-            run(tools, "-m", "uv", "pip", "install", "--python", new, "--refresh-package", "trace-doctor", *options, *package,
-                env={**env, "UV_CACHE_DIR": str(scratch / "cache")})  # fmt: skip
+            cached = {**env, "UV_CACHE_DIR": str(scratch / "cache")}
+            # what the source was built to before, with a compiler
+            run(tools, "-m", "uv", "cache", "clean", "trace-doctor", env=cached)
+            run(tools, "-m", "uv", "pip", "install", "--python", new, *options, *package, env=cached)
             say(f"Python {number}, {what}", smoke(new, decoder))
     for number in missing:
         say(f"Python {number}", "not tried: no such Python here")

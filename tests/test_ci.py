@@ -28,7 +28,7 @@ BLOCKS = {lang: re.findall(rf"```{lang}\n(.+?)```", PAGE, re.S) for lang in ("sh
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A repository whose `train.py` records; `pip` and `python -I -m pip` do nothing there."""
+    """A repository whose `train.py` records; `pip` does nothing there, and environments that the action makes hold the program."""
     (tmp_path / ".git").mkdir()
     (tmp_path / "pyproject.toml").write_text('[tool.trace-doctor]\nfail-on = "warning"\n')
     shutil.copy(SAMPLE / "fault.py", tmp_path)
@@ -44,7 +44,11 @@ def project(tmp_path: Path) -> Path:
     python = f'exec "{sys.executable}" "$@"'
     for name, does in {
         "pip": "exit 0",
-        "python": f'[ "$1 $2 $3" = "-I -m pip" ] && exit 0\n{python}',
+        "python": f'''case "$1 $2 $3" in
+"-I -m pip") exit 0;;
+"-I -m venv") mkdir -p "$5/bin"; ln -sf "{tools}/trace-doctor" "$5/bin/trace-doctor"; exit 0;;
+esac
+{python}''',
         "trace-doctor": f'exec {shlex.join(warm())} "$@"',
     }.items():
         (tools / name).write_text(f"#!/bin/bash\n{does}\n")

@@ -126,6 +126,23 @@ def test_what_was_not_recorded_is_unknown(asked: Ask) -> None:
     assert window.structured_content["events"] == [] and window.structured_content["not_captured"]
 
 
+def test_of_a_rank_or_a_moment_that_was_not_recorded_nothing_is_known(asked: Ask) -> None:
+    path = "memory_growth/simulated/fault"
+    [at_peak] = asked(("memory_at", {"path": path}))
+    _, last = at_peak.structured_content["devices"][0]["recorded"]
+    answers = [
+        ("memory_at", "devices", {"path": path, "at": last + 1}),
+        ("memory_at", "devices", {"path": path, "at": -1}),
+        ("memory_at", "devices", {"path": path, "rank": 7}),
+        ("kernels", "kernels", {"path": "launch_bound/simulated/fault", "rank": 7}),
+    ]
+    for answer, (_, rows, _) in zip(
+        asked(*((tool, given) for tool, _, given in answers)), answers, strict=True
+    ):
+        assert answer.structured_content[rows] == []
+        assert "recorded" in answer.structured_content["not_captured"][0]
+
+
 def test_memory_at_the_peak_and_at_a_moment(asked: Ask) -> None:
     path = "memory_growth/simulated/fault"
     peak, start = asked(("memory_at", {"path": path}), ("memory_at", {"path": path, "at": 0}))
@@ -198,12 +215,19 @@ def test_text_of_a_capture_cannot_hide_or_reorder_what_is_read(root: Path, asked
         ("timeline", {"path": "launch_bound/simulated/fault", "dur_us": -1}),
         ("timeline", {"path": "launch_bound/simulated/fault", "start_us": 1e300}),
         ("patch", {"path": "launch_bound/simulated/fault", "source": "/"}),
+        ("patch", {"path": "launch_bound/simulated/fault"}),
+        ("explain_rule", {"code": "TD1"}),
+        ("explain_rule", {"code": ""}),
+        ("diagnose", {"path": "launch_bound/simulated/fault", "rank": 3}),
+        ("diagnose", {"path": "x" * 5000}),
+        ("diagnose", {"path": "launch_bound/simulated/fault", "a\nb" * 99: 1}),
+        ("timeline", {"path": "memory_growth/simulated/fault"}),
     ],
 )
 def test_wrong_arguments_are_refused_with_a_reason(asked: Ask, tool: str, arguments: dict[str, Any]) -> None:
     refused, after = asked((tool, arguments), ("explain_rule", {"code": "TD101"}))
-    assert refused.is_error and len(text(refused)) > 30
-    assert "Traceback" not in text(refused)
+    assert refused.is_error and 20 < len(text(refused)) < 200
+    assert "Traceback" not in text(refused) and "\n" not in text(refused)
     assert not after.is_error, "the server goes on"
 
 

@@ -126,6 +126,13 @@ def test_another_answer_is_an_error(answer: Callable[[socket.socket, Any], None]
         trigger("127.0.0.1", port, [41], "/tmp/t.json", seconds=1, patience=0.4)
 
 
+def test_without_a_daemon_the_way_that_needs_none_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    with pytest.raises(UsageError, match=r"KINETO_USE_DAEMON=1.*trace-doctor record"):
+        trigger("127.0.0.1", port, [41], "/tmp/t.json", seconds=1)
+
+
 def test_a_path_cannot_hold_another_setting() -> None:
     with pytest.raises(UsageError, match="do not print"):
         trigger("127.0.0.1", 1, [], "/tmp/a\nACTIVITIES_LOG_FILE=/b", seconds=1)

@@ -144,6 +144,8 @@ class Kernels(Answer):
 class MemoryUse:
     where: str
     at: float | None
+    recorded: list[float]
+    """first and last position that can be asked for, in `unit`"""
     unit: str
     allocated_bytes: int
     reserved_bytes: int | None

@@ -21,7 +21,7 @@ try:
     from mcp.server import MCPServer
     from mcp.server.mcpserver.exceptions import ToolError
     from mcp.types import CallToolResult, TextContent, ToolAnnotations
-    from pydantic import Field
+    from pydantic import Field, ValidationError
 except ImportError as error:
     raise UsageError(f"mcp needs the MCP SDK ({error}): pip install 'trace-doctor[mcp]'") from error
 
@@ -52,11 +52,28 @@ def serve(folders: Sequence[Path]) -> None:
     made(Tools(roots)).run("stdio")
 
 
+class _Server(MCPServer[Any]):
+    """Refuses arguments that no tool takes, which the SDK passes over, and says in one line what is wrong with others."""
+
+    async def call_tool(self, name: str, arguments: dict[str, Any], context: Any = None) -> Any:
+        """As the SDK does. Raises ToolError for arguments that do not fit."""
+        takes = {tool.name: list(tool.input_schema["properties"]) for tool in await self.list_tools()}
+        strange = [key for key in arguments if key not in takes.get(name, arguments)]
+        if strange:
+            raise ToolError(one_line(f"{name} takes no {strange[0][:50]!r}, only {', '.join(takes[name])}"))
+        try:
+            return await super().call_tool(name, arguments, context)
+        except ToolError as error:
+            if not isinstance(error.__cause__, ValidationError):
+                raise
+            wrong = error.__cause__.errors(include_url=False, include_input=False, include_context=False)[0]
+            place = ".".join(map(str, wrong["loc"]))
+            raise ToolError(one_line(f"{name}: {place}: {wrong['msg']}")) from None
+
+
 def made(tools: Tools) -> MCPServer[Any]:
     """The server with all tools over these folders."""
-    server: MCPServer[Any] = MCPServer(
-        "trace-doctor", instructions=INSTRUCTIONS, version=VERSION, log_level="WARNING"
-    )
+    server = _Server("trace-doctor", instructions=INSTRUCTIONS, version=VERSION, log_level="WARNING")
     one_call = threading.Lock()
 
     def answer(most: int, tool: Callable[..., a.Answer], arguments: dict[str, Any]) -> CallToolResult:

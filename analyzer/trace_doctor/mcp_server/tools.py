@@ -57,7 +57,7 @@ class Tools:
             captures=rows[:_MOST_CAPTURES],
             not_captured=unread,
             left_out=more,
-            next="diagnose(path) of a file, or of a folder with all ranks of one run"
+            next="diagnose(path) of a file, or of a folder with all ranks of one run; list_captures(path) of a folder for less"
             if rows
             else "record a run: trace-doctor record -- python train.py",
         )
@@ -108,7 +108,9 @@ class Tools:
 
     def explain_rule(self, code: str) -> a.RuleText:
         """What a rule checks, why it matters, its thresholds and fixes."""
-        rule = resolve(code)[0]
+        rule, *others = resolve(code)
+        if others:
+            raise UsageError("code is that of one rule, such as TD101; diagnose(path) names those that fired")
         limits = [f"{n} = {t.default} {t.unit}: {t.description}" for n, t in rule.known_thresholds.items()]
         return a.RuleText(
             code=rule.code,
@@ -130,10 +132,9 @@ class Tools:
         rank: int | None = None,
     ) -> a.Window:
         """The longest events in a window of one trace: of a finding's first moment, or of start_us and dur_us."""
-        result = self._result(path, "")
         shown = None
         if id:
-            found = _find(result, id)
+            found = _find(result := self._result(path, ""), id)
             if not found.spans:
                 raise UsageError(f"{id} names no moment; give start_us and dur_us")
             start_us, dur_us = found.spans[0].ts_us, found.spans[0].dur_us
@@ -180,7 +181,9 @@ class Tools:
             if contains.lower() in k.name.lower() and (rank is None or k.rank == rank)
         ]
         rows.sort(key=lambda k: -k.total_us)
-        none = [] if result.kernels else ["no kernel was recorded: nothing is known of the GPU's work"]
+        none = _none_of(
+            rank, {k.rank for k in result.kernels}, "kernel", "nothing is known of the GPU's work"
+        )
         return a.Kernels(
             kernels=[
                 a.KernelUse(
@@ -195,18 +198,26 @@ class Tools:
             ],
             left_out={"kernels": len(rows) - 50} if len(rows) > 50 else {},
             not_captured=[*none, *not_captured(result, rules=False)],
-            next="diagnose(path) says which of them a fix makes faster",
+            next="diagnose(path) says which of them a fix makes faster"
+            if rows
+            else "kernels(path) lists all that were recorded"
+            if result.kernels
+            else "trace-doctor capture says how to record them",
         )
 
     def memory_at(self, path: str, at: float | None = None, rank: int | None = None) -> a.Memory:
-        """Memory by category at a moment, without one at the peak."""
+        """Memory by category at a moment of what was recorded, without one at the peak."""
         if at is not None and not np.isfinite(at):
             raise UsageError("at is a number: a position as an earlier answer has it")
         result = self._result(path, "")
         names = Names(result)
         series = [s for s in result.memory_timeline if s.at and (rank is None or s.rank == rank)]
-        devices = []
+        devices, outside = [], []
         for s in series:
+            if at is not None and not s.at[0] <= at <= s.at[-1]:
+                span = f"{s.at[0]:.0f} to {s.at[-1]:.0f} {s.unit}"
+                outside.append(f"{names.place(s)}: only {span} was recorded, nothing is known of {at:g}")
+                continue
             n = s.peak_index if at is None else max(int(np.searchsorted(s.at, at, side="right")) - 1, 0)
             ledger = next(
                 (m for m in result.memory_ledger if (m.input, m.device) == (s.input, s.device)), None
@@ -217,6 +228,7 @@ class Tools:
                 a.MemoryUse(
                     where=names.place(s),
                     at=s.at[n],
+                    recorded=[s.at[0], s.at[-1]],
                     unit=s.unit,
                     allocated_bytes=sum(parts.values()),
                     reserved_bytes=s.reserved[n],
@@ -224,23 +236,24 @@ class Tools:
                     by_frame=[f"{f}: {b} bytes" for f, b in frames],
                 )
             )
-        none = (
-            []
-            if devices
-            else ["no allocation was recorded: memory over time is not known (trace-doctor capture says how)"]
-        )
+        recorded = {s.rank for s in result.memory_timeline if s.at}
+        none = _none_of(rank, recorded, "allocation", "memory over time is not known")
         return a.Memory(
             devices=devices,
-            not_captured=[*none, *not_captured(result, rules=False)],
+            not_captured=[*none, *outside, *not_captured(result, rules=False)],
             next="diagnose(path) names what can be freed"
             if devices
+            else "memory_at(path) is the peak"
+            if recorded
             else "record a snapshot: trace-doctor record -- python train.py",
         )
 
     # -------------------------------------------------------------------------------------------- the fix
 
-    def patch(self, path: str, source: str, id: str = "") -> a.Patches:
-        """The diff for one finding or all. It is never applied."""
+    def patch(self, path: str, source: str = "", id: str = "") -> a.Patches:
+        """The diff for one finding or all, for the script in source. It is never applied."""
+        if not source:
+            raise UsageError("patch needs source, the folder or file of the training script")
         result = self._result(path, source)
         chosen = [_find(result, id)] if id else result.findings
         patches, without = [], []
@@ -282,14 +295,15 @@ class Tools:
 
     def diff(self, before: str, after: str) -> a.Compared:
         """What changed between two captures of one job, beyond the noise."""
-        real = [self.roots.inside(p) for p in (before, after)]
-        done = diff(*real)
+        done = diff(self.roots.inside(before), self.roots.inside(after))
         return a.Compared(
             verdict=done.verdict,
             exit_code=done.code,
             text=difference_text(done, "text", Options(width=100)),
             not_captured=[*done.undecided, *done.partial],
-            next="verify(before, after, id) says whether one finding is fixed",
+            next="record both again under the same conditions: not all of them was compared"
+            if done.code == 3
+            else "verify(before, after, id) says whether one finding is fixed",
         )
 
     # -------------------------------------------------------------------------------------------- reading
@@ -306,14 +320,17 @@ class Tools:
 
     def _trace(self, path: str, shown: str | None, rank: int | None) -> Run:
         """The trace that is meant: the only one, or that of a name or a rank."""
-        found = [f for f in discover([self.roots.inside(path)], strict=False).found if f.kind == "trace"]
-        if shown is not None:
-            found = [f for f in found if f.display == shown]
-        if rank is not None:
-            found = [f for f in found if f.rank == rank]
+        there = discover([self.roots.inside(path)], strict=False).found
+        traces = [f for f in there if f.kind == "trace" and shown in (None, f.display)]
+        found = [f for f in traces if rank in (None, f.rank)]
+        if not found:
+            raise UsageError(
+                "timeline needs a trace, and there is none of this rank; memory_at(path) reads snapshots"
+            )
         if len(found) != 1:
-            named = ", ".join(self.roots.shown(f.path) for f in found[:5]) or "none"
-            raise UsageError(f"timeline needs one trace; here are {len(found)}: {named}")
+            raise UsageError(
+                f"timeline needs one trace, or a rank: here are {len(found)} (list_captures names them)"
+            )
         run = load(found[0].path)
         if not isinstance(run, Run):
             raise UsageError("timeline needs a trace of the profiler")
@@ -332,6 +349,16 @@ def _find(result: Result, id: str) -> Finding:
             return found
     there = ", ".join(f.id for f in result.findings[:20]) or "none"
     raise UsageError(f"no finding of this id; it has {there}")
+
+
+def _none_of(rank: int | None, recorded: set[int], what: str, so: str) -> list[str]:
+    """What to say where nothing of this kind was recorded, or nothing of the rank that was asked for."""
+    if not recorded:
+        return [f"no {what} was recorded: {so} (trace-doctor capture says how)"]
+    if rank is None or rank in recorded:
+        return []
+    there = ", ".join(map(str, sorted(recorded)[:20]))
+    return [f"no {what} of rank {rank} was recorded: {so}; recorded were those of rank {there}"]
 
 
 def _row(found: Finding, names: Names) -> a.FindingRow:

@@ -73,6 +73,11 @@ def trigger(
     address = f"{host}:{port}"
     try:
         answer = _asked(host, port, request, remote, patience)
+    except ConnectionRefusedError as error:
+        raise UsageError(
+            f"no dynolog answers at {address}: {why(error)}. attach needs the daemon with --enable_ipc_monitor and processes started "
+            "with KINETO_USE_DAEMON=1; any others can only be recorded from their start: trace-doctor record -- python train.py"
+        ) from None
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"no dynolog answers at {address}: {why(error)}") from None
     triggered = _numbers(answer, "activityProfilersTriggered")
