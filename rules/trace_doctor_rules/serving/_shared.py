@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from trace_doctor import Confidence, Context, NotCaptured, Saving
-from trace_doctor.evidence.replay.what_if import Removal, Replay
+from trace_doctor import Confidence, NotCaptured, Saving
 from trace_doctor.evidence.serving.engine_steps import EngineStep, EngineSteps
 from trace_doctor.evidence.trace.steps import Steps
 
@@ -30,16 +29,6 @@ def cost(us: float, steps: Steps) -> Cost:
     """`us`: in all steady steps together."""
     per_step = us / steps.count
     return Cost(per_step, min(per_step * 1e3 / max(steps.step_ns, 1), 1.0))
-
-
-def bound(ctx: Context, idle: Cost, how: str, removal: Removal) -> Saving:
-    """The idle time, or what the captured steps gain in the simulation where that is more: a host that is no longer late launches the
-    next step sooner as well."""
-    replay = ctx.get(Replay)
-    outcome = replay.without(removal) if replay is not None else None
-    if outcome is None or outcome.share_of_step <= idle.share:
-        return idle.saving(how)
-    return outcome.saving()
 
 
 def decodes_of(engine: EngineSteps) -> tuple[EngineStep, ...]:

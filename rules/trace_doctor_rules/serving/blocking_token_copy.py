@@ -9,7 +9,6 @@ import numpy as np
 from trace_doctor import NOTE_FROM, Claim, Context, NotCaptured, Rule, threshold
 from trace_doctor.arrays import I64, Bool
 from trace_doctor.evidence.durations import milliseconds
-from trace_doctor.evidence.replay.what_if import Removal, Replay
 from trace_doctor.evidence.serving.engine_idle import EngineIdle
 from trace_doctor.evidence.serving.engine_steps import EngineSteps
 from trace_doctor.evidence.trace.call_sites import location
@@ -21,7 +20,7 @@ from trace_doctor_rules import techniques
 from trace_doctor_rules._shared import spans_of, table
 from trace_doctor_rules.host._host_device_sync_evidence import SyncSite, SyncSites
 from trace_doctor_rules.serving._cases import DECODES, engine, generate
-from trace_doctor_rules.serving._shared import bound, confidence, cost, decodes_of, must_show_a_habit
+from trace_doctor_rules.serving._shared import confidence, cost, decodes_of, must_show_a_habit
 
 _LONG_FACTOR = 10.0
 """as TD201's `long_factor`"""
@@ -44,8 +43,7 @@ class BlockingTokenCopy(Rule):
     works on, if the next launch still comes in time.
 
     How the saving is estimated
-    An upper bound: the idle time that is charged to these calls, or the captured steps simulated with calls that return at
-    once, where that is more: a host that does not wait launches the next step sooner.
+    An upper bound: the idle time that is charged to these calls.
 
     Fix
     Overlap scheduling with the GPU's work. In code of your own, copy to pinned memory and wait for an event.
@@ -65,7 +63,6 @@ class BlockingTokenCopy(Rule):
     title = "Token copies block the host every step"
     about = ("sync",)
     needs = (Steps, EngineSteps, EngineIdle, SyncSites, Moments)
-    wants = (Replay,)
     to_pass = (RecordedOperators,)
 
     min_share: float = threshold(
@@ -137,12 +134,7 @@ class BlockingTokenCopy(Rule):
                 f"idles {milliseconds(waits.us_per_step)} per step because the next step is launched only then."
             ),
             confidence=confidence(count, engine_steps),
-            saving=bound(
-                ctx,
-                waits,
-                "the idle time charged to copies to the host that block it",
-                Removal(make_async=tuple(sorted({row for site, *_ in sites for row in site.rows}))),
-            ),
+            saving=waits.saving("the idle time charged to copies to the host that block it"),
             location=location(sites[0][0].site, device=engine_steps.device),
             evidence=[
                 table(

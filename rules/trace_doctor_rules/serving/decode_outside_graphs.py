@@ -8,17 +8,15 @@ import numpy as np
 
 from trace_doctor import NOTE_FROM, Claim, Context, Location, NotCaptured, Rule, threshold
 from trace_doctor.evidence.durations import milliseconds
-from trace_doctor.evidence.replay.what_if import Removal, Replay
 from trace_doctor.evidence.serving.engine_idle import EngineIdle
 from trace_doctor.evidence.serving.engine_steps import EngineStep, EngineSteps
-from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, Valid
 from trace_doctor_rules import techniques
 from trace_doctor_rules._shared import spans_of, table
 from trace_doctor_rules.serving._cases import DECODES, engine, generate
-from trace_doctor_rules.serving._shared import bound, confidence, cost, decodes_of
+from trace_doctor_rules.serving._shared import confidence, cost, decodes_of
 
 _LARGER = (*DECODES, *((0, 64),) * 6)
 
@@ -40,8 +38,7 @@ class DecodeOutsideGraphs(Rule):
     is skipped.
 
     How the saving is estimated
-    An upper bound: the idle time between the kernels of these steps, or the captured steps simulated without the host time of
-    their launches, where that is more: a host that launches one graph is done sooner, and with it the step that follows.
+    An upper bound: the idle time between the kernels of these steps.
 
     Fix
     Let the engine capture graphs for all batch sizes that it serves: it runs larger batches without one.
@@ -61,8 +58,7 @@ class DecodeOutsideGraphs(Rule):
     name = "decode-outside-graphs"
     title = "Decode steps run without CUDA graphs"
     about = ("dispatch", "python", "launch")
-    needs = (Steps, EngineSteps, EngineIdle, Moments, Launches)
-    wants = (Replay,)
+    needs = (Steps, EngineSteps, EngineIdle, Moments)
 
     min_share: float = threshold(
         0.03,
@@ -123,12 +119,7 @@ class DecodeOutsideGraphs(Rule):
         yield Claim(
             message=f"{_which(eager, with_graph, len(decodes))} The GPU idles {milliseconds(idles.us_per_step)} per step between kernels.",
             confidence=confidence(len(eager), engine_steps),
-            saving=bound(
-                ctx,
-                idles,
-                "the idle time between the kernels of decode steps without a graph",
-                _launching(ctx, eager),
-            ),
+            saving=idles.saving("the idle time between the kernels of decode steps without a graph"),
             location=Location(device=engine_steps.device),
             evidence=[
                 table(
@@ -145,19 +136,6 @@ class DecodeOutsideGraphs(Rule):
 
 
 _VERIFY = "Record the same load again: decode steps launch a graph"
-
-
-def _launching(ctx: Context, steps: Sequence[EngineStep]) -> Removal:
-    """The host's time from the first launch of each step to its last."""
-    run, calls = ctx[EngineIdle].run, ctx[Launches].calls
-    calls = calls[np.argsort(run.ts[calls], kind="stable")]
-    spans = []
-    for step in steps:
-        first, behind = np.searchsorted(run.ts[calls], (step.step.start, step.step.end))
-        if behind > first:
-            own = calls[first:behind]
-            spans.append((int(run.thread[own[0]]), int(run.ts[own[0]]), int(run.end[own].max())))
-    return Removal(host_spans=tuple(spans))
 
 
 def _which(eager: Sequence[EngineStep], with_graph: Sequence[EngineStep], count: int) -> str:
