@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import random
 from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from trace_doctor import analyze
 from trace_doctor.config import defaults
@@ -13,6 +16,7 @@ from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.distributed.flight.records import FlightRecords
 from trace_doctor.evidence.distributed.summary_format import MOST_WRITTEN, decode, encode
 from trace_doctor.model import Finding
+from trace_doctor.recording.options import RECORDING_FILE, capture_file
 from trace_doctor.testing import FlightBuilder, RunBuilder, captures_of
 from trace_doctor_rules.comms import _flight_cases as cases
 
@@ -67,6 +71,25 @@ def test_a_dump_belongs_to_the_trace_of_its_rank_and_all_dumps_are_one_job(tmp_p
     result = analyze(tmp_path)
     assert _hang(result.findings).location.ranks == [3]
     assert [i.kind for i in result.inputs if i.rank == 0] == ["trace", "flight_recorder"]
+
+
+@pytest.mark.parametrize("folder", ["", "fr"])
+def test_dumps_in_a_recording_belong_to_its_ranks(tmp_path: Path, folder: str) -> None:
+    """The finding shows how long the collective took in the trace of the recording, found by process group and number. That of
+    rank 3 has no end: it is killed before it writes a trace."""
+    trace, *dumps = cases.traced()
+    assert isinstance(trace, RunBuilder)
+    packed = gzip.compress(trace.write(tmp_path / "t.json").read_bytes())
+    (tmp_path / "t.json").unlink()
+    (tmp_path / capture_file(0, "light")).write_bytes(packed)
+    (tmp_path / RECORDING_FILE).write_text('{"ranks": [0]}')
+    _write(tmp_path / folder, tuple(b for b in dumps if isinstance(b, FlightBuilder)))
+    held, streamed = analyze(tmp_path), analyze(tmp_path, summaries=tmp_path / ".kept")
+    assert streamed.findings == held.findings
+    [trace_row, dump_row] = [n for n, i in enumerate(held.inputs) if i.rank == 0]
+    assert held.inputs[dump_row].kind == "flight_recorder" and held.inputs[dump_row].capture == trace_row
+    tables = {t.title: t.rows for t in _hang(held.findings).evidence}
+    assert tables["The same collective in the traces, earlier"] == [[0, 3, 100.0, 100.0, 1, 3]]
 
 
 def test_dumps_of_two_runs_in_one_folder_are_two_jobs(tmp_path: Path) -> None:
