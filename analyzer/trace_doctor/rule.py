@@ -178,6 +178,8 @@ class Rule:
         steps = view.get(Steps) if self.of_training or self.server_fixes else None
         if self.of_training and steps is not None and steps.source == "engine":
             raise NotCaptured("an inference engine was recorded, and no training")
+        if self.of_training and steps is not None and steps.no_request:
+            raise NotCaptured(steps.no_request)
         ctx = Context(view, self)
         for kind in self.needs:
             ctx[kind]
