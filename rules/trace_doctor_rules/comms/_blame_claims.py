@@ -14,6 +14,7 @@ from trace_doctor.evidence.durations import milliseconds
 from trace_doctor.evidence.intervals import total
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor_rules._shared import spans_of, table
+from trace_doctor_rules.comms._straggler_causes import LOWER_CLOCK
 
 ENOUGH_STEPS = 3
 """of fewer, standard errors tell little"""
@@ -42,8 +43,9 @@ def _late(ctx: Context, found: JobBlame, late: Sequence[int], step: int) -> Clai
     waits = {rank: ranked.waits_for(positions, rank) for rank in ranked.ranks}
     longest = max(map(total, waits.values())) / ctx[Steps].count
     slower = _same_kernels_slower(ctx[Ranks], found)
+    clocks = ctx[Ranks].lower_clock(late, found.delays.usual) if slower is not None else None
     return Claim(
-        message=_who_delays(found, gain, step, slower) + _doubt(found),
+        message=_who_delays(found, gain, step, slower, clocks) + _doubt(found),
         confidence=_confidence(found),
         severity=_severity(found),
         saving=Saving(
@@ -55,7 +57,8 @@ def _late(ctx: Context, found: JobBlame, late: Sequence[int], step: int) -> Clai
         ),
         location=Location(ranks=list(late)),
         evidence=[_roots(found), _figures(found), ctx[Ranks].table()],
-        fixes=[_investigate(found, slower)],
+        fixes=[_investigate(found, slower, clocks)],
+        tells_of={late[0]: ("TD310",)} if clocks is not None else {},
         owned_on={rank: spans_of(own) for rank, own in waits.items()},
         key="straggler",
     )
@@ -123,7 +126,9 @@ def _who(root: Root) -> str:
     return named(root.ranks).lower()
 
 
-def _who_delays(found: JobBlame, gain: float, step: int, slower: float | None) -> str:
+def _who_delays(
+    found: JobBlame, gain: float, step: int, slower: float | None, clocks: tuple[float, float] | None
+) -> str:
     """`Rank 5 delays all 64 ranks by 1.07 ms of a step of 8.70 ms (12%), in 5 of 5 steps. ….`"""
     verdict = found.verdict
     whom = f"all {found.world:,} ranks" if len(found.ranks) >= found.world else "the job"
@@ -136,7 +141,8 @@ def _who_delays(found: JobBlame, gain: float, step: int, slower: float | None) -
     if verdict.steps > 1:
         text += f", in {first.steps} of {verdict.steps} steps"
     if slower is not None:
-        return f"{text}. It runs as many kernels as ranks with the same role, and computes {slower:.2f} times as long."
+        why = "" if clocks is None else f": its SM clock is {clocks[0]:,.0f} MHz, theirs {clocks[1]:,.0f} MHz"
+        return f"{text}. It runs as many kernels as ranks with the same role, and computes {slower:.2f} times as long{why}."
     return f"{text}: excess time in {first.cause}." if first.cause else f"{text}."
 
 
@@ -199,7 +205,7 @@ def _figures(found: JobBlame) -> Table:
     )
 
 
-def _investigate(found: JobBlame, slower: float | None) -> Fix:
+def _investigate(found: JobBlame, slower: float | None, clocks: tuple[float, float] | None) -> Fix:
     who = listed([_who(root) for root in found.verdict.roots])
     if slower is None:
         title = f"Investigate {who}"
@@ -207,6 +213,8 @@ def _investigate(found: JobBlame, slower: float | None) -> Fix:
             f"Compare with a rank that has the same role: the clocks of the GPU (`{_CLOCKS}`), the data it works on, and what "
             "else runs on its host."
         )
+    elif clocks is not None:
+        title, text = f"Check the GPU cooling and power limit of {who}", LOWER_CLOCK
     else:
         title = f"Compare the clocks of {who} with those of rank {found.delays.usual[0]}: `{_CLOCKS}`"
         text = (

@@ -7,8 +7,8 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from trace_doctor import NotCaptured
 from trace_doctor.arrays import I64, Bool
+from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.compute.gpu_counters import RECORD, SM_CLOCK, GpuCounters
 from trace_doctor.evidence.compute.kernels import Kernels
@@ -68,6 +68,23 @@ class ClockedKernels(Evidence, frozen=True):
             last = np.append(first[1:], len(order)) - 1
             sums[state] = float(took[order[(first + last) // 2]].sum())
         return sums[0] / sums[1] if sums[1] else 1.0
+
+
+class GpuClock(Evidence, frozen=True):
+    """At which clock the kernels of steady steps ran, on the device that works most. Raises NotCaptured where `ClockedKernels` does."""
+
+    mhz: float
+    """mean over their time"""
+    device_name: str
+    """clocks of two kinds of GPUs are not compared"""
+
+    @classmethod
+    def build(cls, facts: Facts) -> Self:
+        clocked = facts[ClockedKernels]
+        ns = clocked.kernels.ns[clocked.places]
+        if not ns.any():
+            raise NotCaptured("the SM clock was not sampled while the GPU worked", RECORD)
+        return cls(float(np.average(clocked.mhz, weights=ns)), clocked.kernels.device_name)
 
 
 def _groups(step: I64, name: npt.NDArray[np.int32]) -> I64:
