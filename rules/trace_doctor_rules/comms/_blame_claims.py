@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from statistics import mean
 
 from trace_doctor import Claim, Confidence, Context, Fix, Location, Saving, Severity, Table
+from trace_doctor.evidence.compute.gpu_clock import RankClocks
 from trace_doctor.evidence.distributed.blame.evidence import JobBlame
 from trace_doctor.evidence.distributed.blame.verdicts import Link, Root
 from trace_doctor.evidence.distributed.collectives import RankedCollectives
@@ -14,7 +15,7 @@ from trace_doctor.evidence.durations import milliseconds
 from trace_doctor.evidence.intervals import total
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor_rules._shared import spans_of, table
-from trace_doctor_rules.comms._straggler_causes import LOWER_CLOCK
+from trace_doctor_rules.comms._straggler_causes import LOWER_CLOCK, lower_clock
 
 ENOUGH_STEPS = 3
 """of fewer, standard errors tell little"""
@@ -43,7 +44,9 @@ def _late(ctx: Context, found: JobBlame, late: Sequence[int], step: int) -> Clai
     waits = {rank: ranked.waits_for(positions, rank) for rank in ranked.ranks}
     longest = max(map(total, waits.values())) / ctx[Steps].count
     slower = _same_kernels_slower(ctx[Ranks], found)
-    clocks = ctx[Ranks].lower_clock(late, found.delays.usual) if slower is not None else None
+    clocks = None
+    if slower is not None:
+        clocks = lower_clock(ctx[Ranks], ctx.get(RankClocks), late, found.delays.usual)
     return Claim(
         message=_who_delays(found, gain, step, slower, clocks) + _doubt(found),
         confidence=_confidence(found),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import mean
+from statistics import mean, median
 from typing import Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from trace_doctor import Fix
+from trace_doctor.evidence.compute.gpu_clock import RankClocks
 from trace_doctor.evidence.distributed.collectives import RankedCollectives
 from trace_doctor.evidence.distributed.ranks import PARTS, Ranks, listed, named
 from trace_doctor.evidence.durations import milliseconds
@@ -53,7 +54,11 @@ class Limits(Protocol):
 
 
 def causes_of(
-    collectives: RankedCollectives, ranks: Ranks, late: Sequence[int], limits: Limits
+    collectives: RankedCollectives,
+    ranks: Ranks,
+    clocks: RankClocks | None,
+    late: Sequence[int],
+    limits: Limits,
 ) -> list[tuple[Cause, list[int]]]:
     """What the stragglers do longer than the others, and which of them: apart where their main causes differ. `late`: positions."""
     on_time = [i for i in range(len(collectives.ranks)) if i not in late]
@@ -62,7 +67,7 @@ def causes_of(
     def cause(of: Sequence[int]) -> Cause:
         lost = mean(waits[i] for i in on_time) - mean(waits[i] for i in of)
         own, others = ([collectives.ranks[i] for i in places] for places in (of, on_time))
-        return _at_clock(ranks, own, others, _cause(ranks, own, others, lost, limits))
+        return _at_clock(_cause(ranks, own, others, lost, limits), lower_clock(ranks, clocks, own, others))
 
     by_main_cause: dict[str, list[int]] = {}
     for i in late:
@@ -84,10 +89,21 @@ def _cause(ranks: Ranks, own: Sequence[int], others: Sequence[int], lost: float,
     return Cause(longest, sum(more[p] for p in longest), lost, waits is None)
 
 
-def _at_clock(ranks: Ranks, own: Sequence[int], others: Sequence[int], cause: Cause) -> Cause:
+def lower_clock(
+    ranks: Ranks, clocks: RankClocks | None, own: Sequence[int], others: Sequence[int]
+) -> tuple[float, float] | None:
+    """SM clocks (MHz) of these ranks and of the others, where theirs is lower and most of what they compute longer is due to it, which
+    is at most as much as the clock is lower: the rest may be work of theirs."""
+    found = clocks.lower(own, others) if clocks is not None else None
+    if found is None:
+        return None
+    due = (1 - found[0] / found[1]) * median(ranks.of(rank, "compute") for rank in own)
+    return found if due >= _BY_CLOCK * ranks.excess(own, others)["compute"] else None
+
+
+def _at_clock(cause: Cause, clocks: tuple[float, float] | None) -> Cause:
     """With throttling for compute, where the clock is why it takes longer."""
-    clocks = ranks.lower_clock(own, others) if "compute" in cause.parts else None
-    if clocks is None:
+    if clocks is None or "compute" not in cause.parts:
         return cause
     parts = tuple(THROTTLING if part == "compute" else part for part in cause.parts)
     return replace(cause, parts=parts, clocks=clocks)
@@ -106,6 +122,8 @@ def lost_spans(
     ]
 
 
+_BY_CLOCK = 0.8
+"""of the compute that some ranks take longer"""
 CONTENTION, THROTTLING = "CPU contention", "throttling"
 LOWER_CLOCK = (
     "Their GPU computes at a lower clock: ask the driver for the reason (`nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER,CLOCK`, "

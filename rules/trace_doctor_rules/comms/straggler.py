@@ -8,6 +8,7 @@ from statistics import mean
 import numpy as np
 
 from trace_doctor import NOTE_FROM, Claim, Confidence, Context, Location, Rule, Saving, threshold
+from trace_doctor.evidence.compute.gpu_clock import RankClocks
 from trace_doctor.evidence.distributed.blame.evidence import JobBlame
 from trace_doctor.evidence.distributed.collectives import RankedCollectives
 from trace_doctor.evidence.distributed.ranks import Ranks, named
@@ -93,7 +94,7 @@ class Straggler(Rule):
     about = ("exposed_comm",)
     yields_to = ("TD708",)
     needs = (RankedCollectives, Ranks, Steps)
-    wants = (JobBlame,)
+    wants = (JobBlame, RankClocks)
 
     min_share: float = threshold(
         0.03,
@@ -282,7 +283,7 @@ class Straggler(Rule):
         ranks = ctx[Ranks]
         numbers = [collectives.ranks[i] for i in late]
         who = named(numbers)
-        causes = causes_of(collectives, ranks, late, self)
+        causes = causes_of(collectives, ranks, ctx.get(RankClocks), late, self)
         because = f" Excess time: {by_ranks(causes)}." if any(cause.parts for cause, _ in causes) else ""
         confidence: Confidence = "medium" if steps.alike > 1 or matched >= self.many else "low"
         read, size = collectives.read

@@ -13,7 +13,6 @@ import numpy as np
 from trace_doctor.arrays import I64, U8
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
-from trace_doctor.evidence.compute.gpu_clock import GpuClock
 from trace_doctor.evidence.distributed.collectives import how_to_record_others
 from trace_doctor.evidence.idle.gaps import IdleLedger
 from trace_doctor.evidence.idle.time_ledger import TimeLedger
@@ -40,10 +39,6 @@ PARTS = ("compute", "copies", *(_NAMES.get(cause, cause) for cause in IDLE_CAUSE
 """what a rank does when it is in no collective"""
 
 
-LOWER_CLOCK = 0.05
-"""share of the clock: it goes up and down by less at any load"""
-BY_CLOCK = 0.8
-"""of the compute that some ranks take longer: the rest may be work of theirs"""
 MOST_PIECES = 500
 """of one part: shorter ones are left out"""
 
@@ -78,7 +73,7 @@ class IdlePieces(Evidence, frozen=True):
 class Ranks(JobEvidence, frozen=True):
     """Per rank the parts of a steady step from its time ledger. Raises NotCaptured with fewer than two ranks."""
 
-    of_each = (TimeLedger, Steps, Workload, IdlePieces, GpuClock)
+    of_each = (TimeLedger, Steps, Workload, IdlePieces)
 
     ranks: tuple[int, ...]
     step_ns: tuple[int, ...]
@@ -94,7 +89,6 @@ class Ranks(JobEvidence, frozen=True):
     """per rank: ns of a steady step in which its main thread could have run and did not; None where that was not recorded"""
     steps: tuple[int, ...] = ()
     pieces: tuple[IdlePieces | None, ...] = ()
-    clocks: tuple[GpuClock | None, ...] = ()
 
     @classmethod
     def build(cls, ranks: Sequence[RankSummary]) -> Self:
@@ -117,7 +111,6 @@ class Ranks(JobEvidence, frozen=True):
             ),
             steps=tuple(m[Steps].count for m in members),
             pieces=tuple(m.get(IdlePieces) for m in members),
-            clocks=tuple(m.get(GpuClock) for m in members),
         )
 
     @cached_property
@@ -153,20 +146,6 @@ class Ranks(JobEvidence, frozen=True):
         known = [ns for ns in waits if ns is not None]
         return median(known) if len(known) == len(waits) else None
 
-    def lower_clock(self, ranks: Sequence[int], others: Sequence[int]) -> tuple[float, float] | None:
-        """The SM clock (MHz) of these ranks and of the others, medians, where each of them computes at a lower one than any other, by
-        `LOWER_CLOCK`, and so much of what they compute longer than the others is due to it (`BY_CLOCK`): at most as much as the clock is lower.
-        None otherwise, where it was not sampled on all of them, and where their GPUs are of several kinds."""
-        own, usual = ([self.clocks[self.ranks.index(r)] for r in which] for which in (ranks, others))
-        slow, fast = ([c.mhz for c in which if c is not None] for which in (own, usual))
-        names = {c.device_name for c in (*own, *usual) if c is not None}
-        if not slow or not fast or len(slow + fast) < len(own + usual) or len(names) > 1:
-            return None
-        clock, usually = median(slow), median(fast)
-        due = (1 - clock / usually) * median(self.of(r, "compute") for r in ranks)
-        lower = max(slow) <= (1 - LOWER_CLOCK) * min(fast)
-        return (clock, usually) if lower and due >= BY_CLOCK * self.excess(ranks, others)["compute"] else None
-
     def table(self) -> Table:
         """All ranks; of the parts those that take 1 % of any step."""
         columns = [
@@ -179,9 +158,6 @@ class Ranks(JobEvidence, frozen=True):
                 self.ranks, self.step_ns, self.comm_ns, self.parts, self.kernels, strict=True
             )
         ]
-        if any(self.clocks):
-            for row, clock in zip(rows, self.clocks, strict=True):
-                row.append(round(clock.mhz) if clock is not None else None)
         return Table(
             title="A steady step of each rank",
             columns=[
@@ -190,7 +166,6 @@ class Ranks(JobEvidence, frozen=True):
                 Column("in collectives", "us"),
                 *(Column(PARTS[n], "us") for n in columns),
                 Column("kernels", "count"),
-                *([Column("SM clock, MHz", "count")] if any(self.clocks) else []),
             ],
             rows=rows,
         )
