@@ -80,6 +80,8 @@ class Claim:
     """(start, end) ns of the time this claim owns, to tell whether another rule speaks of the same moments"""
     owned_on: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
     """rank -> the same of the captures of other ranks of its job, whose time it explains"""
+    tells_of: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    """rank -> rules whose claims on that rank of the job are about the cause that this one names: they are given up"""
     minor: bool = False
     """below the thresholds of its rule: a note, whatever the settings say"""
     key: str = ""
@@ -178,6 +180,8 @@ class Rule:
         steps = view.get(Steps) if self.of_training or self.server_fixes else None
         if self.of_training and steps is not None and steps.source == "engine":
             raise NotCaptured("an inference engine was recorded, and no training")
+        if self.of_training and steps is not None and steps.no_request:
+            raise NotCaptured(steps.no_request)
         ctx = Context(view, self)
         for kind in self.needs:
             ctx[kind]

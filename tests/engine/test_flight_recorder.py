@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import gzip
+import random
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from trace_doctor import analyze
 from trace_doctor.config import defaults
 from trace_doctor.engine import Sizes, examine, summary_kinds
 from trace_doctor.evidence.base import Facts
-from trace_doctor.evidence.distributed.flight.records import MOST_RECORDS, FlightRecords
+from trace_doctor.evidence.distributed.flight.records import FlightRecords
 from trace_doctor.evidence.distributed.summary_format import MOST_WRITTEN, decode, encode
 from trace_doctor.model import Finding
+from trace_doctor.recording.options import RECORDING_FILE, capture_file
 from trace_doctor.testing import FlightBuilder, RunBuilder, captures_of
 from trace_doctor_rules.comms import _flight_cases as cases
 
@@ -67,6 +73,25 @@ def test_a_dump_belongs_to_the_trace_of_its_rank_and_all_dumps_are_one_job(tmp_p
     assert [i.kind for i in result.inputs if i.rank == 0] == ["trace", "flight_recorder"]
 
 
+@pytest.mark.parametrize("folder", ["", "fr"])
+def test_dumps_in_a_recording_belong_to_its_ranks(tmp_path: Path, folder: str) -> None:
+    """The finding shows how long the collective took in the trace of the recording, found by process group and number. That of
+    rank 3 has no end: it is killed before it writes a trace."""
+    trace, *dumps = cases.traced()
+    assert isinstance(trace, RunBuilder)
+    packed = gzip.compress(trace.write(tmp_path / "t.json").read_bytes())
+    (tmp_path / "t.json").unlink()
+    (tmp_path / capture_file(0, "light")).write_bytes(packed)
+    (tmp_path / RECORDING_FILE).write_text('{"ranks": [0]}')
+    _write(tmp_path / folder, tuple(b for b in dumps if isinstance(b, FlightBuilder)))
+    held, streamed = analyze(tmp_path), analyze(tmp_path, summaries=tmp_path / ".kept")
+    assert streamed.findings == held.findings
+    [trace_row, dump_row] = [n for n, i in enumerate(held.inputs) if i.rank == 0]
+    assert held.inputs[dump_row].kind == "flight_recorder" and held.inputs[dump_row].capture == trace_row
+    tables = {t.title: t.rows for t in _hang(held.findings).evidence}
+    assert tables["The same collective in the traces, earlier"] == [[0, 3, 100.0, 100.0, 1, 3]]
+
+
 def test_dumps_of_two_runs_in_one_folder_are_two_jobs(tmp_path: Path) -> None:
     _write(tmp_path, cases.hang(3))
     later = cases.hang(1)
@@ -80,25 +105,33 @@ def test_dumps_of_two_runs_in_one_folder_are_two_jobs(tmp_path: Path) -> None:
 
 
 def test_the_records_of_a_rank_are_kept_with_its_summary() -> None:
+    own, again = _kept(2000, lambda n: 1000 + n % 40)
+    assert len(again.sequence) == 2000 and not again.overwritten and not again.unread
+    assert (
+        (again.sequence == own.sequence).all() and again.stacks == own.stacks and again.groups == own.groups
+    )
+
+
+def test_of_more_calls_than_a_summary_holds_the_newest_are_kept_and_the_rest_is_unread() -> None:
+    sizes = random.Random(0)
+    own, again = _kept(9000, lambda _: sizes.randrange(1 << 40))
+    kept = len(again.sequence)
+    assert again.unread == 9000 - kept and again.overwritten and kept in (2000, 5000)
+    assert (again.elements_in == own.elements_in[-kept:]).all()
+
+
+def _kept(calls: int, elements: Callable[[int], int]) -> tuple[FlightRecords, FlightRecords]:
+    """The records of a dump, and what its summary as bytes has of them."""
     b = FlightBuilder(0, 64, groups={"tp": list(range(8))})
-    for n in range(MOST_RECORDS + 50):
-        b.call(
-            ("all_reduce", "_all_gather_base", "reduce_scatter")[n % 3],
-            1000 + n % 40,
-            group="tp" if n % 2 else "default_pg",
-        )
+    for n in range(calls):
+        kind = ("all_reduce", "_all_gather_base", "reduce_scatter")[n % 3]
+        b.call(kind, elements(n), group="tp" if n % 2 else "default_pg")
     [capture] = captures_of(b)
     rules = [r for r in map(defaults().rule, defaults().settings.chosen()) if r.code == "TD608"]
     summary = examine(Facts(capture), rules, Sizes.among(1, 1)).summary
     data = encode(summary)
-    own, again = (
-        summary[FlightRecords],
-        decode(data, summary_kinds(rules))[FlightRecords],
-    )
-    assert len(data) < MOST_WRITTEN and len(again.sequence) == MOST_RECORDS and again.overwritten
-    assert (
-        (again.sequence == own.sequence).all() and again.stacks == own.stacks and again.groups == own.groups
-    )
+    assert len(data) < MOST_WRITTEN
+    return summary[FlightRecords], decode(data, summary_kinds(rules))[FlightRecords]
 
 
 def test_each_machine_may_have_a_folder_of_its_own(tmp_path: Path) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 
+from trace_doctor import analyze
 from trace_doctor.capture import Capture
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Facts
@@ -248,6 +250,25 @@ def test_rules_about_training_alone_are_skipped() -> None:
     for rule in of_training:
         with pytest.raises(NotCaptured, match="an inference engine was recorded"):
             rule().claims(facts)
+
+
+def test_a_file_of_graph_capture_alone_is_told_so_and_not_judged(tmp_path: Path) -> None:
+    """vLLM and SGLang write such files: what is slow in them says nothing of serving, and nothing in them trains."""
+    b = RunBuilder(stacks=True)
+    with (
+        b.python("vllm/v1/worker/gpu_model_runner.py", 5362, "capture_model"),
+        b.annotation("capture_32_FULL"),
+    ):
+        for _ in range(40):
+            with b.op("aten::mm", us=50):
+                b.launch(5)
+    b.write(tmp_path / "graph_capture_rank_0.json")
+    result = analyze(tmp_path)
+    why = "an inference engine captured CUDA graphs, and served no request"
+    assert result.summary.verdict == f"Not judged: {why}."
+    assert {f.code for f in result.findings} & {"TD001", "TD705"} == {"TD705"}
+    of_training = {rule.code for rule in all_rules() if rule.of_training}
+    assert {o.code for o in result.outcomes if o.reason == why} >= of_training
 
 
 def _generate(tokens: int, *, trains: bool = False, begun: bool = True, marked: bool = False) -> RunBuilder:

@@ -102,6 +102,32 @@ def test_copies_without_a_kind_are_no_sign_of_a_changed_file(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("decoder", ["auto", "python"])
+@pytest.mark.parametrize(
+    ("cat", "name", "args"),
+    [
+        ("hardware_counters", "sm__cycles_active.avg", {"sm__cycles_active.avg": 812.0}),
+        ("hardware_counters", "SM Clock (MHz)", {"": 1980.0}),
+        ("mtia_counters", "bandwidth", {"read": 3.0, "write": 4.0}),
+        ("xpu_scope_profiler", "metrics", {"GpuTime": 7, "AvgGpuCoreFrequencyMHz": 1550}),
+    ],
+)
+def test_counters_of_other_writers_are_neither_work_nor_samples(
+    tmp_path: Path, cat: str, name: str, args: dict[str, Any], decoder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kineto, MTIA and XPU write them below the number of the device, where its kernels are."""
+    monkeypatch.setenv("TRACE_DOCTOR_DECODER", decoder)
+    sample = {"ph": "C", "cat": cat, "name": name, "pid": 0, "tid": 7, "ts": 25, "args": args}
+    events = (*sound(2), json.dumps(sample), *sound(4, start=2))
+    run, without = load(tmp_path, trace(*events)), load(tmp_path, trace(*sound(2), *sound(4, start=2)))
+    assert not len(run.counters.ts) and run.warnings == []
+    assert (len(run), run.gpu.tolist(), run.device_names) == (
+        len(without),
+        without.gpu.tolist(),
+        without.device_names,
+    )
+
+
+@pytest.mark.parametrize("decoder", ["auto", "python"])
 def test_counters_of_gpus(tmp_path: Path, decoder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only what was measured, of GPUs, with a number: torch computes cycles from the clock, others count memory so."""
     monkeypatch.setenv("TRACE_DOCTOR_DECODER", decoder)

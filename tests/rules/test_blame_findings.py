@@ -49,6 +49,26 @@ def test_the_result_holds_the_excess_of_each_rank_and_its_verdict_names_the_root
     assert not trace_doctor.analyze(tmp_path, select=["TD101"]).jobs
 
 
+def test_a_rank_whose_clock_is_lower_is_told_so(tmp_path: Path) -> None:
+    for rank, b in enumerate(traces(hybrid(**SMALL, faults=Faults(slow={3: 1.2})))):
+        mhz = 1650 if rank == 3 else 1980
+        b.events += [
+            {
+                "ph": "C",
+                "name": "SM Clock (MHz)",
+                "pid": f"GPU {e['pid']} Counters",
+                "ts": e["ts"],
+                "args": {"": mhz},
+            }
+            for e in b.events
+            if "gemm" in e["name"]
+        ]
+        b.write(tmp_path / f"rank{rank}.json")
+    [found] = trace_doctor.analyze(tmp_path, select=["TD602"]).findings
+    assert found.message.endswith("times as long: its SM clock is 1,650 MHz, theirs 1,980 MHz.")
+    assert found.fixes[0].title == "Check the GPU cooling and power limit of rank 3"
+
+
 def test_a_rank_that_runs_more_kernels_is_not_called_slow(tmp_path: Path) -> None:
     for rank, b in enumerate(traces(hybrid(**SMALL, faults=Faults(slow={3: 1.2})))):
         if rank == 3:  # half of each product is a kernel of its own

@@ -8,7 +8,7 @@ import trace_doctor
 from trace_doctor.reporters import render
 from trace_doctor.reporters.diagnosis import headline
 from trace_doctor.testing import run_case
-from trace_doctor_rules.comms._straggler_cases import late_in
+from trace_doctor_rules.comms._straggler_cases import at_clocks, late_in
 from trace_doctor_rules.comms.straggler import Straggler
 
 
@@ -34,3 +34,15 @@ def test_what_a_straggler_does_while_the_others_wait_has_one_owner(tmp_path: Pat
     [pause] = [row for row in result.ownership if row.rank == 0 and row.part == "annotation"]
     assert pause.total_ns == pytest.approx(8 * 400_000, rel=0.02)
     assert pause.unowned_ns < 0.02 * pause.total_ns
+
+
+def test_a_clock_that_falls_on_the_late_rank_alone_is_one_finding(tmp_path: Path) -> None:
+    """TD310 of that rank speaks of the same time: the others wait for kernels that its lower clock makes longer."""
+    for r, b in enumerate(at_clocks(1980, 1410, 1980, 1980, fell=True)):
+        b.write(tmp_path / f"rank{r}.json")
+    result = trace_doctor.analyze(tmp_path, select=["TD310", "TD602"])
+    [found] = result.findings
+    assert found.code == "TD602" and "Excess time: throttling (SM clock 1," in found.message
+    assert [o.refers_to for o in result.outcomes if o.code == "TD310"] == [["TD602-1"]]
+    alone = trace_doctor.analyze(tmp_path / "rank1.json", select=["TD310", "TD602"])
+    assert [f.code for f in alone.findings] == ["TD310"]

@@ -16,7 +16,7 @@ from trace_doctor.engine.display import Display
 from trace_doctor.engine.examine import Examination, with_numbers
 from trace_doctor.engine.findings import Merged, file_claim, merge, on_a_busy_machine
 from trace_doctor.engine.jobs import job_numbers
-from trace_doctor.engine.rule_runs import one_owner, run_rules
+from trace_doctor.engine.rule_runs import Verdict, one_owner, run_rules
 from trace_doctor.engine.sizes import (
     MAX_FINDINGS,
     MAX_IGNORED,
@@ -64,6 +64,7 @@ def judge(examinations: Sequence[Examination], rules: Sequence[Rule]) -> list[Ex
         further = [RankOfJob(summary) for summary in e.further]
         verdicts = {v.rule: v for v in (*e.verdicts, *run_rules(rank, over_ranks, further=further))}
         complete.append(replace(e, verdicts=tuple(one_owner([verdicts[rule] for rule in rules]))))
+    complete = _told_elsewhere(complete, ranks)
     told: set[int] = set()
     for n, rank in enumerate(ranks):
         found = rank.job.found(JobBlame)
@@ -71,6 +72,29 @@ def judge(examinations: Sequence[Examination], rules: Sequence[Rule]) -> list[Ex
             told.add(id(rank.job))
             complete[n] = replace(complete[n], delays=found.delays)
     return complete
+
+
+def _told_elsewhere(examinations: Sequence[Examination], ranks: Sequence[RankOfJob]) -> list[Examination]:
+    """Without the claims of rules whose fault a claim of another rank of the job names as its cause."""
+    told_by: dict[tuple[int, int, str], str] = {}
+    for e, rank in zip(examinations, ranks, strict=True):
+        for verdict in e.verdicts:
+            for claim in verdict.claims:
+                for other, codes in claim.tells_of.items():
+                    told_by |= {(id(rank.job), other, code): verdict.rule.code for code in codes}
+    if not told_by:
+        return list(examinations)
+
+    def left(verdict: Verdict, rank: RankOfJob) -> Verdict:
+        owner = told_by.get((id(rank.job), rank.rank, verdict.rule.code))
+        if owner is None or not verdict.claims:
+            return verdict
+        return replace(verdict, outcome="passed", claims=(), refers_to=(owner,))
+
+    return [
+        replace(e, verdicts=tuple(left(v, rank) for v in e.verdicts))
+        for e, rank in zip(examinations, ranks, strict=True)
+    ]
 
 
 def _beside_others(examinations: Sequence[Examination]) -> list[Examination]:

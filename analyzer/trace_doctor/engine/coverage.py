@@ -313,6 +313,8 @@ def _shortage(facts: Facts) -> str:
         return why
     if capture.snapshot is not None and facts.get(MemoryLedger) is not None:
         return ""
+    if steps is not None and steps.no_request:
+        return steps.no_request
     ledger = facts.get(TimeLedger)
     if steps is None or ledger is None or not ledger.rows:
         return "no operator and no GPU work in it"

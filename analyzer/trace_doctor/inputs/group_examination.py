@@ -12,6 +12,7 @@ from trace_doctor.engine.ownership import Owner
 from trace_doctor.errors import TraceDoctorError
 from trace_doctor.evidence.base import Facts, Options
 from trace_doctor.evidence.replay.what_if import Removal
+from trace_doctor.flight_recorder import FlightDump
 from trace_doctor.inputs.groups import CaptureGroup
 from trace_doctor.loaders.discover import CaptureFile
 from trace_doctor.loaders.torch_trace import CompileLog
@@ -58,7 +59,7 @@ class GroupExamination:
     unread: tuple[tuple[str, TraceDoctorError], ...] = ()
     """files that could not be read, as they are shown, each with its error"""
     spans: tuple[tuple[int, int], ...] = ()
-    """the time that each file of a recording shows, ns"""
+    """the time that each trace and snapshot of a recording shows, ns"""
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,11 @@ def examine_group(group: CaptureGroup, request: Request) -> GroupExamination:
         captures=tuple(_examined(capture, request) for capture in captures),
         identities=tuple(identity_of(f, c) for f, c in files),
         unread=tuple(unread),
-        spans=tuple(c.span_ns for f, c in files if f.recording is not None and c.span_ns is not None),
+        spans=tuple(
+            c.span_ns
+            for f, c in files
+            if f.recording is not None and not isinstance(c, FlightDump) and c.span_ns is not None
+        ),
     )
 
 

@@ -42,8 +42,10 @@ def groups_of(files: Sequence[CaptureFile]) -> list[CaptureGroup]:
 
 
 def _recorded_rank(file: CaptureFile) -> int | None:
-    role = recordings.role_of(file.path.name) if file.recording is not None else None
-    return None if role is None else role[0]
+    if file.recording is None:
+        return None
+    role = recordings.role_of(file.path.name)
+    return role[0] if role is not None else file.rank if file.kind == "flight_recorder" else None
 
 
 def _key(file: CaptureFile, undivided: Set[Path]) -> tuple[Path, int | str]:

@@ -8,7 +8,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path, PurePath
 
@@ -137,6 +137,7 @@ def discover(paths: Sequence[str | Path], *, strict: bool = True) -> Discovery:
             raise kind.error
         else:
             refused.append((candidate, display, kind))
+    captures = _dumps_with_traces(captures)
     if not captures:
         if error := next((r.error for c, _, r in refused if c.named), None):
             raise error
@@ -263,7 +264,11 @@ def _text(path: str) -> str:
 
 
 def _recording(path: Path, kind: identify.Kind, is_recording: Callable[[Path], bool]) -> Path | None:
-    """The recording that a capture belongs to: by its name, in a folder that says it is one."""
+    """The recording that a capture belongs to: by its name, in a folder that says it is one. A dump whose name has its rank may lie
+    in a folder of its own there."""
+    if kind == "flight_recorder":
+        folders = (path.parent, path.parent.parent) if identify.rank_of_dump(path.name) is not None else ()
+        return next(filter(is_recording, folders), None)
     if kind == "torch_trace":
         folder = path.parent.parent if path.parent.name == TORCH_TRACE_FOLDER else path.parent
     elif recordings.role_of(path.name):
@@ -271,6 +276,15 @@ def _recording(path: Path, kind: identify.Kind, is_recording: Callable[[Path], b
     else:
         return None
     return folder if is_recording(folder) else None
+
+
+def _dumps_with_traces(captures: Sequence[CaptureFile]) -> list[CaptureFile]:
+    """Dumps belong to their recording if anything else of it is there: alone they do not tell what its ranks did."""
+    recorded = {f.recording for f in captures if f.kind in ("trace", "snapshot")}
+    return [
+        f if f.kind != "flight_recorder" or f.recording in recorded else replace(f, recording=None)
+        for f in captures
+    ]
 
 
 def sniff(path: Path, display: str) -> identify.Kind:

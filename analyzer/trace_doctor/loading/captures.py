@@ -86,27 +86,33 @@ def _together(own: list[Capture]) -> list[Capture]:
 
 
 def _of_recording(recording: Recording | None, files: Files, all_ranks: bool) -> list[Capture]:
-    """One capture for each rank, by the names of its files."""
+    """One capture for each rank, by the names of its files, with its flight recorder dump; of several dumps each is one."""
     by_rank: dict[int, dict[str, Run | Snapshot]] = {}
+    dumps: dict[int, list[FlightDump]] = {}
     for entry, content in files:
         role = recordings.role_of(entry.path.name)
-        if role is not None and not isinstance(content, CompileLog | FlightDump):
+        if isinstance(content, FlightDump):
+            dumps.setdefault(content.rank, []).append(content)
+        elif role is not None and not isinstance(content, CompileLog):
             by_rank.setdefault(role[0], {})[role[1]] = content
+    dump = {rank: own[0] for rank, own in dumps.items() if len(own) == 1}
     ranks = {*by_rank, *(recording.ranks if recording else ())}
     logs = _logs([c for _, c in files if isinstance(c, CompileLog)], recording, sorted(ranks))
     warnings = _warnings(recording)
     if all_ranks and recording is not None:
-        first = min(by_rank, default=0)
+        first = min([*by_rank, *dump], default=0)
         warnings[first] = (*launcher_warnings(recording), *warnings.get(first, ()))
     began = began_of(content.span_ns for mine in by_rank.values() for content in mine.values())
-    return [
+    captures = [
         replace(
-            _rank(rank, mine, logs.get(rank, ()), recording),
+            _rank(rank, by_rank.get(rank, {}), logs.get(rank, ()), recording),
+            flight=dump.get(rank),
             warnings=warnings.get(rank, ()),
             began_ns=began,
         )
-        for rank, mine in by_rank.items()
+        for rank in dict.fromkeys((*by_rank, *dump))
     ]
+    return captures + [Capture(d.rank, flight=d) for own in dumps.values() if len(own) > 1 for d in own]
 
 
 def began_of(spans: Iterable[tuple[int, int] | None]) -> int | None:

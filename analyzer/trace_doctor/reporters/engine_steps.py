@@ -25,6 +25,12 @@ def engine_rows(result: Result) -> list[EngineRow]:
     return [row for row in rows if row.input == rows[0].input][:_MOST_ROWS]
 
 
+def kinds_words(result: Result) -> str:
+    """` of 2 kinds` where the steps of an engine are of several, and what is said per step is a mean over them; "" otherwise."""
+    kinds = sum(row.kind not in NO_STEPS for row in engine_rows(result))
+    return f" of {kinds} kinds" if kinds > 1 else ""
+
+
 def name_of(row: EngineRow) -> str:
     """The kind as people read it."""
     return _NAMES.get(row.kind, row.kind)

@@ -26,7 +26,7 @@ from trace_doctor.model import (
     Unit,
     ranks_text,
 )
-from trace_doctor.reporters.engine_steps import NO_STEPS, engine_rows
+from trace_doctor.reporters.engine_steps import kinds_words
 from trace_doctor.reporters.units import (
     duration,
     estimate_duration,
@@ -260,8 +260,7 @@ def facts(result: Result) -> list[str]:
         plain, profiled = duration(summary.plain_step_us), duration(summary.step_us)
         parts.append(f"{plain}/step ({profiled} with profiler){slowest}")
     elif summary.step_us is not None:
-        kinds = len([row for row in engine_rows(result) if row.kind not in NO_STEPS])
-        mean = f" (mean of {kinds} kinds)" if kinds > 1 else ""
+        mean = f" (mean{kinds})" if (kinds := kinds_words(result)) else ""
         parts.append(f"{duration(summary.step_us)}/step{slowest}{mean}")
     if summary.gpu_busy_share is not None:
         split = f" ({of_what})" if (of_what := busy_parts(result)) else ""

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from statistics import mean
 
 from trace_doctor import Claim, Confidence, Context, Fix, Location, Saving, Severity, Table
+from trace_doctor.evidence.compute.gpu_clock import RankClocks
 from trace_doctor.evidence.distributed.blame.evidence import JobBlame
 from trace_doctor.evidence.distributed.blame.verdicts import Link, Root
 from trace_doctor.evidence.distributed.collectives import RankedCollectives
@@ -14,6 +15,7 @@ from trace_doctor.evidence.durations import milliseconds
 from trace_doctor.evidence.intervals import total
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor_rules._shared import spans_of, table
+from trace_doctor_rules.comms._straggler_causes import LOWER_CLOCK, lower_clock
 
 ENOUGH_STEPS = 3
 """of fewer, standard errors tell little"""
@@ -42,8 +44,11 @@ def _late(ctx: Context, found: JobBlame, late: Sequence[int], step: int) -> Clai
     waits = {rank: ranked.waits_for(positions, rank) for rank in ranked.ranks}
     longest = max(map(total, waits.values())) / ctx[Steps].count
     slower = _same_kernels_slower(ctx[Ranks], found)
+    clocks = None
+    if slower is not None:
+        clocks = lower_clock(ctx[Ranks], ctx.get(RankClocks), late, found.delays.usual)
     return Claim(
-        message=_who_delays(found, gain, step, slower) + _doubt(found),
+        message=_who_delays(found, gain, step, slower, clocks) + _doubt(found),
         confidence=_confidence(found),
         severity=_severity(found),
         saving=Saving(
@@ -55,7 +60,8 @@ def _late(ctx: Context, found: JobBlame, late: Sequence[int], step: int) -> Clai
         ),
         location=Location(ranks=list(late)),
         evidence=[_roots(found), _figures(found), ctx[Ranks].table()],
-        fixes=[_investigate(found, slower)],
+        fixes=[_investigate(found, slower, clocks)],
+        tells_of={late[0]: ("TD310",)} if clocks is not None else {},
         owned_on={rank: spans_of(own) for rank, own in waits.items()},
         key="straggler",
     )
@@ -123,7 +129,9 @@ def _who(root: Root) -> str:
     return named(root.ranks).lower()
 
 
-def _who_delays(found: JobBlame, gain: float, step: int, slower: float | None) -> str:
+def _who_delays(
+    found: JobBlame, gain: float, step: int, slower: float | None, clocks: tuple[float, float] | None
+) -> str:
     """`Rank 5 delays all 64 ranks by 1.07 ms of a step of 8.70 ms (12%), in 5 of 5 steps. ….`"""
     verdict = found.verdict
     whom = f"all {found.world:,} ranks" if len(found.ranks) >= found.world else "the job"
@@ -136,7 +144,8 @@ def _who_delays(found: JobBlame, gain: float, step: int, slower: float | None) -
     if verdict.steps > 1:
         text += f", in {first.steps} of {verdict.steps} steps"
     if slower is not None:
-        return f"{text}. It runs as many kernels as ranks with the same role, and computes {slower:.2f} times as long."
+        why = "" if clocks is None else f": its SM clock is {clocks[0]:,.0f} MHz, theirs {clocks[1]:,.0f} MHz"
+        return f"{text}. It runs as many kernels as ranks with the same role, and computes {slower:.2f} times as long{why}."
     return f"{text}: excess time in {first.cause}." if first.cause else f"{text}."
 
 
@@ -199,7 +208,7 @@ def _figures(found: JobBlame) -> Table:
     )
 
 
-def _investigate(found: JobBlame, slower: float | None) -> Fix:
+def _investigate(found: JobBlame, slower: float | None, clocks: tuple[float, float] | None) -> Fix:
     who = listed([_who(root) for root in found.verdict.roots])
     if slower is None:
         title = f"Investigate {who}"
@@ -207,6 +216,8 @@ def _investigate(found: JobBlame, slower: float | None) -> Fix:
             f"Compare with a rank that has the same role: the clocks of the GPU (`{_CLOCKS}`), the data it works on, and what "
             "else runs on its host."
         )
+    elif clocks is not None:
+        title, text = f"Check the GPU cooling and power limit of {who}", LOWER_CLOCK
     else:
         title = f"Compare the clocks of {who} with those of rank {found.delays.usual[0]}: `{_CLOCKS}`"
         text = (

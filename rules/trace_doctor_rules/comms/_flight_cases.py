@@ -185,3 +185,23 @@ def in_the_midst() -> tuple[FlightBuilder, ...]:
         b.call("all_gather", (10, 20))
     ranks[0].call("all_reduce", same_number=True)
     return ranks
+
+
+def coalesced() -> tuple[FlightBuilder, ...]:
+    """Both ranks call two of different sizes under one number, again and again."""
+    ranks = job(2)
+    for b in ranks:
+        for _ in range(3):
+            b.call("all_gather", (10, 20))
+            b.call("all_gather", (30, 60), same_number=True)
+    return ranks
+
+
+def long_ago(later: int) -> tuple[FlightBuilder, ...]:
+    """Ranks that call different collectives, and then so many that are alike: a ring that was set larger holds them all."""
+    ranks = job(2)
+    for b in ranks:
+        b.call("broadcast" if b.rank else "all_reduce", at=SITE)
+        for _ in range(later):
+            b.call("all_reduce", at=SITE)
+    return ranks

@@ -53,6 +53,30 @@ def two_causes(compute_us: float, loading_us: float, waited: Sequence[float] = (
     return ranks
 
 
+def at_clocks(*mhz: float | None, other: str = "", fell: bool = False) -> tuple[RunBuilder, ...]:
+    """Ten steps of ranks that compute for 1 ms, rank 1 for 1.4 ms, each with its SM clock (None: not sampled). `other`: the GPU of rank 1.
+    `fell`: in the first steps it has that of rank 0, and is in time."""
+    ranks = tuple(RunBuilder(rank=r, world_size=len(mhz)) for r in range(len(mhz)))
+    if other:
+        ranks[1].meta["deviceProperties"][0]["name"] = other
+    for n in range(10):
+        with ExitStack() as step:
+            for b, clock in zip(ranks, mhz, strict=True):
+                step.enter_context(b.step())
+                b.loader(10)
+                early = fell and n < 3
+                for _ in range(10):
+                    if clock is not None:
+                        b.counter("SM Clock (MHz)", mhz[0] if early and mhz[0] else clock)
+                    with b.op("aten::mm"):
+                        b.launch(140 if b is ranks[1] and not early else 100)
+                    b.sync()
+            all_reduce(ranks)
+            for b in ranks:
+                b.sync()
+    return ranks
+
+
 def late_in(*late_us: Sequence[float], size: int = 8) -> tuple[RunBuilder, ...]:
     """Eight steps of a job of `size` ranks, as above; the first ranks are late by so much, one step after another."""
     ranks = tuple(RunBuilder(rank=r, world_size=size) for r in range(size))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from statistics import mean
 
 import numpy as np
 
 from trace_doctor import NOTE_FROM, Claim, Confidence, Context, Location, Rule, Saving, threshold
+from trace_doctor.evidence.compute.gpu_clock import RankClocks
 from trace_doctor.evidence.distributed.blame.evidence import JobBlame
 from trace_doctor.evidence.distributed.collectives import RankedCollectives
 from trace_doctor.evidence.distributed.ranks import Ranks, named
@@ -19,10 +20,9 @@ from trace_doctor_rules.comms import _straggler_cases as cases
 from trace_doctor_rules.comms._blame_claims import delays
 from trace_doctor_rules.comms._late_ranks import late_ranks, standard_errors, steps_late, waits_table
 from trace_doctor_rules.comms._straggler_causes import (
-    CONTENTION,
-    Cause,
     advice,
     by_ranks,
+    causes_of,
     lost_spans,
     record_more,
 )
@@ -60,7 +60,8 @@ class Straggler(Rule):
     three steps it is an info finding. Groups with slow transfers are named where no rank is.
     What they do longer than the others is named as the cause where it covers 80% of the delay, a single part with its share from half
     of it on. A recording of `trace-doctor record` says how long ranks waited for a CPU: where that is half of the delay, it is the
-    cause. Other traces do not tell, and the finding says so where the host takes longer.
+    cause. Other traces do not tell, and the finding says so where the host takes longer. Where the SM clock was sampled on all ranks, and
+    those that compute longer do so at a clock 5% below that of any other, which explains 80% of it, throttling is the cause.
 
     How the saving is estimated
     The collectives of all ranks are replayed with the stragglers never last: each then begins when the last of the other ranks
@@ -93,7 +94,7 @@ class Straggler(Rule):
     about = ("exposed_comm",)
     yields_to = ("TD708",)
     needs = (RankedCollectives, Ranks, Steps)
-    wants = (JobBlame,)
+    wants = (JobBlame, RankClocks)
 
     min_share: float = threshold(
         0.03,
@@ -203,6 +204,18 @@ class Straggler(Rule):
             message="Excess time: CPU contention, 0.4",
             fixes=("Start fewer processes per host",),
         ),
+        Invalid(
+            "at a lower clock than the others",
+            lambda: cases.at_clocks(1980, 1410, 1980, 1980),
+            message="Excess time: throttling (SM clock 1,410 MHz, others 1,980 MHz).",
+            fixes=("ask the driver for the reason",),
+            shown="yes",
+        ),
+        Invalid("at a clock as high", lambda: cases.at_clocks(1980, 1965, 1980, 1980), message="Excess time: compute."),
+        Invalid("others at a clock as low", lambda: cases.at_clocks(1980, 1410, 1410, 1980), message="Excess time: compute."),
+        Invalid("at a clock that explains little of it", lambda: cases.at_clocks(1980, 1800, 1980, 1980), message="Excess time: compute."),
+        Invalid("the clocks of others were not sampled", lambda: cases.at_clocks(None, 1410, 1980, 1980), message="Excess time: compute."),
+        Invalid("another kind of GPU", lambda: cases.at_clocks(1980, 1410, 1980, 1980, other="NVIDIA L4"), message="Excess time: compute."),
         Invalid("all waited alike", lambda: cases.two_causes(0, 500, (0.3, 0.3, 0.3, 0.3)), message="Excess time: data loading."),
         Invalid("one of two", lambda: cases.job(0, 500), message="The other waits"),
         Invalid(
@@ -270,7 +283,7 @@ class Straggler(Rule):
         ranks = ctx[Ranks]
         numbers = [collectives.ranks[i] for i in late]
         who = named(numbers)
-        causes = self._causes(collectives, ranks, late)
+        causes = causes_of(collectives, ranks, ctx.get(RankClocks), late, self)
         because = f" Excess time: {by_ranks(causes)}." if any(cause.parts for cause, _ in causes) else ""
         confidence: Confidence = "medium" if steps.alike > 1 or matched >= self.many else "low"
         read, size = collectives.read
@@ -298,6 +311,7 @@ class Straggler(Rule):
                 rank: [*spans_of(collectives.waits_for(late, rank)), *lost_spans(ranks, rank, causes)]
                 for rank in collectives.ranks
             },
+            tells_of={rank: ("TD310",) for cause, of in causes if cause.clocks for rank in of},
             key="straggler",
         )
 
@@ -340,36 +354,6 @@ class Straggler(Rule):
             },
             key="waits",
         )
-
-    def _causes(
-        self, collectives: RankedCollectives, ranks: Ranks, late: Sequence[int]
-    ) -> list[tuple[Cause, list[int]]]:
-        """What the stragglers do longer than the others, and which of them: apart where their main causes differ."""
-        on_time = [i for i in range(len(collectives.ranks)) if i not in late]
-        waits = collectives.wait_ns
-
-        def cause(of: Sequence[int]) -> Cause:
-            lost = mean(waits[i] for i in on_time) - mean(waits[i] for i in of)
-            own, others = ([collectives.ranks[i] for i in places] for places in (of, on_time))
-            return self._cause(ranks, own, others, lost)
-
-        by_main_cause: dict[str, list[int]] = {}
-        for i in late:
-            by_main_cause.setdefault(next(iter(cause([i]).parts), ""), []).append(i)
-        return [(cause(of), [collectives.ranks[i] for i in of]) for of in by_main_cause.values()]
-
-    def _cause(self, ranks: Ranks, own: Sequence[int], others: Sequence[int], lost: float) -> Cause:
-        """What covers so many ns of a step: waiting for a CPU, else the fewest parts, else the longest part, if it is half."""
-        waits, usual = ranks.waits_for_cpu(own), ranks.waits_for_cpu(others)
-        if waits is not None and usual is not None and waits - usual >= self.min_part * lost > 0:
-            return Cause((CONTENTION,), min(waits - usual, lost), lost)
-        more = ranks.excess(own, others)
-        parts = tuple(more)[: self.max_causes]
-        for count in range(1, len(parts) + 1):
-            if sum(more[p] for p in parts[:count]) >= self.min_explained * lost:
-                return Cause(parts[:count], lost, lost, waits is None)
-        longest = parts[:1] if parts and more[parts[0]] >= self.min_part * lost else ()
-        return Cause(longest, sum(more[p] for p in longest), lost, waits is None)
 
 
 def _the_others(count: int) -> str:

@@ -9,13 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from trace_doctor import Cell, Claim, Context, Location, Rule, Table, threshold
+from trace_doctor.evidence.compute.gpu_clock import ClockedKernels
 from trace_doctor.evidence.compute.gpu_counters import POWER, SM_CLOCK, TEMPERATURE
 from trace_doctor.evidence.compute.kernels import Kernels
 from trace_doctor.evidence.replay.what_if import Replay
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.testing import Invalid, RunBuilder, Valid, without_gpu
 from trace_doctor_rules._shared import advice, table
-from trace_doctor_rules.kernels._gpu_throttling_evidence import ClockedKernels
 from trace_doctor_rules.kernels._shared import by_model, longest_of, negligible
 
 _FAST, _SLOW = 1980.0, 1410.0
@@ -78,7 +78,7 @@ class GpuThrottling(Rule):
     Only shown: power limits and cooling are for whoever runs the machine.
 
     When to ignore
-    Where a power limit was chosen, to save energy.
+    Where a power limit was chosen, to save energy. Where TD602 names the lower clock of a rank as what delays the job, it is told there.
 
     References
     https://docs.nvidia.com/deploy/nvidia-smi/index.html

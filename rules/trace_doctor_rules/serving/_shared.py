@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from trace_doctor import Confidence, NotCaptured, Saving
 from trace_doctor.evidence.serving.engine_steps import EngineStep, EngineSteps
 from trace_doctor.evidence.trace.steps import Steps
@@ -29,6 +31,15 @@ def cost(us: float, steps: Steps) -> Cost:
     """`us`: in all steady steps together."""
     per_step = us / steps.count
     return Cost(per_step, min(per_step * 1e3 / max(steps.step_ns, 1), 1.0))
+
+
+def idle_of(engine: EngineSteps, some: Sequence[EngineStep]) -> float:
+    """us in which the device idles in these steps and in those right after them, whose begin they delay: a change of what the host does
+    in them cannot save more, while the device does the same work."""
+    mine = engine.mask(some)
+    mine[1:] |= mine[:-1].copy()
+    idle = np.array([step.step.pace - step.busy_ns for step in engine.steps], dtype=np.int64)
+    return float(idle[mine].clip(0).sum()) / 1e3
 
 
 def decodes_of(engine: EngineSteps) -> tuple[EngineStep, ...]:

@@ -20,7 +20,7 @@ from trace_doctor_rules import techniques
 from trace_doctor_rules._shared import spans_of, table
 from trace_doctor_rules.host._host_device_sync_evidence import SyncSite, SyncSites
 from trace_doctor_rules.serving._cases import DECODES, engine, generate
-from trace_doctor_rules.serving._shared import confidence, cost, decodes_of, must_show_a_habit
+from trace_doctor_rules.serving._shared import confidence, cost, decodes_of, idle_of, must_show_a_habit
 
 _LONG_FACTOR = 10.0
 """as TD201's `long_factor`"""
@@ -43,7 +43,8 @@ class BlockingTokenCopy(Rule):
     works on, if the next launch still comes in time.
 
     How the saving is estimated
-    An upper bound: the idle time that is charged to these calls.
+    An upper bound: all idle time of decode steps, and of the steps right after them: without the wait, the host does the rest of its work while
+    the GPU is busy, too.
 
     Fix
     Overlap scheduling with the GPU's work. In code of your own, copy to pinned memory and wait for an event.
@@ -131,16 +132,18 @@ class BlockingTokenCopy(Rule):
         yield Claim(
             message=(
                 f"{_names([site for site, *_ in sites])} the host in {count} of {len(decodes)} decode steps. The GPU "
-                f"idles {milliseconds(waits.us_per_step)} per step because the next step is launched only then."
+                f"idles {milliseconds(idle.us(held) / len(decodes))} per decode step because the next step is launched only then."
             ),
             confidence=confidence(count, engine_steps),
-            saving=waits.saving("the idle time charged to copies to the host that block it"),
+            saving=cost(idle_of(engine_steps, decodes), steps).saving(
+                "all idle time of decode steps, and of the steps right after them"
+            ),
             location=location(sites[0][0].site, device=engine_steps.device),
             evidence=[
                 table(
                     "Blocking copies in decode steps",
-                    {"call": "code", "steps": "count", "GPU idle per step": "us"},
-                    [[site.name, count, idle.us(mine) / steps.count] for site, count, mine in sites],
+                    {"call": "code", "steps": "count", "GPU idle per decode step": "us"},
+                    [[site.name, count, idle.us(mine) / len(decodes)] for site, count, mine in sites],
                 )
             ],
             spans=ctx[Moments].longest(spans_of(pieces), "idle after a copy", device=engine_steps.device),

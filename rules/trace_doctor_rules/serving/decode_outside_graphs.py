@@ -16,7 +16,7 @@ from trace_doctor.testing import Invalid, Valid
 from trace_doctor_rules import techniques
 from trace_doctor_rules._shared import spans_of, table
 from trace_doctor_rules.serving._cases import DECODES, engine, generate
-from trace_doctor_rules.serving._shared import confidence, cost, decodes_of
+from trace_doctor_rules.serving._shared import confidence, cost, decodes_of, idle_of
 
 _LARGER = (*DECODES, *((0, 64),) * 6)
 
@@ -38,7 +38,7 @@ class DecodeOutsideGraphs(Rule):
     is skipped.
 
     How the saving is estimated
-    An upper bound: the idle time between the kernels of these steps.
+    An upper bound: all idle time of these steps, and of those right after them, whose launches come earlier.
 
     Fix
     Let the engine capture graphs for all batch sizes that it serves: it runs larger batches without one.
@@ -117,9 +117,11 @@ class DecodeOutsideGraphs(Rule):
             return
         with_graph = [s for s in decodes if s.graphs]
         yield Claim(
-            message=f"{_which(eager, with_graph, len(decodes))} The GPU idles {milliseconds(idles.us_per_step)} per step between kernels.",
+            message=f"{_which(eager, with_graph, len(decodes))} The GPU idles {milliseconds(idle.us(inside) / len(eager))} in each between kernels.",
             confidence=confidence(len(eager), engine_steps),
-            saving=idles.saving("the idle time between the kernels of decode steps without a graph"),
+            saving=cost(idle_of(engine_steps, eager), steps).saving(
+                "all idle time of decode steps without a graph, and of the steps right after them"
+            ),
             location=Location(device=engine_steps.device),
             evidence=[
                 table(

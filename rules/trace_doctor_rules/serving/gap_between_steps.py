@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from trace_doctor import NOTE_FROM, Claim, Context, Location, NotCaptured, Rule, threshold
+from trace_doctor import NOTE_FROM, Cell, Claim, Context, Location, NotCaptured, Rule, Table, Unit, threshold
 from trace_doctor.arrays import Bool
 from trace_doctor.evidence.distributed.ranks import listed
 from trace_doctor.evidence.durations import milliseconds
@@ -105,7 +105,7 @@ class GapBetweenSteps(Rule):
             shown="schedule",
         ),
         Invalid("scheduling launches a kernel", lambda: engine(between_us=2000, prepares=True), saving_us=2010 * 10 / 11, tolerance=0.01),
-        Invalid("before prefills and decodes", lambda: engine(_PREFILLS + _SOME_NEW, between_us=2000, stacks=True), message=" of 6 prefill steps (2.01 ms on average)"),
+        Invalid("before prefills and decodes", lambda: engine(_PREFILLS + _SOME_NEW, between_us=2000, stacks=True), message=" of 6 prefill steps (2.01 ms on average)", shown="schedule | 2000.0 | 2000.0"),
         Invalid("two steps", lambda: engine(DECODES[:3], between_us=2000), confidence="low"),
     ]  # fmt: skip
 
@@ -133,12 +133,7 @@ class GapBetweenSteps(Rule):
             saving=gaps.saving("the idle time between the last kernel of a step and the first of the step after it"),
             location=Location(device=engine_steps.device),
             evidence=[
-                table(
-                    "Host activity in the gaps, per steady step",
-                    {"host": "code", "GPU idle": "us"},
-                    [[name, us / steps.count] for name, us in idle.by_host_event(before)],
-                    most=_MOST_EVENTS,
-                )
+                _host_activity(engine_steps, idle, before)
             ],
             spans=ctx[Moments].longest(spans_of(pieces), "gap between steps", device=engine_steps.device),
             fixes=[(techniques.static_cache if engine_steps.is_generate else techniques.schedule_ahead)(_VERIFY)],
@@ -148,6 +143,23 @@ class GapBetweenSteps(Rule):
 
 
 _VERIFY = "Record the same load again: gaps are shorter"
+
+
+def _host_activity(engine_steps: EngineSteps, idle: EngineIdle, before: Bool) -> Table:
+    """By kind of the step behind the gap: those before prefills are longer than those before decodes."""
+    kinds: dict[str, dict[str, float]] = {}
+    for kind in dict.fromkeys(engine_steps.steps[n].name.kind for n in np.unique(idle.step[before]).tolist()):
+        mine = before & engine_steps.mask(engine_steps.of(kind))[idle.step]
+        gaps = len(np.unique(idle.step[mine]))
+        kinds[kind] = {name: us / gaps for name, us in idle.by_host_event(mine)}
+    rows: list[list[Cell]] = [
+        [name, *(own.get(name) for own in kinds.values())] for name, _ in idle.by_host_event(before)
+    ]
+    columns: dict[str, Unit] = {
+        "host": "code",
+        **dict.fromkeys((f"before {kind} steps" for kind in kinds), "us"),
+    }
+    return table("Host activity while the GPU idles, per gap", columns, rows, most=_MOST_EVENTS)
 
 
 def _never_waited(engine_steps: EngineSteps) -> tuple[EngineStep, ...]:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from trace_doctor.evidence.base import Evidence
 from trace_doctor.evidence.distributed.collectives import Collectives
-from trace_doctor.evidence.distributed.flight.records import COMPLETED, FlightRecords
+from trace_doctor.evidence.distributed.flight.records import COLUMNS, COMPLETED, FlightRecords
 from trace_doctor.evidence.distributed.ranks import IdlePieces
 from trace_doctor.evidence.idle.time_ledger import TimeLedger
 from trace_doctor.evidence.packed import UnusableSummary, pack, restored, unpack
@@ -26,6 +26,8 @@ MAGIC, FORMAT = b"TDRS", 2
 MOST_WRITTEN, MOST_READ = 64_000, 1 << 20
 """bytes"""
 _FEWER_PIECES = 50
+_FEWER_CALLS = (20_000, 5_000, 2_000)
+"""as many as PyTorch keeps of a rank, unless its ring is set larger, and more"""
 _REFUSED = "refused"
 _LARGEST = 1 << 62
 _TIMES = ("start", "end", "alone", "lasting", "gaps")
@@ -128,6 +130,13 @@ def _ladder(summary: RankSummary) -> Iterator[RankSummary]:
         for quantum_ns in (64, 1024):
             yield _with(summary, rounded(collectives, quantum_ns), f"collectives to {quantum_ns} ns")
         summary = _with(summary, rounded(collectives, 1024), "collectives to 1024 ns")
+    records = summary.evidence.get(FlightRecords.__name__)
+    if isinstance(records, FlightRecords):
+        whole = summary
+        for most in (most for most in _FEWER_CALLS if most < len(records.state)):
+            how = f"the newest {most:,} calls of a flight recorder dump"
+            summary = _with(whole, records.newest(most), how)
+            yield summary
     sizes = {
         name: len(pack(kind, MAGIC, FORMAT))
         for name, kind in summary.evidence.items()
@@ -183,7 +192,7 @@ def _sound_pieces(pieces: IdlePieces) -> bool:
 
 def _sound_records(own: FlightRecords) -> bool:
     numbers = (own.sequence, own.source, own.destination, own.elements_in, own.elements_out)
-    columns = (*numbers, own.p2p, own.retired, own.created, own.timeout)
+    columns = [getattr(own, name) for name in COLUMNS]
     places = (
         (own.group, own.groups), (own.kind, own.kinds), (own.backend, own.backends), (own.dtype, own.dtypes), (own.stack, own.stacks),
     )  # fmt: skip

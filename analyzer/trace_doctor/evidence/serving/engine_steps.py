@@ -72,7 +72,7 @@ class EngineSteps(Evidence, frozen=True):
     def build(cls, facts: Facts) -> Self:
         steps = facts[Steps]
         if steps.source != "engine":
-            raise NotCaptured("no step of an inference engine in the trace")
+            raise NotCaptured(steps.no_request or "no step of an inference engine in the trace")
         timeline = facts.get(GpuTimeline)
         device, busy = -1, np.empty((0, 2), dtype=np.int64)
         if timeline is not None:

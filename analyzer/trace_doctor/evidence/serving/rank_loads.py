@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Self
 
 import numpy as np
+from msgspec import Struct
 
 from trace_doctor.arrays import I64
 from trace_doctor.errors import NotCaptured
@@ -13,7 +15,7 @@ from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.distributed.collectives import Collectives, Match, RankedCollectives, kind_of
 from trace_doctor.evidence.intervals import NOTHING, intersect, pairs, union
 from trace_doctor.evidence.rank_summary import JobEvidence, RankSummary
-from trace_doctor.evidence.serving.engine_steps import EngineSteps
+from trace_doctor.evidence.serving.engine_steps import EngineStep, EngineSteps
 
 DIFFERENCE = 0.1
 """by how much less of the largest load a rank must have: ranks of a balanced server differ by a request or so"""
@@ -35,6 +37,8 @@ class EngineLoads(Evidence, frozen=True):
     end: I64
     load: I64
     """0 in dummy steps, -1 where the name does not say"""
+    graph: I64
+    """of decode steps: 1 with a CUDA graph, 0 without, -1 where launches were not recorded; -2 of all others"""
     in_tokens: bool
     """whether the load is tokens, as the names of all steps say; else requests"""
 
@@ -43,18 +47,40 @@ class EngineLoads(Evidence, frozen=True):
         engine = facts[EngineSteps]
         in_tokens = all(s.name.tokens is not None for s in engine.steps)
         spans = [
-            (s.step.begun, s.step.done, s.name.tokens if in_tokens else s.name.requests) for s in engine.steps
+            (s.step.begun, s.step.done, s.name.tokens if in_tokens else s.name.requests, _graph(s))
+            for s in engine.steps
         ]
-        spans += [(start, end, 0) for start, end in engine.other.tolist()]
+        spans += [(start, end, 0, -2) for start, end in engine.other.tolist()]
         spans.sort(key=lambda span: span[:2])
-        rows = np.array([(a, b, -1 if n is None else n) for a, b, n in spans], dtype=np.int64).reshape(-1, 3)
-        return cls(rows[:, 0], rows[:, 1], rows[:, 2], in_tokens)
+        rows = [(a, b, -1 if n is None else n, graph) for a, b, n, graph in spans]
+        return cls(*np.array(rows, dtype=np.int64).reshape(-1, 4).T, in_tokens)
+
+    def place(self, moments: I64) -> I64:
+        """The position of the step at each moment (ns); -1 where there is none."""
+        place = np.searchsorted(self.start, moments, side="right") - 1
+        return np.where((place >= 0) & (moments < np.append(self.end, 0)[place]), place, -1)
 
     def at(self, moments: I64) -> I64:
         """The load of the step at each moment (ns); -1 where there is none, or its name does not say."""
-        place = np.searchsorted(self.start, moments, side="right") - 1
-        inside = (place >= 0) & (moments < np.append(self.end, 0)[place])
-        return np.where(inside, np.append(self.load, -1)[place], -1)
+        return np.append(self.load, -1)[self.place(moments)]
+
+
+def _graph(step: EngineStep) -> int:
+    if step.name.kind != "decode":
+        return -2
+    return int(step.graphs > 0) if step.graphs + step.launches else -1
+
+
+class WithoutGraph(Struct, frozen=True):
+    """Decode steps of one rank, by whether another rank of its server had no request meanwhile."""
+
+    beside_idle: int
+    beside_idle_eager: int
+    """of these without a CUDA graph"""
+    others: int
+    others_eager: int
+    unknown: int
+    """beside an idle rank, whose launches were not recorded"""
 
 
 class RankLoads(JobEvidence, frozen=True):
@@ -73,6 +99,8 @@ class RankLoads(JobEvidence, frozen=True):
     waits: tuple[I64, ...]
     """per rank: when it waited, with no compute beside it, for one with a larger load, which came last and has the largest: a
     set, ns"""
+    graphs: tuple[WithoutGraph, ...]
+    """per rank"""
 
     @classmethod
     def build(cls, ranks: Sequence[RankSummary]) -> Self:
@@ -82,9 +110,11 @@ class RankLoads(JobEvidence, frozen=True):
             raise NotCaptured("the names of steps count tokens on some ranks only")
         loads: list[list[I64]] = [[NOTHING[:0, 0]] for _ in ranked.ranks]
         waits: list[list[I64]] = [[NOTHING] for _ in ranked.ranks]
+        beside_idle: list[dict[int, bool]] = [{} for _ in ranked.ranks]
         for match in ranked.matches:
             if kind_of(match.name) in _OF_EXPERTS:
                 _add(ranked, match, loads, waits)
+                _idle_beside(ranked, match, beside_idle)
         every = [np.concatenate(of) for of in loads]
         if not all(len(of) for of in every):
             raise NotCaptured("collectives in steps whose names count requests are not on all ranks")
@@ -97,7 +127,33 @@ class RankLoads(JobEvidence, frozen=True):
                 intersect(union(np.concatenate(of)), member[Collectives].alone)
                 for of, member in zip(waits, ranked.members, strict=True)
             ),
+            graphs=tuple(
+                _without_graph(member[EngineLoads], of)
+                for of, member in zip(beside_idle, ranked.members, strict=True)
+            ),
         )
+
+
+def _idle_beside(ranked: RankedCollectives, match: Match, beside_idle: list[dict[int, bool]]) -> None:
+    """Notes for the steps of each rank whether another rank ran a dummy step in one of their collectives."""
+    members = [ranked.members[i][EngineLoads] for i in match.members.tolist()]
+    load = np.array([own.at(match.start[at]) for at, own in enumerate(members)], dtype=np.int64)
+    known, idle = (load >= 0).all(axis=0), (load == 0).any(axis=0)
+    for at, i in enumerate(match.members.tolist()):
+        places = members[at].place(match.start[at])
+        for place, is_idle in zip(places[known].tolist(), idle[known].tolist(), strict=True):
+            beside_idle[i][place] = beside_idle[i].get(place, False) or is_idle
+
+
+def _without_graph(own: EngineLoads, beside_idle: Mapping[int, bool]) -> WithoutGraph:
+    counts = Counter((idle, int(own.graph[place])) for place, idle in beside_idle.items())
+    return WithoutGraph(
+        beside_idle=counts[True, 0] + counts[True, 1],
+        beside_idle_eager=counts[True, 0],
+        others=counts[False, 0] + counts[False, 1],
+        others_eager=counts[False, 0],
+        unknown=counts[True, -1],
+    )
 
 
 def _add(ranked: RankedCollectives, match: Match, loads: list[list[I64]], waits: list[list[I64]]) -> None:

@@ -52,7 +52,9 @@ def _is_dummy(name: str) -> bool:
 
 def step_of_mark(name: str) -> EngineStepName | None:
     """What a mark of `engine_marks` says."""
-    return EngineStepName("idle") if _is_dummy(name) else engine_step(name)
+    if _is_dummy(name):
+        return EngineStepName("capture" if "captur" in name.rpartition(": ")[2] else "idle")
+    return engine_step(name)
 
 
 def is_wait(name: str) -> bool:
@@ -74,6 +76,17 @@ def engine_marks(facts: Facts) -> I64:
     marks = np.union1d(marks, run.named(_is_dummy, Cat.PYTHON))
     marks = facts[Nesting].outermost(marks[run.thread[marks] == facts[Threads].main])
     return np.asarray(marks[np.argsort(run.ts[marks], kind="stable")])
+
+
+def without_requests(facts: Facts, piece: Span) -> str:
+    """What an engine did, where all of its marks in a piece of the trace serve no request; "" otherwise, and without marks."""
+    marks = engine_marks(facts)
+    marks = marks[(facts.run.end[marks] > piece[0]) & (facts.run.ts[marks] < piece[1])]
+    kinds = {step.kind for m in marks if (step := step_of_mark(facts.run.text(m))) is not None}
+    if not kinds or not kinds.isdisjoint(SERVING_KINDS):
+        return ""
+    did = {"capture": "captured CUDA graphs", "idle": "ran dummy steps"}
+    return f"an inference engine {' and '.join(did[k] for k in sorted(kinds))}, and served no request"
 
 
 def _trains(run: Run) -> bool:
@@ -109,15 +122,8 @@ def _marked_steps(facts: Facts, piece: Span) -> tuple[list[Span], list[str]]:
     kinds = [step.kind if step is not None else "" for step in said]
     whole = [n for n in serving if n < len(marks) - 1 or kinds[n] not in kinds[:n]]
     if whole and whole[-1] == len(marks) - 1:
-        ends[-1] = max(ends[-1], _done(run, facts[Launches], (starts[-1], ends[-1])))
+        ends[-1] = max(ends[-1], facts[Launches].done((starts[-1], ends[-1])))
     return [(starts[n], ends[n]) for n in whole], [run.text(int(marks[n])) for n in whole]
-
-
-def _done(run: Run, launches: Launches, span: Span) -> int:
-    """When the GPU work was done that was launched in a span, ns; its begin where there is none."""
-    work = run.gpu[launches.launch >= 0]
-    at = launches.launched_at(work)
-    return int(run.end[work[(at >= span[0]) & (at < span[1])]].max(initial=span[0]))
 
 
 def _may_wait(said: Sequence[EngineStepName | None]) -> Iterator[bool]:

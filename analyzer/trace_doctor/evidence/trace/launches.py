@@ -61,6 +61,28 @@ class Launches(Evidence, frozen=True):
         call = self.launch[np.searchsorted(self.run.gpu, gpu_rows)]
         return at_rows(self.run.ts, call, self.run.ts[gpu_rows])
 
+    def done(self, span: tuple[int, int]) -> int:
+        """When the last GPU work that was launched in a span ended, ns; its begin where there is none."""
+        work = self.run.gpu[self.launch >= 0]
+        at = self.launched_at(work)
+        return int(self.run.end[work[(at >= span[0]) & (at < span[1])]].max(initial=span[0]))
+
+    def completions(self, spans: I64) -> I64:
+        """For the begin and the end of each span, (n, 2) ns: when everything that the host had launched before it was done, and
+        the host past it."""
+        if not len(spans):
+            return spans
+        run, known = self.run, self.launch >= 0
+        at, ends = run.ts[self.launch[known]], run.end[run.gpu[known]]
+        if len(at) and at.min() < spans[0, 1]:
+            # Work without a call that runs in front of all that the first span launched was launched before the capture.
+            early = ~known & (run.ts[run.gpu] < run.ts[run.gpu[known]].min())
+            at = np.append(at, np.full(np.count_nonzero(early), np.iinfo(np.int64).min))
+            ends = np.append(ends, run.end[run.gpu[early]])
+        order = np.argsort(at, kind="stable")
+        reach = np.concatenate([[np.iinfo(np.int64).min], np.maximum.accumulate(ends[order])])
+        return np.asarray(np.maximum(spans, reach[np.searchsorted(at[order], spans)]))
+
     @cached_property
     def calls(self) -> I64:
         """Rows of the calls that launched captured work, ascending, each once."""

@@ -17,7 +17,7 @@ from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.durations import two_figures
 from trace_doctor.evidence.names.engine_step_names import is_engine_step, step_of_label
 from trace_doctor.evidence.names.event_names import is_step, step_number
-from trace_doctor.evidence.trace.engine_marks import engine_steps
+from trace_doctor.evidence.trace.engine_marks import engine_steps, without_requests
 from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.pieces import EVER, Span, pieces
 from trace_doctor.evidence.trace.step_marks import (
@@ -85,6 +85,8 @@ class Steps(Evidence, frozen=True):
     """what of the window no step covers"""
     doubt: str = ""
     """why marks of steps that are there are not believed, and there is no source"""
+    no_request: str = ""
+    """what an inference engine did instead of serving requests, where it marks that alone; "" otherwise"""
     not_judged: str = ""
     """what else was recorded: a file may hold pieces that were recorded apart, and the window lies in one of them"""
 
@@ -208,7 +210,7 @@ class Steps(Evidence, frozen=True):
         if run.damage.truncated:
             steps = before_the_cut(run, steps) or steps
         spans = np.array([(s.start, s.end) for s in steps], dtype=np.int64).reshape(-1, 2)
-        done = _completions(run, facts[Launches], spans)
+        done = facts[Launches].completions(spans)
         warm = leading_warmup(facts, spans, done[:, 1] - done[:, 0], [s.kind for s in steps])
         warm = 0 if warm == len(steps) else warm  # where no step is steady all of them count
         steps = [
@@ -219,7 +221,9 @@ class Steps(Evidence, frozen=True):
             steps, window = _selected(steps, facts.options.steps)
             if all(s.warmup for s in steps):
                 steps = [replace(s, warmup=False) for s in steps]
-        return cls(window, source, tuple(steps), tuple(_between(window, [_span(s) for s in steps])))
+        outside = tuple(_between(window, [_span(s) for s in steps]))
+        no_request = without_requests(facts, window) if source != "engine" else ""
+        return cls(window, source, tuple(steps), outside, no_request=no_request)
 
 
 def _cut(facts: Facts, piece: Span) -> Cut:
@@ -266,7 +270,7 @@ def _from_profiler_steps(facts: Facts, piece: Span) -> Cut | None:
     if not len(marks):
         return None
     start, end = int(run.ts[marks[0]]), int(run.end[marks].max())
-    end = max(end, _gpu_end(run, facts[Launches], (start, end)))
+    end = max(end, facts[Launches].done((start, end)))
     if not _worked(run, (start, end)) and _worked(run, _extent(run, piece)):
         return None  # no step() in the loop, or a mark that lost its start
     return (
@@ -341,36 +345,12 @@ def _work_in(run: Run, piece: Span) -> Bool:
     return np.asarray(work & (run.ts >= piece[0]) & (run.ts < piece[1]))
 
 
-def _gpu_end(run: Run, launches: Launches, span: Span) -> int:
-    """When the last GPU work launched in the span ended (its start when there is none)."""
-    at = run.ts[np.maximum(launches.launch, 0)]
-    work = run.gpu[(launches.launch >= 0) & (at >= span[0]) & (at < span[1])]
-    return int(run.end[work].max()) if len(work) else span[0]
-
-
-def _completions(run: Run, launches: Launches, spans: I64) -> I64:
-    """For the begin and the end of each step, (n, 2) ns: when everything that the host had launched before it was done, and
-    the host past it."""
-    if not len(spans):
-        return spans
-    known = launches.launch >= 0
-    at, ends = run.ts[launches.launch[known]], run.end[run.gpu[known]]
-    if len(at) and at.min() < spans[0, 1]:
-        # Work without a call that runs in front of all that the first step launched was launched before the capture.
-        early = ~known & (run.ts[run.gpu] < run.ts[run.gpu[known]].min())
-        at = np.append(at, np.full(np.count_nonzero(early), np.iinfo(np.int64).min))
-        ends = np.append(ends, run.end[run.gpu[early]])
-    order = np.argsort(at, kind="stable")
-    reach = np.concatenate([[np.iinfo(np.int64).min], np.maximum.accumulate(ends[order])])
-    return np.asarray(np.maximum(spans, reach[np.searchsorted(at[order], spans)]))
-
-
 def _without_remainder(run: Run, steps: list[Step], launches: Launches) -> list[Step]:
     """Without a last mark that holds no work: what is left between the last step() and the end of the profile."""
     if len(steps) < 2 or _worked(run, _span(steps[-1])) or not _worked(run, _span(steps[-2])):
         return steps
     last = steps[-2]
-    end = max(last.end, min(_gpu_end(run, launches, (last.start, last.end)), steps[-1].end))
+    end = max(last.end, min(launches.done((last.start, last.end)), steps[-1].end))
     return [*steps[:-2], replace(last, end=end)]
 
 

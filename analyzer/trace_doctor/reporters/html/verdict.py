@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from trace_doctor.model import Finding, Fix, Result, Saving, ranks_text
 from trace_doctor.reporters.diagnosis import not_judged, verdict
+from trace_doctor.reporters.engine_steps import kinds_words
 from trace_doctor.reporters.html import captures
 from trace_doctor.reporters.html.dom import Child, Html, el
 from trace_doctor.reporters.html.parts import badge, gain, gain_look, mini_bar, term, tile
@@ -99,7 +100,12 @@ def _step(result: Result) -> Html:
     if captures > 1:
         return tile("Step time", duration(us), f"mean of the slowest of {captures:,} captures{beside}")
     steps = max((r.steps for r in result.time_ledger if r.phase == "steady"), default=0)
-    note = ["mean of ", f"{steps:,} ", term("steady", "steady " + ("step" if steps == 1 else "steps"))]
+    note = [
+        "mean of ",
+        f"{steps:,} ",
+        term("steady", "steady " + ("step" if steps == 1 else "steps")),
+        kinds_words(result),
+    ]
     return tile("Step time", duration(us), [*note, beside] if steps else f"mean{beside}")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -11,7 +11,7 @@ from msgspec import Struct
 from trace_doctor.arrays import I64
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import NO_DUMP
-from trace_doctor.evidence.distributed.flight.records import HOW_TO_DUMP, NO_GROUP, FlightRecords
+from trace_doctor.evidence.distributed.flight.records import HOW_TO_DUMP, NO_GROUP, FlightRecords, Group
 from trace_doctor.evidence.rank_summary import RankSummary
 from trace_doctor.model import ranks_text
 from trace_doctor.user_frames import Frame
@@ -125,15 +125,19 @@ def dumps_of(ranks: Sequence[RankSummary]) -> dict[int, FlightRecords]:
 def groups_of(dumps: Dumps) -> list[GroupCalls]:
     """Groups are the same on two ranks if name, description and members are: names are given again to other ranks. Where a dump does
     not name the members, they are those that another dump names and that the rank is one of."""
-    members = {
-        (g.name, g.description, g.ranks) for records in dumps.values() for g in records.groups if g.ranks
-    }
+    members: dict[tuple[str, str], dict[tuple[int, ...], None]] = {}
+    for records in dumps.values():
+        for g in records.groups:
+            if g.ranks:
+                members.setdefault((g.name, g.description), {})[g.ranks] = None
     calls: dict[Key, dict[int, Calls]] = {}
     for rank, records in dumps.items():
-        numbered = ~records.p2p & (records.sequence > 0)
-        for n, g in enumerate(records.groups):
-            key = _key(g.name, g.description, g.ranks, rank, members)
-            calls.setdefault(key, {})[rank] = _calls(records, np.flatnonzero(numbered & (records.group == n)))
+        numbered = np.flatnonzero(~records.p2p & (records.sequence > 0))
+        numbered = numbered[np.argsort(records.group[numbered], kind="stable")]
+        edges = np.searchsorted(records.group[numbered], np.arange(len(records.groups) + 1)).tolist()
+        for g, first, end in zip(records.groups, edges[:-1], edges[1:], strict=True):
+            key = _key(g, rank, members)
+            calls.setdefault(key, {})[rank] = _calls(records, numbered[first:end])
     return [_group(key, own, dumps) for key, own in calls.items()]
 
 
@@ -142,17 +146,12 @@ def _calls(records: FlightRecords, rows: I64) -> Calls:
     return Calls(*np.unique(records.sequence[rows], return_index=True), rows)
 
 
-def _key(
-    name: str,
-    description: str,
-    ranks: tuple[int, ...],
-    rank: int,
-    members: set[Key],
-) -> Key:
+def _key(group: Group, rank: int, members: Mapping[tuple[str, str], Iterable[tuple[int, ...]]]) -> Key:
+    ranks = group.ranks
     if not ranks:
-        others = [m for m in members if m[:2] == (name, description) and rank in m[2]]
-        ranks = others[0][2] if len(others) == 1 else ()
-    return name, description, ranks
+        others = [m for m in members.get((group.name, group.description), ()) if rank in m]
+        ranks = others[0] if len(others) == 1 else ()
+    return group.name, group.description, ranks
 
 
 def _group(key: Key, own: Mapping[int, Calls], dumps: Dumps) -> GroupCalls:
@@ -162,15 +161,20 @@ def _group(key: Key, own: Mapping[int, Calls], dumps: Dumps) -> GroupCalls:
     nothing = np.zeros(0, dtype=np.int64)
     calls = {rank: own.get(rank) or Calls(nothing, nothing, nothing) for rank in sorted(members & set(dumps))}
     return GroupCalls(
-        words="the default group"
-        if everyone
-        else f"group {name if description in NO_GROUP else description}",
+        words=words_of(name, description),
         name=name,
         ranks=tuple(sorted(members)),
         known=bool(ranks) or everyone,
         calls=calls,
         partly=frozenset(rank for rank in calls if dumps[rank].overwritten),
     )
+
+
+def words_of(name: str, description: str) -> str:
+    """How people call a group: `the default group`, `group tp`."""
+    if description == "default_pg":
+        return "the default group"
+    return f"group {name if description in NO_GROUP else description}"
 
 
 def unknown(groups: Sequence[GroupCalls], dumps: Dumps) -> str:

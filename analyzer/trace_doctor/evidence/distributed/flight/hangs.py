@@ -17,6 +17,7 @@ from trace_doctor.evidence.distributed.flight.groups import (
     dumps_of,
     groups_of,
     unknown,
+    words_of,
 )
 from trace_doctor.evidence.distributed.flight.records import FlightRecords
 from trace_doctor.evidence.rank_summary import JobEvidence, RankSummary
@@ -25,6 +26,8 @@ _JOINT = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", 
 """collectives that end on no rank before all have called them"""
 _LATEST_DUMP = 1.25
 """of the timeout: the watchdog looks each second and waits up to a minute for the dumps of all ranks"""
+_MOST_HANGS = 100
+"""of a job: each is a finding, and what is wrong shows in the first to begin"""
 Why = Literal["missing", "unknown", "entered"]
 
 
@@ -100,7 +103,7 @@ class Hangs(JobEvidence, frozen=True):
         hangs = [h for group in groups if (h := _hang(group, dumps)) is not None]
         hangs += _peers(dumps)
         hangs.sort(key=lambda h: (h.first.created, h.first.rank))
-        return cls(tuple(dumps), tuple(_first_causes(hangs)), unknown(groups, dumps))
+        return cls(tuple(dumps), tuple(_first_causes(hangs)[:_MOST_HANGS]), unknown(groups, dumps))
 
 
 def _hang(group: GroupCalls, dumps: Dumps) -> Hang | None:
@@ -159,8 +162,7 @@ def _last_call(rank: int, dumps: Dumps) -> Call | None:
     if not len(records.group):
         return None
     group = records.groups[records.group[-1]]
-    name = next((g.words for g in groups_of({rank: records}) if g.name == group.name), group.name)
-    return call_of(dumps, rank, len(records.group) - 1, name)
+    return call_of(dumps, rank, len(records.group) - 1, words_of(group.name, group.description))
 
 
 # -- sends and receives ----------------------------------------------------------------------------------------------
@@ -221,7 +223,7 @@ def _first_causes(hangs: Sequence[Hang]) -> list[Hang]:
     for n, hang in enumerate(hangs):
         for rank in hang.waiting:
             waits_in.setdefault(rank, n)
-    behind: dict[int, list[int]] = {}
+    behind: dict[int, dict[int, None]] = {}
     circles: dict[int, list[int]] = {}
     first_of: dict[tuple[int, ...], int] = {}
     for n in range(len(hangs)):
@@ -232,8 +234,8 @@ def _first_causes(hangs: Sequence[Hang]) -> list[Hang]:
             circles[cause] = sorted(circle)
         else:
             cause = first_of.setdefault(free, path[-1]) if free else path[-1]
-        own = behind.setdefault(cause, [])
-        own += [other for other in path if other not in (cause, *circles.get(cause, ()), *own)]
+        apart = {cause, *circles.get(cause, ())}
+        behind.setdefault(cause, {}).update(dict.fromkeys(other for other in path if other not in apart))
     causes = [
         replace(
             hangs[n],

@@ -93,8 +93,8 @@ def _way(records: FlightRecords, row: int) -> Way:
 
 
 def _differing(group: GroupCalls, dumps: Dumps) -> list[int]:
-    """The numbers at which two calls of the group differ in anything that is compared, coalesced ones included."""
-    places: dict[Way, int] = {}
+    """The numbers at which two ranks of the group differ in anything that is compared, or in how many calls share a number."""
+    places: dict[Way | tuple[int, ...], int] = {}
     called = []
     for rank, own in group.calls.items():
         if len(own.rows):
@@ -102,7 +102,13 @@ def _differing(group: GroupCalls, dumps: Dumps) -> list[int]:
             columns = np.stack([c[own.rows] for c in (r.kind, r.elements_in, r.elements_out, r.dtype)])
             _, first, which = np.unique(columns, axis=1, return_index=True, return_inverse=True)
             ways = [places.setdefault(_way(r, int(own.rows[n])), len(places)) for n in first]
-            called.append(np.stack([r.sequence[own.rows], np.array(ways)[which.ravel()]]))
+            way_of_row = np.array(ways)[which.ravel()]
+            way = way_of_row[own.start]
+            counts = np.diff(own.start, append=len(own.rows))
+            for n in np.flatnonzero(counts > 1).tolist():  # coalesced: all of them together
+                all_of_it = way_of_row[own.start[n] : own.start[n] + counts[n]]
+                way[n] = places.setdefault(tuple(all_of_it.tolist()), len(places))
+            called.append(np.stack([own.numbers, way]))
     if not called:
         return []
     numbers = np.unique(np.concatenate(called, axis=1), axis=1)[0]

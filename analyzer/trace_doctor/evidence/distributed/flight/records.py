@@ -1,4 +1,4 @@
-"""The newest collectives of one rank, as its flight recorder kept them."""
+"""The collectives of one rank, as its flight recorder kept them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from typing import Self, TypeVar
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from trace_doctor.arrays import I64, U8, Bool
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import NO_DUMP, Evidence, Facts
 from trace_doctor.user_frames import Frame
 
-MOST_RECORDS = 2000
-"""the newest of a dump: as many as PyTorch keeps unless the ring is set larger"""
 HOW_TO_DUMP = (
     "set TORCH_FR_BUFFER_SIZE=2000 (older PyTorch: TORCH_NCCL_TRACE_BUFFER_SIZE) on every rank: "
     "when a collective times out, each writes comm_lib_trace_rank_N"
@@ -81,14 +80,14 @@ class FlightRecords(Evidence, frozen=True):
     written: int
     """ns since the epoch: no earlier than the dump"""
     unread: int
-    """entries of the file that were not read: what they were is not known"""
+    """entries of the file that are not here: damaged, or more than are kept; what they were is not known"""
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
         dump = facts.capture.flight
         if dump is None:
             raise NotCaptured(NO_DUMP, HOW_TO_DUMP)
-        entries = dump.entries[-MOST_RECORDS:]
+        entries = dump.entries
         groups, group = _numbered(e.group for e in entries)
         kinds, kind = _numbered(plain_kind(e.kind) for e in entries)
         backends, backend = _numbered(e.backend for e in entries)
@@ -119,7 +118,7 @@ class FlightRecords(Evidence, frozen=True):
             retired=np.array([e.retired for e in entries], dtype=bool),
             created=column(e.created_ns for e in entries),
             timeout=column(e.timeout_ms for e in entries),
-            overwritten=len(dump) > len(entries) or (len(entries) > 0 and entries[0].record_id > 0),
+            overwritten=len(entries) > 0 and entries[0].record_id > 0,
             written=dump.written_ns,
             unread=dump.unread,
         )
@@ -127,11 +126,11 @@ class FlightRecords(Evidence, frozen=True):
     @cached_property
     def followed(self) -> Bool:
         """Of which calls the state means anything: gloo retires its work and never says that it started or was completed."""
-        followed = np.zeros(len(self.backend), dtype=bool)
-        for n in range(len(self.backends)):
-            own = self.backend == n
-            followed[own] = (self.state[own] > SCHEDULED).any() or not self.retired[own].any()
-        return followed
+        started, retired = (
+            np.bincount(self.backend, which, minlength=len(self.backends)) > 0
+            for which in (self.state > SCHEDULED, self.retired)
+        )
+        return np.asarray((started | ~retired)[self.backend], dtype=bool)
 
     @cached_property
     def pending(self) -> Bool:
@@ -142,6 +141,22 @@ class FlightRecords(Evidence, frozen=True):
     def timed_out(self) -> Bool:
         """Which calls the process gave up: retired without being complete."""
         return self.retired & self.pending
+
+    def newest(self, most: int) -> FlightRecords:
+        """So many calls at most; those before them count as not read."""
+        if (left_out := len(self.state) - most) <= 0:
+            return self
+        columns = {name: getattr(self, name)[left_out:] for name in COLUMNS}
+        used, columns["stack"] = np.unique(columns["stack"], return_inverse=True)
+        stacks = tuple(self.stacks[n] for n in used.tolist())
+        return replace(self, **columns, stacks=stacks, overwritten=True, unread=self.unread + left_out)
+
+
+COLUMNS = (
+    "group", "sequence", "kind", "backend", "p2p", "source", "destination", "elements_in", "elements_out", "dtype", "stack",
+    "state", "retired", "created", "timeout",
+)  # fmt: skip
+"""of `FlightRecords`: one value for each call"""
 
 
 def plain_kind(name: str) -> str:

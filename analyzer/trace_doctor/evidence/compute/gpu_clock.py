@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from statistics import median
 from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
-from trace_doctor import NotCaptured
 from trace_doctor.arrays import I64, Bool
+from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.compute.gpu_counters import RECORD, SM_CLOCK, GpuCounters
 from trace_doctor.evidence.compute.kernels import Kernels
 from trace_doctor.evidence.intervals import covered, pairs
+from trace_doctor.evidence.rank_summary import JobEvidence, RankSummary
 from trace_doctor.evidence.trace.gpu_timeline import GpuTimeline
 from trace_doctor.evidence.trace.steps import Steps
 
 LEAST_SAMPLES = 8
 """of the clock in the steady steps: fewer show no course"""
+LOWER = 0.05
+"""share of the clock: it goes up and down by less at any load"""
 LEAST_BUSY = 0.5
 """share of the time before a sample in which the GPU worked: an idle one lowers its clock by itself"""
 
@@ -68,6 +73,49 @@ class ClockedKernels(Evidence, frozen=True):
             last = np.append(first[1:], len(order)) - 1
             sums[state] = float(took[order[(first + last) // 2]].sum())
         return sums[0] / sums[1] if sums[1] else 1.0
+
+
+class GpuClock(Evidence, frozen=True):
+    """At which clock the kernels of steady steps ran, on the device that works most. Raises NotCaptured where `ClockedKernels` does."""
+
+    mhz: float
+    """mean over their time"""
+    device_name: str
+    """clocks of two kinds of GPUs are not compared"""
+
+    @classmethod
+    def build(cls, facts: Facts) -> Self:
+        clocked = facts[ClockedKernels]
+        ns = clocked.kernels.ns[clocked.places]
+        if not ns.any():
+            raise NotCaptured("the SM clock was not sampled while the GPU worked", RECORD)
+        return cls(float(np.average(clocked.mhz, weights=ns)), clocked.kernels.device_name)
+
+
+class RankClocks(JobEvidence, frozen=True):
+    """The clocks of the ranks of a job, of those that were sampled. Raises NotCaptured where none was."""
+
+    of_each = (GpuClock,)
+
+    clocks: dict[int, GpuClock]
+    """by rank"""
+
+    @classmethod
+    def build(cls, ranks: Sequence[RankSummary]) -> Self:
+        clocks = {r.rank: clock for r in ranks if (clock := r.get(GpuClock)) is not None}
+        if not clocks:
+            raise NotCaptured("the SM clock was not sampled", RECORD)
+        return cls(clocks)
+
+    def lower(self, ranks: Sequence[int], others: Sequence[int]) -> tuple[float, float] | None:
+        """The clock (MHz) of these ranks and of the others, medians, where each of them is lower than any other by `LOWER`; None
+        otherwise, where one was not sampled, and where the GPUs are of several kinds."""
+        if not {*ranks, *others} <= self.clocks.keys():
+            return None
+        slow, fast = ([self.clocks[rank].mhz for rank in which] for which in (ranks, others))
+        names = {self.clocks[rank].device_name for rank in (*ranks, *others)}
+        lower = slow and fast and len(names) == 1 and max(slow) <= (1 - LOWER) * min(fast)
+        return (median(slow), median(fast)) if lower else None
 
 
 def _groups(step: I64, name: npt.NDArray[np.int32]) -> I64:
