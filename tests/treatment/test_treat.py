@@ -248,7 +248,7 @@ class TestLive:
         before = tree(project)
         outputs = ["text", "json=trace-doctor-t.json", "html=trace-doctor-t.html"]
         done = treat(
-            "--unsafe-fixes", "--branch", "fixes", "--max-steps", "16", *(o for out in outputs for o in ("-o", out)), "--",
+            "--unsafe-fixes", "--branch", "fixes", "--max-steps", "12", *(o for out in outputs for o in ("-o", out)), "--",
             sys.executable, "up/exp/train.py", cwd=project,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
