@@ -4,6 +4,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 TORCH ?=
+# processes that tests run in: a number, or auto for as many as there are cores
+WORKERS ?= auto
 BIN = $(VENV)/bin
 # Tests start hundreds of interpreters: none of them compiles the package, or the tests, anew.
 export PYTHONDONTWRITEBYTECODE :=
@@ -48,7 +50,7 @@ docs-site: install
 # Each worker begins with one half of the tests in their order, so that tests that share a fixture mostly run in one.
 # What records and measures runs alone: a busy second core stretches waits and steps.
 test: install
-	$(BIN)/python -m pytest -n auto --dist worksteal -m "not alone"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not alone"
 	$(BIN)/python -m pytest -m alone $$(grep -rl --include='*.py' mark.alone tests)
 
 # Generated pages: rule pages, the command-line reference, the JSON Schema.
