@@ -4,7 +4,11 @@
 PYTHON ?= python3
 VENV ?= .venv
 TORCH ?=
+# processes that tests run in: a number, or auto for as many as there are cores
+WORKERS ?= auto
 BIN = $(VENV)/bin
+# Tests start hundreds of interpreters: none of them compiles the package, or the tests, anew.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: release-check try install check lint types contracts test docs docs-site generate accuracy picture screenshots clean
 
@@ -21,7 +25,10 @@ $(VENV)/.installed: pyproject.toml hatch_build.py $(wildcard analyzer/trace_doct
 	$(BIN)/python -m pip install --quiet --editable '.[dev]' $(TORCH)
 	touch $@
 
-check: lint types contracts docs test
+# Types and documentation take a core each; tests take both.
+check: install
+	$(MAKE) --jobs=2 lint types contracts docs
+	$(MAKE) test
 
 lint: install
 	$(BIN)/ruff check .
@@ -43,8 +50,8 @@ docs-site: install
 # Each worker begins with one half of the tests in their order, so that tests that share a fixture mostly run in one.
 # What records and measures runs alone: a busy second core stretches waits and steps.
 test: install
-	$(BIN)/python -m pytest -n auto --dist worksteal -m "not alone"
-	$(BIN)/python -m pytest -m alone
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not alone"
+	$(BIN)/python -m pytest -m alone $$(grep -rl --include='*.py' mark.alone tests)
 
 # Generated pages: rule pages, the command-line reference, the JSON Schema.
 generate: install

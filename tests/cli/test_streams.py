@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import array
 import errno
+import fcntl
 import os
 import shlex
 import signal
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -52,6 +55,13 @@ def test_nobody_reads_the_help(trace: Path, command: str) -> None:
     assert said.splitlines()[-1] == "141"
 
 
+def in_pipe(readable: int) -> int:
+    """Bytes that wait to be read."""
+    count = array.array("i", [0])
+    fcntl.ioctl(readable, termios.FIONREAD, count)
+    return count[0]
+
+
 def test_a_pipe_that_does_not_wait_gets_all_of_it(trace: Path) -> None:
     """As Node.js hands on its pipes."""
     readable, writable = os.pipe()
@@ -59,7 +69,9 @@ def test_a_pipe_that_does_not_wait_gets_all_of_it(trace: Path) -> None:
     command = [*FRESH, "analyze", str(trace), "-o", "html=-", "-o", "json=whole.json"]
     with subprocess.Popen(command, cwd=trace.parent, stdout=writable, stderr=subprocess.PIPE) as started:
         os.close(writable)
-        time.sleep(2)  # what does not wait is full by now
+        while started.poll() is None and in_pipe(readable) < 1 << 15:
+            time.sleep(0.02)
+        time.sleep(0.1)  # what does not wait is full by now
         with open(readable, "rb") as pipe:
             page = pipe.read()
     assert started.returncode == 0
@@ -179,7 +191,8 @@ def test_a_signal_while_a_class_is_made(name: str, code: int) -> None:
 SWALLOWED = """
 import os, signal, sys, time
 from trace_doctor import cli
-from trace_doctor.cli import app
+from trace_doctor.cli import app, process
+process.AGAIN_AFTER = 0.2
 class Ends:
     def __del__(self):
         os.kill(os.getpid(), getattr(signal, sys.argv[1]))
@@ -189,7 +202,7 @@ def application(*names):
         try:
             time.sleep(60)
         finally:
-            time.sleep(2.5)  # cleaning up may take longer than what is waited before
+            time.sleep(0.6)  # cleaning up may take longer than what is waited before
             print("cleaned up", flush=True)
     return command
 app.application = application

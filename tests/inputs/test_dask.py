@@ -30,6 +30,7 @@ from trace_doctor.loading.cluster import Cluster, ClusterLost
 from trace_doctor.rule import Rule
 
 pytest.importorskip("distributed")
+IMPATIENT = (sys.executable, "-c", f"from trace_doctor.loading import cluster; cluster.WAIT_S = 2.0; {MAIN}")
 RULES = [rule() for rule in defaults().settings.chosen()]
 
 
@@ -144,7 +145,7 @@ def test_what_cannot_be_is_said_in_one_line(
     job: Path, tmp_path: Path, silent: str, words: tuple[str, ...], why: str
 ) -> None:
     words = tuple(word.replace("SILENT", silent) for word in words)
-    done = _run("analyze", str(job), "--executor", *words, folder=tmp_path)
+    done = _run("analyze", str(job), "--executor", *words, folder=tmp_path, command=IMPATIENT)
     assert done.returncode == 2 and why in done.stderr, done.stderr
     assert done.stderr.count("\n") == 1 and not done.stdout
 
@@ -153,7 +154,8 @@ def test_a_scheduler_without_workers_is_said(job: Path, tmp_path: Path) -> None:
     from distributed import LocalCluster
 
     with LocalCluster(n_workers=0, dashboard_address=":0") as empty:
-        done = _run("analyze", str(job), "--executor", f"dask:{empty.scheduler_address}", folder=tmp_path)
+        executor = ("--executor", f"dask:{empty.scheduler_address}")
+        done = _run("analyze", str(job), *executor, folder=tmp_path, command=IMPATIENT)
     assert done.returncode == 2 and "has no worker" in done.stderr and done.stderr.count("\n") == 1
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from warm_commands import FRESH, warm
+from without_compiler import WITHOUT_COMPILER
 
 import trace_doctor
 from trace_doctor.errors import UsageError
@@ -117,8 +118,8 @@ def test_a_module_of_the_scripts_own_comes_before_the_librarys(tmp_path: Path, n
 def test_a_process_forked_behind_the_profiler_ends(tmp_path: Path) -> None:
     """The profiler's library waits at the end of a process for threads that the child does not have."""
     pytest.importorskip("torch", reason="needs the torch extra")
-    (tmp_path / "train.py").write_text("""
-import os, sys, torch
+    (tmp_path / "train.py").write_text(f"""{WITHOUT_COMPILER}
+import os, torch
 model = torch.nn.Linear(4, 4)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for step in range(40):
@@ -147,7 +148,7 @@ sys.exit(6)
 def test_the_recorder_does_not_take_a_module_of_the_scripts_for_the_librarys(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="needs the torch extra")
     (tmp_path / "statistics.py").touch()
-    (tmp_path / "train.py").write_text("""
+    (tmp_path / "train.py").write_text(f"""{WITHOUT_COMPILER}
 import torch
 model = torch.nn.Linear(8, 8)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

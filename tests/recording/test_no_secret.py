@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from warm_commands import warm
+from without_compiler import WITHOUT_COMPILER
 
 SECRETS = ("swordfish-7Kd92mXq", "moonflower-4f8d2c9b", "hunter2hunter2")
 ARGUMENTS = [
@@ -27,6 +28,14 @@ scaled(torch.ones(2), sys.argv[2])
 model = torch.compile(torch.nn.Linear(8, 8), backend="eager")
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 for _ in range(40):
+    model(torch.randn(2, 8)).square().mean().backward()
+    optimizer.step()
+"""
+COMPILES_NOTHING = f"""{WITHOUT_COMPILER}
+import torch
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for _ in range(20):
     model(torch.randn(2, 8)).square().mean().backward()
     optimizer.step()
 """
@@ -62,7 +71,7 @@ def test_nothing_of_a_recording_tells_one(tmp_path: Path) -> None:
     assert told(done.stdout + done.stderr) == []
 
 
-ENDS_BY_ITS_OWN = f"""{TRAINS.replace("40", "20")}
+ENDS_BY_ITS_OWN = f"""{COMPILES_NOTHING}
 raise type("NoAccessWith" + sys.argv[2].replace("-", ""), (LookupError,), {{"__module__": "builtins"}})(sys.argv[2])
 """
 BREAKS_THE_PROFILER = f"""import sys, torch, torch.profiler
@@ -70,12 +79,12 @@ class Broken:
     def __init__(self, *_, **__):
         raise RuntimeError("cannot log in with " + sys.argv[2])
 torch.profiler.profiler._KinetoProfile = Broken
-{TRAINS}"""
+{COMPILES_NOTHING}"""
 BREAKS_THE_START = f"""import sys, torch
 def broken(*_):
     raise KeyError("cannot log in with " + sys.argv[2])
 torch.utils.data.get_worker_info = broken
-{TRAINS}"""
+{COMPILES_NOTHING}"""
 
 
 @pytest.mark.torch

@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 from warm_commands import warm
+from without_compiler import WITHOUT_COMPILER
 
 pytestmark = pytest.mark.torch
 pytest.importorskip("torch")
 
-SCRIPT = """
+SCRIPT = f"""{WITHOUT_COMPILER}
 import torch
 model = torch.nn.Linear(16, 4)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

@@ -221,8 +221,8 @@ def deepened(folder: Path, name: str, levels: int) -> None:
 
 @pytest.fixture
 def deep(project: Path) -> Iterator[Path]:
-    """A project with folders as deep as paths can be written, which what takes away the folders of tests cannot delete."""
-    deepened(project, "d", 1_500)
+    """A project with folders deeper than Python recurses, which what takes away the folders of tests cannot delete."""
+    deepened(project, "d", 1_050)
     yield project
     tree = Confined(project)
     tree.remove("d")
@@ -233,8 +233,8 @@ def test_a_tree_of_any_depth_is_copied_reset_and_taken_away(deep: Path) -> None:
     """A run can go deeper still, and what it leaves is gone as well."""
     with Scratch(deep, deep) as scratch:
         place = scratch.folder
-        assert (scratch.cwd / "/".join("d" * 1_500)).is_dir()
-        deepened(scratch.cwd, "deep", 1_200)  # more than a path may have, and than Python recurses
+        assert (scratch.cwd / "/".join("d" * 1_050)).is_dir()
+        deepened(scratch.cwd, "deep", 1_050)  # more than a path may have, and than Python recurses
         scratch.prepare({})
         assert sorted(os.listdir(scratch.cwd)) == ["d", "train.py"]
         assert scratch.changes() == []

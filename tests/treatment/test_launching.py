@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from repositories import committed, git
+from without_compiler import WITHOUT_COMPILER
 
 from trace_doctor.fixes.plan import plan
 from trace_doctor.model import Result
@@ -30,7 +31,7 @@ for i in range(10_000):
     optimizer.step()
     optimizer.zero_grad()
 """
-SHORT = """\
+SHORT = f"""{WITHOUT_COMPILER}
 import torch
 
 model = torch.nn.Linear(16, 4)

@@ -68,7 +68,8 @@ def circular(link: Path) -> bool:
 @example({"exp/b": "{O}/exp/b/model.py", "d": "src/e/../../train.py", "src/e": "{O}/exp/b/model.py"})
 def test_a_link_leads_in_the_copy_to_the_copy_of_what_it_leads_to(made: dict[str, str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        base = Path(folder).resolve()
+        # away from other temporary files: what lies beside a project is linked
+        base = Path(folder).resolve() / "a" / "b" / "c"
         root = project_in(base)
         names = {"O": root, "alias": base / "alias", "elsewhere": base / "elsewhere", "base": base}
         for name, target in made.items():

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from repositories import committed, git
 from warm_commands import FRESH
+from without_compiler import WITHOUT_COMPILER
 
 from trace_doctor.errors import UsageError
 from trace_doctor.treatment.copy import confined, removal
@@ -102,7 +103,7 @@ def test_nor_what_is_mounted_among_its_temporary_files_or_over_a_file(project: P
     assert len(scratch.mounted) == 2
 
 
-STEPS = """
+STEPS = f"""{WITHOUT_COMPILER}
 import torch
 model = torch.nn.Linear(2, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

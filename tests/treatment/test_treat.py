@@ -15,12 +15,13 @@ import jsonschema
 import pytest
 from repositories import committed, git
 from warm_commands import FRESH, warm
+from without_compiler import WITHOUT_COMPILER
 
 from trace_doctor.model import json_schema
 from trace_doctor.model.treatment import Treatment
 from trace_doctor.reporters.embedded_json import extract
 
-SCRIPT = '''\
+SCRIPT = f'''{WITHOUT_COMPILER}
 import time
 
 import torch
@@ -29,13 +30,13 @@ from torch.utils.data import DataLoader, Dataset
 
 
 class Samples(Dataset):
-    """From a disk that needs 10 ms for each of them."""
+    """From a disk that needs 5 ms for each of them."""
 
     def __len__(self):
         return 8 * 100
 
     def __getitem__(self, index):
-        time.sleep(0.01)
+        time.sleep(0.005)
         return torch.full((16,), index / 800), index % 3
 
 
@@ -248,7 +249,7 @@ class TestLive:
         before = tree(project)
         outputs = ["text", "json=trace-doctor-t.json", "html=trace-doctor-t.html"]
         done = treat(
-            "--unsafe-fixes", "--branch", "fixes", "--max-steps", "16", *(o for out in outputs for o in ("-o", out)), "--",
+            "--unsafe-fixes", "--branch", "fixes", "--max-steps", "12", *(o for out in outputs for o in ("-o", out)), "--",
             sys.executable, "up/exp/train.py", cwd=project,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr

@@ -147,7 +147,7 @@ class _Interrupted(KeyboardInterrupt):
     """By Ctrl-C."""
 
 
-_AGAIN_AFTER = 1.0
+AGAIN_AFTER = 1.0
 """seconds"""
 _raised: list[weakref.ref[BaseException]] = []
 
@@ -160,7 +160,7 @@ def _raised_again(error: BaseException) -> BaseException:
 
         def lost(_: object) -> None:
             if os.getpid() == owner:
-                signal.setitimer(signal.ITIMER_REAL, _AGAIN_AFTER)
+                signal.setitimer(signal.ITIMER_REAL, AGAIN_AFTER)
 
         _raised.append(weakref.ref(error, lost))
     return error

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from without_compiler import WITHOUT_COMPILER
 
 Make = Callable[..., "Made"]  # type: ignore[name-defined]  # noqa: F821  conftest's
 pytestmark = pytest.mark.torch
@@ -84,7 +85,8 @@ sys.exit(6 if not left and failed > 60 else 1)
 """
 )
 OF_MANY = (
-    TRAINS
+    WITHOUT_COMPILER
+    + TRAINS
     + """
 for _ in range(40):
     thread = threading.Thread(target=step)
@@ -94,7 +96,8 @@ sys.exit(4)
 """
 )
 OF_ONE_THAT_ENDS = (
-    TRAINS
+    WITHOUT_COMPILER
+    + TRAINS
     + """
 def trains(steps):
     for _ in range(steps):

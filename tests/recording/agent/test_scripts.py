@@ -12,13 +12,14 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from without_compiler import WITHOUT_COMPILER
 
 from trace_doctor.recording.lines_tsv import lines_run
 
 Make = Callable[..., "Made"]  # type: ignore[name-defined]  # noqa: F821  conftest's
 pytestmark = pytest.mark.torch
 
-MODEL = """
+WHOLE_TORCH = """
 import os, signal, sys, time
 import torch
 from torch import nn
@@ -35,9 +36,10 @@ def step(parts=1):
     optimizer.step()
     return [loss.item() for loss in losses]
 """
+MODEL = WITHOUT_COMPILER + WHOLE_TORCH
 
 ACCUMULATING = (
-    MODEL
+    WHOLE_TORCH
     + """
 class Data(torch.utils.data.Dataset):
     def __len__(self):
@@ -233,7 +235,7 @@ sys.exit(5)
 def test_the_compiler_sees_nothing_of_us(make: Make) -> None:
     """A compiled optimizer step has graph breaks of its own, behind which torch.compile looks at all that is called."""
     made = make(
-        MODEL
+        WHOLE_TORCH
         + """
 from torch._dynamo.utils import counters
 model = torch.compile(model, backend="eager")
@@ -261,7 +263,7 @@ print("lines of kernels:", config.trace.provenance_tracking_level)
 
 def test_ranks_change_phase_at_the_same_step(make: Make) -> None:
     made = make(
-        MODEL
+        WHOLE_TORCH
         + """
 import torch.distributed as dist
 dist.init_process_group("gloo")
@@ -332,7 +334,7 @@ def test_evaluation_is_no_step_of_a_training_without_an_optimizer(make: Make) ->
     assert len(work["steps"]) > 1 and all(step % 5 == 0 for step in work["steps"]), "the first of each epoch"
 
 
-SIDE_BY_SIDE = """
+SIDE_BY_SIDE = f"""{WITHOUT_COMPILER}
 import torch
 import torch.multiprocessing as mp
 from torch import nn
