@@ -237,9 +237,15 @@ def drip(connection: socket.socket) -> None:
         time.sleep(0.05)
 
 
+def continues(connection: socket.socket) -> None:
+    while True:
+        connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n" * 1000)
+
+
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
+        pytest.param(continues, "does not end", id="100 Continue without end"),
         pytest.param(lambda connection: connection.recv(1), "no answer in time", id="hangs"),
         pytest.param(drip, "no answer in time", id="byte by byte"),
         pytest.param(lambda connection: None, "closed|reset", id="closes"),

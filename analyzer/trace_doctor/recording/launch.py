@@ -269,7 +269,7 @@ def _sum_up_windows(options: RecordOptions, outcome: CommandOutcome) -> tuple[Pa
     """Makes a recording of each folder that a trail has, as of the first one."""
     first = Path(options.folder)
     folders = [Path(options.window(n).folder) for n in range(1, MOST_WINDOWS if options.every else 0)]
-    folders = [folder for folder in folders if folder.is_dir()]
+    folders = [folder for folder in folders if folder.is_dir() and not folder.is_symlink()]
     for folder in folders:
         whole_files.hold(folder)
         recording = read(folder)
