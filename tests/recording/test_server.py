@@ -324,7 +324,7 @@ def test_a_name_that_leads_elsewhere_is_not_told_anything(
 
 @pytest.mark.parametrize(
     "options",
-    [["--at", "3"], ["--copy"], ["--max-mb", "5"], ["--max-seconds", "0"], ["--", "ls"], ["--max-seconds", "nan"]],
+    [["--at", "3"], ["--copy"], ["--max-mb", "5"], ["--max-seconds", "0"], ["--", "ls"], ["--max-seconds", "nan"], ["--max-seconds", "inf"]],
 )  # fmt: skip
 def test_what_a_server_has_no_use_for_is_refused(
     stand_in: Callable[..., StandIn], options: list[str], tmp_path: Path

@@ -95,3 +95,12 @@ os.symlink({str(users)!r}, folder + "-step00000050")
     done = run(tmp_path, "record", "--every", "50", "--timing-steps", "2", "--", sys.executable, "train.py")
     assert done.stdout == "all steps\n", done.stderr
     assert {path.name: path.read_text() for path in users.iterdir()} == {"steps.csv": "of the user"}
+
+
+def test_a_window_without_a_step_leaves_nothing(tmp_path: Path) -> None:
+    """The script ends with the step before it: `check` would find nothing there."""
+    (tmp_path / "train.py").write_text(SCRIPT.replace("240", "50"))
+    done = run(tmp_path, "record", "--every", "50", "--timing-steps", "2", "--", sys.executable, "train.py")
+    assert done.returncode == 0, done.stderr
+    assert len(list((tmp_path / "logs").iterdir())) == 1
+    assert "trail" not in done.stderr
