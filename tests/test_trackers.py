@@ -48,6 +48,36 @@ def test_what_is_no_tracker_is_refused(result: Result) -> None:
         log(result, Path("runs"))
 
 
+class Writer:
+    """What `log` uses of a SummaryWriter."""
+
+    def __init__(self, folder: Path) -> None:
+        self.log_dir = str(folder)
+        self.logged: list[str] = []
+
+    def add_scalar(self, name: str, *_: object) -> None:
+        self.logged.append(name)
+
+    add_text = add_scalar
+
+    def flush(self) -> None: ...
+
+
+def test_only_a_report_is_replaced(tmp_path: Path, result: Result) -> None:
+    """Nor is anything logged where the report is refused."""
+    writer = Writer(tmp_path)
+    log(result, writer)
+    log(result, writer)
+    assert _is_page(tmp_path / PAGE, result)
+    (tmp_path / PAGE).write_text("somebody's")
+    writer.logged.clear()
+    with pytest.raises(UsageError, match="no report of ours"):
+        log(result, writer)
+    with pytest.raises(UsageError, match="cannot write"):
+        log(result, Writer(tmp_path / "nowhere"))
+    assert (tmp_path / PAGE).read_text() == "somebody's" and not writer.logged
+
+
 def _is_page(path: Path, result: Result) -> bool:
     return path.is_file() and result.summary.verdict.rstrip(".") in path.read_text(encoding="utf-8")
 

@@ -60,6 +60,9 @@ class FlightDump:
     unread: int = 0
     """entries of the file that are not in `entries`: damaged, or more than are read"""
 
+    rank_assumed: bool = False
+    """nothing names the rank"""
+
     def __len__(self) -> int:
         return len(self.entries)
 

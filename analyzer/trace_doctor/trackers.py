@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from trace_doctor.errors import UsageError
+from trace_doctor.files import replacing
 from trace_doctor.model import IDLE_CAUSES, PART_NAMES, Result
 from trace_doctor.reporters import render
+from trace_doctor.reporters.saved import is_page_of_ours
 
 PAGE = "trace-doctor-report.html"
 _MIB = 1 << 20
@@ -68,18 +70,18 @@ def log(
     """Logs `scalars(result)` under the prefix, at this step of the run, with the verdict as text, and the report as `PAGE`: an artifact
     of MLflow and of Weights & Biases; TensorBoard has none, and it lies next to its events.
 
-    `tracker` is a `SummaryWriter`, a run of `wandb`, or the module `mlflow`. Raises UsageError for anything else; what the tracker
-    raises passes through. The page holds file names, but no line of the script unless the result was made with its source.
+    `tracker` is a `SummaryWriter`, a run of `wandb`, or the module `mlflow`. Raises UsageError for anything else, and
+    where a report cannot be written, or would replace what is none; what the tracker raises passes through. The page holds file names, but no line of the script unless the result was made with its source.
     """
     figures = {f"{prefix}{name}": value for name, value in scalars(result).items()}
     verdict = result.summary.verdict
     if hasattr(tracker, "add_scalar") and hasattr(tracker, "add_text"):
+        if page:  # first: it may be refused
+            folder = getattr(tracker, "log_dir", None) or tracker.logdir  # of PyTorch, of tensorboardX
+            _write_page(result, Path(folder))
         for name, value in figures.items():
             tracker.add_scalar(name, value, step)
         tracker.add_text(f"{prefix}verdict", verdict, step)
-        if page:
-            folder = getattr(tracker, "log_dir", None) or tracker.logdir  # of PyTorch, of tensorboardX
-            _write_page(result, Path(folder))
         tracker.flush()
         return
     with tempfile.TemporaryDirectory() as folder:
@@ -103,5 +105,8 @@ def log(
 
 def _write_page(result: Result, folder: Path) -> Path:
     path = folder / PAGE
-    path.write_text(render(result, "html"), encoding="utf-8")
+    if path.exists() and not is_page_of_ours(path, Result):
+        raise UsageError(f"{path} exists and is no report of ours: it is not overwritten")
+    with replacing(path) as file:
+        file.write(render(result, "html").encode())
     return path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from made_captures import healthy
 
 from trace_doctor.testing import RunBuilder
+from trace_doctor_rules.comms import _flight_cases as dumps
 
 Run = Callable[..., Any]
 
@@ -99,3 +101,32 @@ def test_step_times_of_another_recording_are_not_used(repository: Path, run: Run
     shutil.copy(samples / "fault" / "steps.csv", repository / "logs")
     said = " ".join(run("analyze", "logs").out.split())
     assert "the times of its steps in the recording are not used" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "why"),
+    [
+        ("comm_lib_trace_rank_1", "[0]", "is of rank 1 by its name, and its process groups have rank 0 only"),
+        ("comm_lib_trace_rank_2", "[0, 1]", "is of rank 2 by its name, and its process groups have ranks 0 and 1 only"),
+        ("comm_lib_trace_rank_1", "[0, 1, 2, 3]", "has other ranks in process group default_pg than comm_lib_trace_rank_0"),
+    ],
+)  # fmt: skip
+def test_a_dump_of_another_rank_or_job(tmp_path: Path, run: Run, name: str, ranks: str, why: str) -> None:
+    for b in dumps.job(2):
+        b.write(tmp_path / f"comm_lib_trace_rank_{b.rank}")
+    assert run("check", tmp_path).code == 0
+    dump = pickle.loads((tmp_path / "comm_lib_trace_rank_1").read_bytes())
+    (tmp_path / "comm_lib_trace_rank_1").unlink()
+    for group in dump["pg_config"].values():
+        group["ranks"] = ranks
+    (tmp_path / name).write_bytes(pickle.dumps(dump))
+    done = run("check", tmp_path)
+    assert done.code == 3, done.out
+    assert f"{name} {why}" in " ".join(done.out.split())
+
+
+def test_groups_of_one_name_with_other_ranks_are_no_contradiction(tmp_path: Path, run: Run) -> None:
+    """In each of its ranks a pair has a group of the same name."""
+    for b in dumps.same_name_other_ranks():
+        b.write(tmp_path / f"comm_lib_trace_rank_{b.rank}")
+    assert "of another job" not in run("check", tmp_path).out

@@ -152,6 +152,13 @@ def test_a_capture_that_the_manifest_names_and_that_is_gone(repository: Path, ru
         )
         assert run("check", "logs", "--allow-partial").code == run("check", "logs", "--rank", 0).code == 0
         (logs / name).write_bytes(kept)
+    (logs / "recording.json").write_text(json.dumps({"ranks": [0, 1]}))
+    (logs / "rank1.recording.json").unlink()
+    done = run("check", "logs", "-o", "json")
+    assert (done.code, "rank1.recording.json was recorded and is not there" in done.result.gate.verdict) == (
+        3,
+        True,
+    )
 
 
 def test_a_file_of_a_recording_that_is_of_another_rank(repository: Path, run: Run) -> None:

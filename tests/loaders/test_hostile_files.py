@@ -284,6 +284,14 @@ def test_a_torch_trace_log_of_one_line(tmp_path: Path) -> None:
         load_torch_trace(put(tmp_path, "b.log", gzip.compress(bytes(16 << 20))), "b.log")
 
 
+@pytest.mark.parametrize("content", ['{"k:1": 7, "j": {"stack_traces": 7}}', "[1]", "[" * 100_000])
+def test_lines_of_kernels_that_are_none(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "kernel_information.json"
+    path.write_text(content)
+    with pytest.raises(NotACapture, match="not the sources of compiled kernels"):
+        load_torch_trace(path, path.name)
+
+
 @pytest.mark.parametrize(
     "text", ["[" * 100_000, '{"torch": "' + "9" * 60_000 + '"}', '{"cpu_count": 1e999}', "\xff", "null"]
 )

@@ -184,6 +184,8 @@ CONTENTS: dict[str, dict[str, Any]] = {
     "a size of 100 bits": {"device_traces": [[{**ENTRY, "size": 1 << 100}]]},
     "a negative size": {"device_traces": [[{**ENTRY, "size": -1}]]},
     "a negative segment": {"segments": [{**SEGMENT, "total_size": -1}]},
+    "a negative address": {"segments": [{**SEGMENT, "address": -512}]},
+    "two segments at one place": {"segments": [SEGMENT, {**SEGMENT, "address": 512, "blocks": [BLOCK]}]},
     "a device of 60 bits": {"segments": [{**SEGMENT, "device": 1 << 60}]},
     "a line of 70 bits": {"device_traces": [[{**ENTRY, "frames": [{**FRAME, "line": None}]}]]},
     "an unknown state": {"segments": [{**SEGMENT, "blocks": [{**BLOCK, "state": "odd"}]}]},
@@ -198,6 +200,15 @@ CONTENTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", CONTENTS)
 def test_a_snapshot_that_contradicts_the_format(tmp_path: Path, name: str) -> None:
     assert "damaged memory snapshot" in refusal(tmp_path, snapshot(**CONTENTS[name]))
+
+
+def test_pinned_memory_that_overlaps_is_named(tmp_path: Path) -> None:
+    pinned = [
+        {**SEGMENT, "blocks": [{**BLOCK, "state": "active_allocated"}], "address": a} for a in (4096, 4100)
+    ]
+    loaded = load(tmp_path, snapshot(segments=[SEGMENT], host_segments=pinned))
+    assert loaded.pinned is None
+    assert loaded.warnings == ("the record of pinned host memory is damaged and was not read",)
 
 
 def test_settings_that_are_nested_are_left_out(tmp_path: Path) -> None:

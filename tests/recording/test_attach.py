@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shlex
 import socket
@@ -19,7 +20,7 @@ import pytest
 from warm_commands import warm
 
 from trace_doctor.errors import UsageError
-from trace_doctor.recording.live.dynolog import trigger
+from trace_doctor.recording.live.dynolog import collect, trigger
 from trace_doctor.testing import RunBuilder
 
 MATCHED = {"processesMatched": [41, 42], "activityProfilersTriggered": [41, 42], "activityProfilersBusy": 0}
@@ -131,6 +132,20 @@ def test_without_a_daemon_the_way_that_needs_none_is_named() -> None:
         port = closed.getsockname()[1]
     with pytest.raises(UsageError, match=r"KINETO_USE_DAEMON=1.*trace-doctor record"):
         trigger("127.0.0.1", port, [41], "/tmp/t.json", seconds=1)
+
+
+def test_what_is_no_file_is_neither_moved_nor_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, to = tmp_path / "place", tmp_path / "to"
+    place.mkdir()
+    to.mkdir()
+    os.mkfifo(place / "trace_1.json")
+    (place / "trace_2.json").mkdir()
+    (place / "trace_3.json").symlink_to(tmp_path / "nothing")
+    monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("all that there will be is there"))
+    assert collect(place, [1, 2, 3], 60, to) == []
+    assert not list(to.iterdir())
 
 
 def test_a_path_cannot_hold_another_setting() -> None:

@@ -11,7 +11,7 @@ from read_captures import read_captures
 
 from trace_doctor.api import analyze
 from trace_doctor.recording.options import capture_file
-from trace_doctor.testing import SnapshotBuilder
+from trace_doctor.testing import RunBuilder, SnapshotBuilder
 from trace_doctor.testing.run_builder import BASE_NS
 
 Written = Any  # conftest's
@@ -101,6 +101,19 @@ def test_each_rank_quotes_its_own_compile_log(tmp_path: Path, written: Written) 
         (0, "bbb.log"),
         (1, "aaa.log"),
     ]
+
+
+def test_a_log_of_another_rank_is_of_that_rank(tmp_path: Path, written: Written) -> None:
+    """Beside the trace of rank 0 lies the log of rank 7."""
+    b = RunBuilder()
+    for step in range(4):
+        with b.step():
+            written.compiled(b, step)
+    b.write(tmp_path / "rank0.json")
+    (tmp_path / "dedicated_log_torch_trace_rank_7_aaa.log").write_text(compile_log(999, "Said by rank 7", 7))
+    result = analyze(tmp_path)
+    assert [(i.rank, i.kind) for i in result.inputs] == [(0, "trace"), (7, "torch_trace")]
+    assert "Said by rank 7" not in str(result.findings)
 
 
 def test_a_real_recording_quotes_why_its_graph_breaks() -> None:

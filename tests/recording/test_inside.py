@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import threading
 import time
@@ -264,6 +265,8 @@ def test_a_recorder_that_cannot_be_started_lets_the_training_run(
 def test_options_are_checked_where_they_are_given(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="max_steps is at least 1"):
         trace_doctor.record(tmp_path, max_steps=0)
+    with pytest.raises(ValueError, match="max_mb is at least 0, and finite: not inf"):
+        trace_doctor.record(tmp_path, max_mb=math.inf)
     with pytest.raises(ValueError, match="phases"):
         trace_doctor.record(tmp_path, phases=("light", "warmup"))
     assert list(tmp_path.iterdir()) == []

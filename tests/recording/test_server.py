@@ -237,9 +237,15 @@ def drip(connection: socket.socket) -> None:
         time.sleep(0.05)
 
 
+def continues(connection: socket.socket) -> None:
+    while True:
+        connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n" * 1000)
+
+
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
+        pytest.param(continues, "does not end", id="100 Continue without end"),
         pytest.param(lambda connection: connection.recv(1), "no answer in time", id="hangs"),
         pytest.param(drip, "no answer in time", id="byte by byte"),
         pytest.param(lambda connection: None, "closed|reset", id="closes"),
@@ -318,7 +324,7 @@ def test_a_name_that_leads_elsewhere_is_not_told_anything(
 
 @pytest.mark.parametrize(
     "options",
-    [["--at", "3"], ["--copy"], ["--max-mb", "5"], ["--max-seconds", "0"], ["--", "ls"], ["--max-seconds", "nan"]],
+    [["--at", "3"], ["--copy"], ["--max-mb", "5"], ["--max-seconds", "0"], ["--", "ls"], ["--max-seconds", "nan"], ["--max-seconds", "inf"]],
 )  # fmt: skip
 def test_what_a_server_has_no_use_for_is_refused(
     stand_in: Callable[..., StandIn], options: list[str], tmp_path: Path

@@ -15,6 +15,8 @@ import pytest
 from warm_commands import warm
 from without_compiler import WITHOUT_COMPILER
 
+from trace_doctor.recording.options import OPTIONS_VARIABLE
+
 pytestmark = pytest.mark.torch
 pytest.importorskip("torch")
 
@@ -79,3 +81,27 @@ def test_what_makes_no_trail_is_refused_before_anything_runs(tmp_path: Path, opt
     assert done.returncode == 125
     assert "--every" in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_nothing_is_written_through_a_link_in_the_place_of_the_next_window(tmp_path: Path) -> None:
+    users = tmp_path / "users"
+    users.mkdir()
+    (users / "steps.csv").write_text("of the user")
+    link = f"""
+import os
+folder = os.path.dirname(os.environ["{OPTIONS_VARIABLE}"])
+os.symlink({str(users)!r}, folder + "-step00000050")
+"""
+    (tmp_path / "train.py").write_text(link + SCRIPT.replace("240", "80"))
+    done = run(tmp_path, "record", "--every", "50", "--timing-steps", "2", "--", sys.executable, "train.py")
+    assert done.stdout == "all steps\n", done.stderr
+    assert {path.name: path.read_text() for path in users.iterdir()} == {"steps.csv": "of the user"}
+
+
+def test_a_window_without_a_step_leaves_nothing(tmp_path: Path) -> None:
+    """The script ends with the step before it: `check` would find nothing there."""
+    (tmp_path / "train.py").write_text(SCRIPT.replace("240", "50"))
+    done = run(tmp_path, "record", "--every", "50", "--timing-steps", "2", "--", sys.executable, "train.py")
+    assert done.returncode == 0, done.stderr
+    assert len(list((tmp_path / "logs").iterdir())) == 1
+    assert "trail" not in done.stderr

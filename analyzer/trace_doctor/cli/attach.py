@@ -82,6 +82,7 @@ def attach(
         files = [f"{base}_{pid}.json" for pid in triggered(f"{base}.json").pids]
         console.note(*(f"trace on {one_line(host)}: {file}" for file in files))
         return
+    is_new = not os.path.lexists(out)
     folder = Path(new_folder(out))
     try:
         with dynolog.place_for_traces() as place:
@@ -97,6 +98,8 @@ def attach(
     finally:
         with suppress(OSError):  # what was recorded stays
             folder.rmdir()
+            if is_new:
+                folder.parent.rmdir()
 
 
 def _parsed(target: str) -> tuple[str, int, list[int]]:

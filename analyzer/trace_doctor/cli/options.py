@@ -156,6 +156,8 @@ class Setup:
         from trace_doctor.config import load_config
 
         overrides = {name: in_parts(v, name) if isinstance(v, list) else v for name, v in options.items()}
+        if self.torch_version == "":
+            raise UsageError("--torch-version: '' is no version")
         overrides |= {"torch_version": self.torch_version, "source": str(source) if source else None}
         return load_config(file=self.config, overrides=overrides)
 
@@ -238,7 +240,8 @@ class Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         given, _, _ = self.make_parser(ctx).parse_args(list(args))
         for option in self.get_params(ctx):
-            if option.type.name == "path" and option.name and given.get(option.name) == "":
+            value = given.get(option.name) if option.name and option.type.name == "path" else None
+            if value == "" or (isinstance(value, list | tuple) and "" in value):  # one of several
                 name = option.opts[-1] if option.opts[-1].startswith("-") else option.human_readable_name
                 ctx.fail(f"{name}: '' names no file and no folder.")
         return super().parse_args(ctx, args)

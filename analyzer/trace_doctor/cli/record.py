@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
 FAILED = 125
 """our own exit code, apart from those of scripts, as of `timeout`, `env` and `docker run`"""
 _LEAST_EVERY = 50
+_LONGEST_SECONDS = 86_400.0
 """steps: a recording takes some 30"""
 _SERVER_SECONDS = 5.0
 """of a server; some hundred steps, which is enough and already large"""
@@ -217,8 +217,10 @@ def _record_server(context: typer.Context, console: Console, url: str | None) ->
         raise UsageError(f"{name} and --server do not go together")
     values = context.params
     seconds = values["max_seconds"] if "max_seconds" in given else _SERVER_SECONDS
-    if not 0 < seconds < threading.TIMEOUT_MAX or values["max_steps"] < 1:
-        raise UsageError("--max-seconds and --max-steps are above 0")
+    if not 0 < seconds <= _LONGEST_SECONDS:
+        raise UsageError("--max-seconds is above 0, and at most a day")
+    if values["max_steps"] < 1:
+        raise UsageError("--max-steps is at least 1")
     server = parse_server(url, allow_remote=values["allow_remote"])
     if "out" in given and values["allow_remote"]:
         raise UsageError("--out is for a server on this machine: another one cannot write there")

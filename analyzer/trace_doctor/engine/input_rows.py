@@ -60,7 +60,11 @@ def inputs_of(facts: Facts, further: Sequence[Facts], shapes: int, shortage: str
             files.append(_snapshot(other.snapshot, capture))
     files += [
         Input(
-            path=log.path, kind="torch_trace", rank=capture.rank, events=len(log), warnings=list(log.warnings)
+            path=log.path,
+            kind="torch_trace",
+            rank=capture.rank if log.rank is None else log.rank,
+            events=len(log),
+            warnings=list(log.warnings),
         )
         for log in capture.torch_logs
     ]

@@ -88,6 +88,7 @@ def _dump(data: Any, display: str, rank: int, rank_how: str, written: int) -> Fl
         path=display,
         rank=rank,
         rank_how=rank_how or "assumed, the file names no rank",
+        rank_assumed=not rank_how,
         entries=tuple(sorted(entries, key=lambda e: e.record_id)),
         groups=_groups(data.get("pg_config")),
         written_ns=written,

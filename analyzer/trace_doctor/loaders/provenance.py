@@ -58,8 +58,10 @@ def sources_of(text: bytes | str, compile_id: str = "") -> Iterator[KernelSource
     kernels = msgspec.json.decode(text)
     if not isinstance(kernels, dict):
         raise ValueError("no kernels")
-    for name, told in list(kernels.items())[:_MOST_KERNELS]:
-        stacks = told.get("stack_traces") if isinstance(told, dict) else told
+    told = {n: t.get("stack_traces") if isinstance(t, dict) else t for n, t in kernels.items()}
+    if told and not any(isinstance(stacks, list) for stacks in told.values()):
+        raise ValueError("no stacks of any kernel")
+    for name, stacks in list(told.items())[:_MOST_KERNELS]:
         if isinstance(stacks, list) and (lines := tuple(_lines(stacks))):
             yield KernelSource(_HANDLE.sub("", name), compile_id, lines)
 

@@ -12,10 +12,12 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
+from trace_doctor.errors import one_line
 from trace_doctor.files import open_regular
 from trace_doctor.flight_recorder import FlightDump
 from trace_doctor.loaders.discover import CaptureFile
 from trace_doctor.loaders.kineto.meta import rank_named
+from trace_doctor.model import ranks_text
 from trace_doctor.recording import folder as recordings
 from trace_doctor.run import Cat, Run
 from trace_doctor.snapshot import Snapshot
@@ -43,7 +45,9 @@ class FileIdentity(Struct, frozen=True):
     """by the name that it has in a recording; None for a file of none"""
     is_trace: bool
     says_rank: bool = False
-    """whether the content names the rank"""
+    """whether the content names the rank; of a dump, whether its name does"""
+    groups: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
+    """of a dump: name, description and members of the process groups whose members it tells"""
     processes: tuple[str, ...] = ()
     """of a recording: those that called operators"""
     world: int = 0
@@ -72,6 +76,9 @@ def identity_of(file: CaptureFile, content: Run | Snapshot | FlightDump) -> File
         role_rank=None if role is None else role[0],
         is_trace=isinstance(content, Run),
     )
+    if isinstance(content, FlightDump):
+        groups = tuple((*name, ranks) for name, ranks in content.groups.items() if ranks)
+        return replace(identity, says_rank=not content.rank_assumed, groups=groups)
     if not isinstance(content, Run):
         return identity
     info = content.meta.get("distributedInfo", {})
@@ -119,6 +126,7 @@ def doubtful_ranks(files: Sequence[FileIdentity], only: int | None = None) -> li
     doubts += _of_other_sizes([f for f in traces if f.says_rank and f.world])
     doubts += _of_other_jobs([f for f in traces if f.role_rank is not None or f.says_rank])
     doubts += _one_by_content([f for f in traces if f.role_rank is None])
+    doubts += _of_other_groups([f for f in files if f.groups])
     doubts += _copies(files)
     return [line for ranks, line in doubts if only is None or only in ranks]
 
@@ -194,6 +202,27 @@ def _of_two_jobs(one: FileIdentity, other: FileIdentity) -> str:
         return ""  # times of two machines, which need not have a clock in common
     apart = max(one.span[0] - other.span[1], other.span[0] - one.span[1])
     return f"recorded {apart / 60e9:,.0f} min apart" if apart > _MOST_APART_NS else ""
+
+
+def _of_other_groups(dumps: Sequence[FileIdentity]) -> list[tuple[set[int], str]]:
+    """Dumps of ranks that are in no group of theirs, and process groups that two dumps give other members. Disjoint groups of
+    one name are no contradiction: a name is given again to other ranks."""
+    doubts = []
+    first: dict[tuple[str, str, str, int], tuple[FileIdentity, tuple[int, ...]]] = {}
+    for dump in dumps:
+        members = sorted({rank for *_, ranks in dump.groups for rank in ranks})
+        if dump.says_rank and dump.rank not in members:
+            groups = f"its process groups have {ranks_text(members)} only"
+            doubts.append(({dump.rank}, f"{dump.display} is of rank {dump.rank} by its name, and {groups}"))
+        for name, description, ranks in dump.groups:
+            told = [first.setdefault((dump.folder, name, description, r), (dump, ranks)) for r in ranks]
+            other = next((one for one, theirs in told if theirs != ranks), None)
+            if other is not None:
+                which = f"other ranks in process group {one_line(description or name)}"
+                line = f"{dump.display} has {which} than {other.display}: a part of another job"
+                doubts.append(({dump.rank, other.rank}, line))
+                break
+    return doubts
 
 
 def _one_by_content(traces: Iterable[FileIdentity]) -> list[tuple[set[int], str]]:

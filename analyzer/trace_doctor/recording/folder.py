@@ -245,9 +245,11 @@ def summed_up(folder: Path) -> list[int]:
 
 
 def missing_captures(folder: Path) -> list[tuple[int, str]]:
-    """Captures that the manifests say were written and that lie there no more, packed or unpacked: rank and name."""
-    missing = []
-    for rank, path in _rank_manifests(folder):
+    """Captures that the manifests say were written and that lie there no more, packed or unpacked, and manifests of ranks that
+    `recording.json` lists: rank and name."""
+    manifests = dict(_rank_manifests(folder))
+    missing = [(rank, rank_file(rank)) for rank in summed_up(folder) if rank not in manifests]
+    for rank, path in manifests.items():
         files = _object(path).get("files")
         for name in files.values() if isinstance(files, dict) else ():
             role = role_of(name) if isinstance(name, str) else None

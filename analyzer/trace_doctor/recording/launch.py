@@ -34,6 +34,8 @@ from trace_doctor.recording.options import (
     RECORDING_FILE,
     TORCH_TRACE_FOLDER,
     RecordOptions,
+    rank_file,
+    rank_steps_file,
 )
 from trace_doctor.recording.plan import TRACED
 from trace_doctor.recording.processes import OtherLoad
@@ -269,16 +271,34 @@ def _sum_up_windows(options: RecordOptions, outcome: CommandOutcome) -> tuple[Pa
     """Makes a recording of each folder that a trail has, as of the first one."""
     first = Path(options.folder)
     folders = [Path(options.window(n).folder) for n in range(1, MOST_WINDOWS if options.every else 0)]
-    folders = [folder for folder in folders if folder.is_dir()]
+    folders = [folder for folder in folders if folder.is_dir() and not folder.is_symlink()]
     for folder in folders:
         whole_files.hold(folder)
         recording = read(folder)
         ranks = list(recording.ranks) if recording else []
+        if _is_unused(folder, recording):
+            _discard(folder, ranks)
+            continue
         steps_csv.join(folder, ranks)
         whole_files.write(folder / COMMAND_FILE, (first / COMMAND_FILE).read_text(encoding="utf-8"))
         whole_files.write(folder / RECORDING_FILE, manifest(ranks, [], outcome.seconds))
         _clear(folder)
+    folders = [folder for folder in folders if folder.is_dir()]
     return (first, *folders) if folders else ()
+
+
+def _is_unused(folder: Path, recording: Recording | None) -> bool:
+    """Whether no step came after it was opened: it was the script's last moment, or a rank's."""
+    steps = recording is not None and any(recording.steps.values())
+    return not steps and not any(role_of(path.name) for path in folder.iterdir())
+
+
+def _discard(folder: Path, ranks: Sequence[int]) -> None:
+    for rank in ranks:
+        for name in (rank_file(rank), rank_steps_file(rank)):
+            (folder / name).unlink(missing_ok=True)
+    with suppress(OSError):  # something else is there
+        folder.rmdir()
 
 
 def _is_empty(folder: Path, options: RecordOptions, recording: Recording | None) -> bool:

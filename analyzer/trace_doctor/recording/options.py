@@ -6,6 +6,7 @@ Standard library only: this is imported inside the user's process.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Literal, get_args
@@ -57,7 +58,7 @@ def capture_file(rank: int, role: Role) -> str:
 
 @dataclass(frozen=True)
 class RecordOptions:
-    """Raises ValueError for a number below its least value, an unknown phase or phases out of order."""
+    """Raises ValueError for a number below its least value or without end, an unknown phase or phases out of order."""
 
     folder: str
     """of the recording, absolute; it exists"""
@@ -107,8 +108,12 @@ class RecordOptions:
             least = 0 if name in ("at", "warmup_steps", "max_warmup_steps", "grace_seconds") else 1
             if name.endswith("mb") or name == "max_seconds":
                 least = 0
-            if isinstance(value, (int, float)) and not isinstance(value, bool) and not value >= least:
-                raise ValueError(f"{name} is at least {least}: not {value}")
+            if (
+                isinstance(value, (int, float))
+                and not isinstance(value, bool)
+                and not least <= value < math.inf
+            ):
+                raise ValueError(f"{name} is at least {least}, and finite: not {value}")
 
     def window(self, number: int) -> RecordOptions:
         """Of the recording with this number, of those that `every` asks for; the first is 0."""

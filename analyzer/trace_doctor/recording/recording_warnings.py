@@ -142,6 +142,8 @@ def _too_few(rank: RankRecord, options: RecordOptions, outcome: CommandOutcome) 
     few = f"{steps} {'is' if count == 1 else 'are'} too few for all"
     if outcome.why == "time" or (rank.ended == "enough" and count < options.last_steps):
         return f": only {steps} in --max-seconds {options.max_seconds:g}"
+    if count <= options.at:
+        return f": the script ended after {steps}, before --at {options.at}"
     divides = (
         f"; --max-steps {count} divides them among the phases" if count > 4 else "; a trace takes about 12"
     )

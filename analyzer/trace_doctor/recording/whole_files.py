@@ -20,7 +20,10 @@ _identities: dict[Path, tuple[int, int]] = {}
 
 
 def hold(folder: Path) -> None:
-    """From now on nothing is written to this place but into the folder that is there now. Raises OSError."""
+    """From now on nothing is written to this place but into the folder that is there now. Raises OSError; a link is no
+    folder of a recording, wherever it leads."""
+    if folder.is_symlink():
+        raise OSError(0, "a link has taken the place of the recording's folder")
     _identities[folder] = _identity(folder)
 
 

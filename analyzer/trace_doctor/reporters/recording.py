@@ -51,9 +51,10 @@ def render(recorded: Recorded, command: Sequence[str], written: Sequence[str] = 
 
 
 def _is_complete(folder: Path) -> bool:
-    """Whether the script did not end meanwhile."""
+    """Whether the script did not end meanwhile, and something can be compared."""
     recording = read(folder)
-    return recording is not None and all(r.ended == "enough" for r in recording.ranks.values())
+    ended = recording is not None and all(r.ended == "enough" for r in recording.ranks.values())
+    return ended and bool(captures(folder))
 
 
 def render_server(capture: ServerCapture, folder: Path | None) -> list[str]:

@@ -92,6 +92,12 @@ class Columns:
         segments = self.segments
         note, notes = _notes(entries)
         blocks = [b for s in segments for b in s["blocks"]]
+        devices, addresses, sizes = (
+            _devices(segments),
+            _field(segments, "address"),
+            _sizes(segments, "total_size"),
+        )
+        _check_places(devices, addresses, sizes)
         return Snapshot(
             path=display,
             action=self._actions(entries),
@@ -101,9 +107,9 @@ class Columns:
             stream=_field(entries, "stream", 0),
             time_us=_field(entries, "time_us", -1),
             stack=self.stacks.indices([e.get("frames") for e in entries]),
-            segment_device=_devices(segments),
-            segment_addr=_field(segments, "address"),
-            segment_size=_sizes(segments, "total_size"),
+            segment_device=devices,
+            segment_addr=addresses,
+            segment_size=sizes,
             segment_requested=_field(segments, "requested_size", -1),
             block_segment=np.repeat(
                 np.arange(len(segments), dtype=np.int32), [len(s["blocks"]) for s in segments]
@@ -274,6 +280,16 @@ def _sizes(records: Sequence[Record], key: str) -> I64:
     if (sizes < 0).any():
         raise ValueError(f"negative {key}")
     return sizes
+
+
+def _check_places(devices: I16, addresses: I64, sizes: I64) -> None:
+    """Raises ValueError where segments lie nowhere, or two of a device at one place: nothing holds for their sums."""
+    if (addresses < 0).any():
+        raise ValueError("negative address")
+    order = np.lexsort((addresses, devices))
+    at, end, of = addresses[order], (addresses + sizes)[order], devices[order]
+    if ((of[1:] == of[:-1]) & (at[1:] < end[:-1])).any():
+        raise ValueError("overlapping segments")
 
 
 def _block_addresses(segments: Sequence[Record]) -> I64:

@@ -8,6 +8,7 @@ itself. The daemon's port takes one message, a native int32 of its length and JS
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 import struct
@@ -138,7 +139,9 @@ def collect(folder: Path, pids: Sequence[int], seconds: float, to: Path) -> list
     """Moves the traces of the processes that are there within so many seconds. Kineto gives a file its name when it is whole."""
     end = time.monotonic() + seconds
     files = [folder / f"trace_{pid}.json" for pid in pids]
-    while not all(path.is_file() for path in files) and time.monotonic() < end:
+    while (
+        not all(map(os.path.lexists, files)) and time.monotonic() < end
+    ):  # what is no file never becomes one
         time.sleep(0.1)
     return [
         Path(shutil.move(path, to / path.name)) for path in files if path.is_file() and not path.is_symlink()

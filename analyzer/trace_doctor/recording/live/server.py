@@ -8,6 +8,7 @@ itself, and a later stop is an error (`sglang/srt/managers/io_struct.py`, `Profi
 from __future__ import annotations
 
 import http.client
+import io
 import ipaddress
 import json
 import socket
@@ -22,6 +23,8 @@ from urllib.parse import SplitResult, urlsplit
 from trace_doctor.errors import UsageError, one_line
 
 _ANSWER_BYTES = 4096
+_MOST_BYTES = 256 << 10
+"""of an answer with its headers and all that goes before it (`100 Continue`): none is as long"""
 _SHOWN = 120
 """characters of a server's own words"""
 
@@ -70,6 +73,37 @@ class Server:
 class _Answer(NamedTuple):
     status: int
     text: str
+
+
+class _Bounded(io.RawIOBase):
+    """What a socket sends, up to `_MOST_BYTES`. Raises HTTPException at more."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._raw = sock.makefile("rb", buffering=0)
+        self._left = _MOST_BYTES
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        count = self._raw.readinto(buffer)
+        self._left -= count or 0
+        if self._left < 0:
+            raise http.client.HTTPException("its answer does not end")
+        return count
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+class _Response(http.client.HTTPResponse):
+    """http.client skips `100 Continue` as often as it comes."""
+
+    def __init__(self, sock: socket.socket, *args: Any, **options: Any) -> None:
+        super().__init__(sock, *args, **options)
+        self.fp.close()
+        self.fp = io.BufferedReader(_Bounded(sock))
 
 
 class _NotReached(UsageError):
@@ -222,6 +256,7 @@ def _post(server: Server, path: str, body: dict[str, Any], connect: float, most_
     the request is sent, then OSError or HTTPException; TimeoutError after `most_seconds`, also for a server that answers byte by byte."""
     kind = http.client.HTTPSConnection if server.scheme == "https" else http.client.HTTPConnection
     connection = kind(server.host, server.port, timeout=connect)
+    connection.response_class = _Response
     try:
         sock = _connected(connection, server)
         late = threading.Event()
