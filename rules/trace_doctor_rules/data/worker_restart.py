@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from trace_doctor import Claim, Confidence, Context, Rule, Table, threshold
+import numpy as np
+from msgspec.structs import replace
+
+from trace_doctor import Claim, Confidence, Context, Rule, Saving, Table, threshold
 from trace_doctor.evidence.durations import two_figures
 from trace_doctor.evidence.host.data_waits import DataWaits
 from trace_doctor.evidence.idle.data_loading import DataLoading
@@ -30,6 +33,7 @@ def _training(
     gpu: bool = True,
     workers: int = 2,
     stall: float = 0,
+    slow_us: float = 0,
 ) -> RunBuilder:
     """Epochs of four steps of 4 ms; an epoch ends inside the step that begins the next."""
     b = RunBuilder(stacks=stacks) if gpu else RunBuilder(gpu=None, stacks=stacks)
@@ -44,6 +48,9 @@ def _training(
                             pass
                         b.wait(starting_us)
                 b.loader(first_us if step == 0 and epoch else 100, workers=workers)
+                if step == 0 and epoch and slow_us:
+                    with b.op("aten::add_", us=slow_us):
+                        pass
                 for _ in range(10):
                     with b.op("aten::mm", us=20):
                         b.compute(400)
@@ -82,7 +89,8 @@ class WorkerRestart(Rule):
 
     What it does
     Finds the border between two epochs where worker processes end and new ones are started, and re-times the captured
-    steps as if the next batch had been waited for as long as any other.
+    steps as if the next batch had been waited for as long as any other. On the CPU, all by which the steps are longer in
+    which workers start counts.
 
     Why is this bad
     A DataLoader ends its workers with each epoch. The next epoch starts processes, copies the dataset object into them,
@@ -185,6 +193,7 @@ class WorkerRestart(Rule):
         Invalid("a queue that stands still", lambda: _training(stall=6000), confidence="low", severity="info"),
         Invalid("one border", lambda: _training(epochs=2), severity="info", message="once in the capture"),
         Invalid("on the CPU", lambda: _training(gpu=False), confidence="medium"),
+        Invalid("on the CPU, where a step with a restart is slow", lambda: _training(gpu=False, slow_us=40_000), saving_us=17_250),
     ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
@@ -204,12 +213,15 @@ class WorkerRestart(Rule):
             return
         moments = ctx[Moments]
         spans = [(r.start, r.end) for r in restarts]
+        saving = outcome.saving()
+        if ctx[DataWaits].device is None:
+            saving = _with_slow_steps(saving, ctx[Steps], restarts)
         confidence = self._confidence(ctx, restarts, outcome)
         yield Claim(
             message=_message(restarts, usual, count),
             confidence=confidence,
             severity="info" if confidence == "low" or len(restarts) < 2 else None,
-            saving=outcome.saving(),
+            saving=saving,
             location=location(None, ts_us=moments.ts_us(spans[0][0])),
             evidence=[_table(ctx, restarts, usual), outcome.table(_WHAT_IF, "persistent workers")],
             spans=moments.longest(spans, "workers restart"),
@@ -235,6 +247,27 @@ class WorkerRestart(Rule):
         return (
             "high" if on_gpu and all(r.iterator >= self.min_iterator_us * 1e3 for r in restarts) else "medium"
         )
+
+
+def _with_slow_steps(saving: Saving, steps: Steps, restarts: Sequence[Border]) -> Saving:
+    """A step on the CPU takes longer in which workers start: they share the memory of the training, which copies each page that it
+    writes to then, and they make their first batches on its cores."""
+    starts = [any(s.start <= r.end <= s.end for r in restarts) for s in steps.steady]
+    times = np.array([s.end - s.start for s in steps.steady], dtype=np.int64)
+    at = np.array(starts, dtype=bool)
+    if not at.any() or at.all():
+        return saving
+    excess = float((times[at] - np.median(times[~at])).clip(0).sum())
+    share = excess / max(int(times.sum()), 1)
+    if share <= (saving.share_of_step or 0.0):
+        return saving
+    return replace(
+        saving,
+        time_us_per_step=excess / len(times) / 1e3,
+        share_of_step=share,
+        basis="bound",
+        how="the time by which steps in which workers start are longer than the median of the others",
+    )
 
 
 _VERIFY = (
