@@ -363,3 +363,19 @@ def test_a_saved_result_that_names_an_unread_capture_is_not_whole_whatever_else_
     saved = json.loads(Path("a.json").read_bytes())
     Path("a.json").write_text(json.dumps(saved | {"incomplete": []}))
     assert run("verify", "a.json", "a.json").code == 3
+
+
+def test_a_link_out_of_the_folder_to_all_that_it_lies_in_is_named(repository: Path, run: Run) -> None:
+    """It is not walked: `/` has no end. One to the folder itself, or to another beside it, is no matter."""
+    logs = repository / "logs"
+    logs.mkdir()
+    healthy().write(logs / "rank0.json")
+    (repository / "beside").mkdir()
+    (logs / "torch_trace").symlink_to(repository / "beside")
+    (logs / "again").symlink_to(".")
+    assert run("check", "logs").code == 0
+    for up in ("/", repository):
+        (logs / "torch_trace").unlink()
+        (logs / "torch_trace").symlink_to(up)
+        done = run("check", "logs", "-o", "json")
+        assert (done.code, "torch_trace was not read" in done.result.gate.verdict) == (3, True)

@@ -164,6 +164,13 @@ def test_other_targets_are_refused(target: str, why: str, tmp_path: Path) -> Non
     assert not list(tmp_path.iterdir())
 
 
+def test_where_nothing_was_recorded_no_folder_is_left(tmp_path: Path) -> None:
+    with daemon(lambda connection, _: None) as (port, _):
+        done = attach(f"127.0.0.1:{port}", cwd=tmp_path)
+    assert done.returncode == 2 and "closed" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
 def test_no_name_is_no_folder_for_captures(tmp_path: Path) -> None:
     done = attach("1", "--out", "", cwd=tmp_path)
     assert done.returncode == 2 and "--out is empty" in done.stderr

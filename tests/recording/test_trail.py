@@ -105,3 +105,13 @@ def test_a_window_without_a_step_leaves_nothing(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert len(list((tmp_path / "logs").iterdir())) == 1
     assert "trail" not in done.stderr
+
+
+def test_what_lacks_where_nothing_can_be_compared_is_said(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT.replace("240", "110"))
+    command = ("--", sys.executable, "train.py")
+    late = run(tmp_path, "record", "--at", "1000", *command)
+    assert late.returncode == 125
+    assert "the script ended after 110 steps, before --at 1000" in " ".join(late.stderr.split())
+    small = run(tmp_path, "record", "--every", "50", "--timing-steps", "2", "--max-mb", "0.001", *command)
+    assert "raise max_mb" in " ".join(small.stderr.split()) and "diff" not in small.stderr

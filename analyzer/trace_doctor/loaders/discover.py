@@ -517,6 +517,7 @@ def _first_magic(pattern: Path) -> int:
 def _walk(root: Path, recorded: list[Path], unentered: list[Path]) -> Iterator[Path]:
     """Candidate files below a folder; `recorded` takes the folders of recordings, `unentered` those that are not looked into. Links are followed, but no folder is entered twice; real entries come first."""
     visited: set[tuple[int, int]] = set()
+    top = os.path.realpath(root)
     folders = [root]
     while folders:
         folder = folders.pop()
@@ -543,7 +544,7 @@ def _walk(root: Path, recorded: list[Path], unentered: list[Path]) -> Iterator[P
         recorded += [folder] * is_recording
         for entry in entries:
             try:
-                if entry.is_symlink() and _leads_to_kernel(entry.path):
+                if entry.is_symlink() and (_leads_to_kernel(entry.path) or _leads_above(entry.path, top)):
                     yield Path(entry.path)  # to be named
                 elif entry.is_dir():
                     if _FILE_NAME.search(entry.name) and identify.claims_capture(entry.name, b""):
@@ -556,6 +557,12 @@ def _walk(root: Path, recorded: list[Path], unentered: list[Path]) -> Iterator[P
             except OSError:  # a link in a circle, or to where nobody may look
                 yield Path(entry.path)
         folders += reversed(below)
+
+
+def _leads_above(link: str, top: str) -> bool:
+    """Whether a link leads to a folder that `top` lies in: behind it is more than was given, up to all files there are."""
+    target = os.path.realpath(link)
+    return target != top and top.startswith(os.path.join(target, ""))
 
 
 def is_skipped(folder: str) -> bool:
