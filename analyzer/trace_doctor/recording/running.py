@@ -117,15 +117,8 @@ def run(
                 leftover = _end_left(watch.pids, options.grace_seconds, say)
         if watch.why is not None or any(n in (signal.SIGTERM, signal.SIGHUP) for n in signals):
             _end_rest(watch.pids, options.grace_seconds, say)
-    return CommandOutcome(
-        process.returncode,
-        seconds,
-        watch.why,
-        signals[-1] if signals else None,
-        watch.waited,
-        leftover,
-        others,
-    )
+    received = signals[-1] if signals else None
+    return CommandOutcome(process.returncode, seconds, watch.why, received, watch.waited, leftover, others)
 
 
 @contextmanager
@@ -286,9 +279,8 @@ class _Watch:
         writing, self._size = size != self._size, size
         if not self._next:
             self._until = self._age + 3 * self._options.grace_seconds
-        elif (
-            writing and self._age < self._until
-        ):  # the recorder inside writes what it has: not to be cut short
+        elif writing and self._age < self._until:
+            # the recorder inside writes what it has: not to be cut short
             self._next = self._age + self._options.grace_seconds / 2
             return
         number, patience = next(self._to_come, _TO_END[-1])
@@ -384,9 +376,8 @@ def _handing_on(process: subprocess.Popen[bytes]) -> Iterator[list[int]]:
     before = {}
     if current_thread() is main_thread():
         for number in (*_TYPED, *_FORWARDED):
-            if (
-                signal.getsignal(number) is not signal.SIG_IGN
-            ):  # nohup and background jobs: stays ignored, by both
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                # nohup and background jobs: stays ignored, by both
                 before[number] = signal.signal(number, hand_on)
     try:
         yield came
