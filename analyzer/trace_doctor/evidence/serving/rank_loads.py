@@ -52,8 +52,9 @@ class EngineLoads(Evidence, frozen=True):
         ]
         spans += [(start, end, 0, -2) for start, end in engine.other.tolist()]
         spans.sort(key=lambda span: span[:2])
-        rows = [(a, b, -1 if n is None else n, graph) for a, b, n, graph in spans]
-        return cls(*np.array(rows, dtype=np.int64).reshape(-1, 4).T, in_tokens)
+        rows = [(a, b, -1 if n is None else n, how) for a, b, n, how in spans]
+        start, end, load, graph = np.array(rows, dtype=np.int64).reshape(-1, 4).T
+        return cls(start, end, load, graph, in_tokens)
 
     def place(self, moments: I64) -> I64:
         """The position of the step at each moment (ns); -1 where there is none."""
