@@ -188,8 +188,9 @@ class _Loader:
         """A number that the script itself sets; 1 where somebody else does, or may: what depends on it is written with a guard."""
         origin = where_set(argument.script, argument.value, self.project)
         value = literal(argument.value if origin is None else origin.value)
-        known = isinstance(value, int) and not (origin is not None and origin.flag and not value)
-        return value if known else 1
+        if not isinstance(value, int) or (origin is not None and origin.flag and not value):
+            return 1
+        return value
 
     def _set_number(self, argument: Argument, target: int, text: str) -> int:
         """Sets a number where it comes from: raises it, or where it is to be exact sets it. Returns what it is afterwards."""
