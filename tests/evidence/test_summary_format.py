@@ -70,7 +70,7 @@ def test_a_summary_comes_back_whole() -> None:
         (b"PK\x03\x04" + bytes(60), "no summary"),
         (DATA[:-1] + bytes([DATA[-1] ^ 1]), "checksum"),
         (DATA[:60], "checksum"),
-        (_sealed(_body(DATA), version=7), "version 7: this trace-doctor reads version 2"),
+        (_sealed(_body(DATA), version=7), "version 7: this trace-doctor reads version 3"),
         (DATA + bytes(1 << 20), "at most 1,048,576"),
         (_sealed(zlib.compress(bytes(17 << 20), 9)), "more than 16 MiB"),
         (_sealed(_body(DATA)[:-20]), "cut"),

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 FAILED = 125
 """our own exit code, apart from those of scripts, as of `timeout`, `env` and `docker run`"""
 _LEAST_EVERY = 50
-_LONGEST_SECONDS = 86_400.0
 """steps: a recording takes some 30"""
+_LONGEST_SECONDS = 86_400.0
+"""of a server: a day"""
 _SERVER_SECONDS = 5.0
 """of a server; some hundred steps, which is enough and already large"""
 _TOLD_SGLANG = {"out", "max_steps", "no_stacks"}

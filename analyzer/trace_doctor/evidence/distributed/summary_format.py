@@ -22,7 +22,7 @@ from trace_doctor.evidence.packed import UnusableSummary, pack, restored, unpack
 from trace_doctor.evidence.rank_summary import RankSummary, Refusal
 from trace_doctor.version import VERSION
 
-MAGIC, FORMAT = b"TDRS", 2
+MAGIC, FORMAT = b"TDRS", 3
 MOST_WRITTEN, MOST_READ = 64_000, 1 << 20
 """bytes"""
 _FEWER_PIECES = 50
