@@ -21,9 +21,7 @@ class Unfinished:
         self.path: Path | None = None
         name = hashlib.sha256(os.fsencode(os.path.realpath(source))).hexdigest()[:16]
         with contextlib.suppress(UsageError, OSError):
-            folder = state_folder() / "treat"
-            folder.mkdir(mode=0o700, exist_ok=True)
-            self.path = folder / f"{name}.json"
+            self.path = state_folder() / "treat" / f"{name}.json"
 
     def left_behind(self) -> bool:
         """Whether an earlier treatment was killed after it had decided something."""
@@ -32,8 +30,10 @@ class Unfinished:
     def save(self, treatment: Treatment) -> None:
         """Replaces what was saved before. A full disk is no reason to end the trials."""
         if self.path is not None:
-            with contextlib.suppress(UsageError), replacing(self.path) as file:
-                file.write(treatment.to_json())
+            with contextlib.suppress(UsageError, OSError):
+                self.path.parent.mkdir(mode=0o700, exist_ok=True)
+                with replacing(self.path) as file:
+                    file.write(treatment.to_json())
 
     def discard(self) -> None:
         """All outputs are written."""

@@ -110,7 +110,7 @@ def test_a_block_has_its_step_its_time_and_its_stack() -> None:
     assert any(f.startswith("/home/me/loss.py:22 ") for f in frames)
     assert frames[-1].endswith(" <module>")
     torch_own = {made.frames[n] for n in made.library}
-    assert torch_own and all("/torch/" in f for f in torch_own)
+    assert torch_own and all(f.startswith("torch/") for f in torch_own)
     held = device.blocks.size.index(20 * MIB)
     assert (device.blocks.step[held], device.blocks.since[held], device.blocks.first[held]) == (-1, -1, 0)
 
