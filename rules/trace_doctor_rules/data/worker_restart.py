@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from msgspec.structs import replace
 
-from trace_doctor import Claim, Confidence, Context, Rule, Saving, Table, threshold
+from trace_doctor import Claim, Confidence, Context, Rule, Table, threshold
 from trace_doctor.evidence.durations import two_figures
 from trace_doctor.evidence.host.data_waits import DataWaits
 from trace_doctor.evidence.idle.data_loading import DataLoading
@@ -205,23 +204,21 @@ class WorkerRestart(Rule):
         restarts = [border for border in borders if self._restarts(border, usual, stacks=loader.stacks)]
         if not restarts:
             return
-        removal = Removal(
-            host_spans=tuple((loader.thread, r.start, max(r.end - usual, r.start)) for r in restarts)
-        )
+        lost = [(r.start, max(r.end - usual, r.start)) for r in restarts]
+        if ctx[DataWaits].device is None:
+            lost += _slow_steps(ctx[Steps], restarts)
+        removal = Removal(host_spans=tuple((loader.thread, *span) for span in lost))
         outcome = ctx[Replay].without(removal)
         if outcome.share_of_step < self.min_share:
             return
         moments = ctx[Moments]
         spans = [(r.start, r.end) for r in restarts]
-        saving = outcome.saving()
-        if ctx[DataWaits].device is None:
-            saving = _with_slow_steps(saving, ctx[Steps], restarts)
         confidence = self._confidence(ctx, restarts, outcome)
         yield Claim(
             message=_message(restarts, usual, count),
             confidence=confidence,
             severity="info" if confidence == "low" or len(restarts) < 2 else None,
-            saving=saving,
+            saving=outcome.saving(),
             location=location(None, ts_us=moments.ts_us(spans[0][0])),
             evidence=[_table(ctx, restarts, usual), outcome.table(_WHAT_IF, "persistent workers")],
             spans=moments.longest(spans, "workers restart"),
@@ -249,25 +246,19 @@ class WorkerRestart(Rule):
         )
 
 
-def _with_slow_steps(saving: Saving, steps: Steps, restarts: Sequence[Border]) -> Saving:
-    """A step on the CPU takes longer in which workers start: they share the memory of the training, which copies each page that it
-    writes to then, and they make their first batches on its cores."""
-    starts = [any(s.start <= r.end <= s.end for r in restarts) for s in steps.steady]
-    times = np.array([s.end - s.start for s in steps.steady], dtype=np.int64)
-    at = np.array(starts, dtype=bool)
-    if not at.any() or at.all():
-        return saving
-    excess = float((times[at] - np.median(times[~at])).clip(0).sum())
-    share = excess / max(int(times.sum()), 1)
-    if share <= (saving.share_of_step or 0.0):
-        return saving
-    return replace(
-        saving,
-        time_us_per_step=excess / len(times) / 1e3,
-        share_of_step=share,
-        basis="bound",
-        how="the time by which steps in which workers start are longer than the median of the others",
-    )
+def _slow_steps(steps: Steps, restarts: Sequence[Border]) -> list[tuple[int, int]]:
+    """On the CPU a step takes longer in which workers start: they share the memory of the training, which copies each page that it
+    writes to then, and they make their first batches on its cores. From each border on, (start, end) ns, as much time as its step is
+    longer than the median of the others."""
+    at = {n: r for r in restarts for n, s in enumerate(steps.steady) if s.start <= r.end <= s.end}
+    others = [s.end - s.start for n, s in enumerate(steps.steady) if n not in at]
+    spans = []
+    for n, border in at.items() if others else ():
+        step = steps.steady[n]
+        excess = max(step.end - step.start - int(np.median(others)), 0)
+        start = max(step.start, min(border.start, step.end - excess))
+        spans.append((start, start + excess))
+    return spans
 
 
 _VERIFY = (
@@ -278,9 +269,13 @@ _WHAT_IF = "Simulated: workers persist"
 
 def _message(restarts: Sequence[Border], usual: int, count: int) -> str:
     each = two_figures(sum(r.length for r in restarts) / len(restarts) / 1e3)
-    often = f"{len(restarts)} times in {count} steps" if len(restarts) > 1 else "once in the capture"
+    often = (
+        f"{len(restarts)} times in {count} steps, once per epoch"
+        if len(restarts) > 1
+        else "once in the capture, as an epoch ends"
+    )
     return (
-        f"DataLoader workers restart {often}, once per epoch. The first batch of an epoch takes {each}, others "
+        f"DataLoader workers restart {often}. The first batch of an epoch takes {each}, others "
         f"{two_figures(usual / 1e3)}."
     )
 
