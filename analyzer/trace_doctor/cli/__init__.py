@@ -1,4 +1,4 @@
-"""The command line: typer only, no logic. One module per command."""
+"""The command line: typer only, no logic. Each command is a module of `commands`."""
 
 from __future__ import annotations
 

@@ -111,6 +111,6 @@ def application(*only: str) -> typer.Typer:
     )
     app.callback()(root)
     for name in only or COMMANDS:
-        module = import_module(f"trace_doctor.cli.{'rules' if name == 'rule' else name}")
+        module = import_module(f"trace_doctor.cli.commands.{'rules' if name == 'rule' else name}")
         app.command(**{"cls": Command, **getattr(module, "TYPER", {})})(expanded(getattr(module, name)))
     return app

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trace_doctor.cli import options as o
-from trace_doctor.cli.analyze import diagnose
+from trace_doctor.cli.commands.analyze import diagnose
 from trace_doctor.cli.console import ColorConsole, Console
 from trace_doctor.cli.outputs import Sink, emit, on_terminal, parse_outputs, report_options
 from trace_doctor.cli.paths import spare

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from trace_doctor.cli import options as o
+from trace_doctor.cli.commands.fix import finish_or_name_edits
 from trace_doctor.cli.console import ColorConsole, Console
-from trace_doctor.cli.fix import finish_or_name_edits
 from trace_doctor.cli.outputs import Sink, deliver_all, is_output_of_ours, is_replaceable, sinks_among
 from trace_doctor.cli.paths import apply_words, spare
 from trace_doctor.errors import UsageError
