@@ -24,7 +24,8 @@ from trace_doctor.inputs.remote import is_url, remote
 from trace_doctor.inputs.store import Shard, ShardDone, Store
 from trace_doctor.inputs.streamed import MANY, NO_PANELS, Streamed
 from trace_doctor.inputs.summaries import MergedShards, Summaries
-from trace_doctor.loaders.discover import as_path, discover
+from trace_doctor.loaders.discover import discover
+from trace_doctor.loaders.places import as_path
 from trace_doctor.loaders.progress import Progress
 from trace_doctor.loading import LoadOptions, load_inputs
 from trace_doctor.loading.load_files import available_cores

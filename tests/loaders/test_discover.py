@@ -344,7 +344,8 @@ def test_a_large_folder_that_is_not_looked_into_is_not_walked_to_its_end(
     for n in range(30):
         put(tmp_path, f".venv/lib/{n}/module.py", "")
     assert discover([tmp_path]).ignored == ()
-    monkeypatch.setattr("trace_doctor.loaders.discover._MOST_UNENTERED", 20)
+    monkeypatch.setattr("trace_doctor.loaders.discover.MOST_UNENTERED", 20)
+    monkeypatch.setattr("trace_doctor.loaders.places.MOST_UNENTERED", 20)
     [listed] = discover([tmp_path]).ignored
     assert "too much lies there" in listed.reason
 

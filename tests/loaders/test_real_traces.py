@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from trace_doctor.errors import NotACapture
-from trace_doctor.loaders.discover import sniff
 from trace_doctor.loaders.kineto.trace import load_trace
+from trace_doctor.loaders.sniff import sniff
 from trace_doctor.run import Cat
 
 pytestmark = pytest.mark.captures

@@ -17,7 +17,8 @@ from trace_doctor.errors import TraceDoctorError, UsageError, unbroken
 from trace_doctor.files import check_folders, check_link, is_of_system
 from trace_doctor.git import is_git_folder
 from trace_doctor.loaders import identify
-from trace_doctor.loaders.discover import meant, sniff
+from trace_doctor.loaders.places import meant
+from trace_doctor.loaders.sniff import sniff
 from trace_doctor.recording.options import (
     COMMAND_FILE,
     ENVIRONMENT_FILE,

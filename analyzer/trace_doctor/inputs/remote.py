@@ -19,7 +19,8 @@ from typing import Any
 from trace_doctor.errors import DamagedCapture, NoCaptures, NotACapture, TraceDoctorError, UsageError
 from trace_doctor.inputs.groups import CaptureGroup
 from trace_doctor.loaders import identify
-from trace_doctor.loaders.discover import Discovery, Ignored, discover, sniff
+from trace_doctor.loaders.discover import Discovery, Ignored, discover
+from trace_doctor.loaders.sniff import sniff
 from trace_doctor.recording import folder as recordings
 from trace_doctor.recording.options import ENVIRONMENT_FILE
 

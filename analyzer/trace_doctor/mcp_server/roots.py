@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trace_doctor.errors import UsageError
-from trace_doctor.loaders.discover import is_skipped
+from trace_doctor.loaders.places import is_skipped
 
 _MOST_ENTRIES = 100_000
 """entries of a folder that are looked at for links; a larger one is refused, for nobody knows where it leads"""

@@ -61,7 +61,7 @@ def _opened(trace: Path) -> BinaryIO:
     """The file of a trace. Raises UsageError for any other: what is served leaves the hands of its owner."""
     from trace_doctor.errors import DamagedCapture, NotACapture
     from trace_doctor.files import open_regular
-    from trace_doctor.loaders.discover import sniff
+    from trace_doctor.loaders.sniff import sniff
 
     try:
         with ExitStack() as on_failure:
