@@ -115,6 +115,18 @@ def test_the_last_mark_is_a_step_where_no_other_is_of_its_kind() -> None:
     assert rows["prefill"].share > 0.8
 
 
+def test_marks_that_cross_are_no_steps() -> None:
+    """As where a file holds two servers: it is not known what belongs to which."""
+    b = RunBuilder()
+    for _ in range(6):
+        step(b, decode(4))
+    marks = [e for e in b.events if e["name"] == decode(4)]
+    assert facts_of(b)[Steps].source == "engine"
+    marks[2]["dur"] = marks[3]["ts"] + marks[3]["dur"] / 2 - marks[2]["ts"]
+    steps = facts_of(b)[Steps]
+    assert (steps.source, "overlap" in steps.doubt) == ("none", True)
+
+
 def test_a_program_that_trains_has_no_steps_of_an_engine() -> None:
     b = RunBuilder()
     for _ in range(3):

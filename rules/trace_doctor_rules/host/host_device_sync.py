@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from trace_doctor import NOTE_FROM, Cell, Claim, Confidence, Context, Fix, NotCaptured, Table, threshold
 from trace_doctor.evidence.durations import milliseconds
 from trace_doctor.evidence.idle.time_ledger import TimeLedger
-from trace_doctor.evidence.intervals import total
+from trace_doctor.evidence.intervals import intervals, total
 from trace_doctor.evidence.replay.what_if import Removal, Replay, ReplayOutcome
 from trace_doctor.evidence.trace.call_sites import location
 from trace_doctor.evidence.trace.gpu_timeline import GpuTimeline
@@ -284,6 +284,8 @@ class HostDeviceSync(TimeRule):
         Valid("little to be had", _training, thresholds={"min_saving": 0.9}),
         Valid("little to be had with copies", lambda: _training(sync="both", gpu_us=600), thresholds={"min_with_copies": 0.9}),
         Valid("few of them cost time, and no steps", _results, skipped="no steps"),
+        Valid("read once, in the only step", lambda: _training(steps=1), skipped="in the only step"),
+        Valid("copies to the device alone, in the only step", lambda: _training(steps=1, sync="to_device")),
         Valid("the GPU's side of the copies is missing", _copies_missing, skipped="calls that copy did on the GPU"),
         Valid("no GPU", lambda: without_gpu("aten::item", 200), skipped="no GPU work"),
     ]  # fmt: skip
@@ -364,6 +366,7 @@ class HostDeviceSync(TimeRule):
             self._must_have_steps(
                 ctx, [s for s in waiting if s.times > 1 and not self._again_and_again(s, count)]
             )
+            self._must_have_two_steps(ctx)
             if lost := ctx[SyncSites].lost:
                 raise NotCaptured(lost, "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]")
             return
@@ -389,6 +392,18 @@ class HostDeviceSync(TimeRule):
                     "waits that cost time, but no steps that would show whether they come back",
                     "call prof.step() after each step",
                 )
+
+    def _must_have_two_steps(self, ctx: Context) -> None:
+        """In a single step nothing comes back, and what its last wait costs would show in the next one."""
+        steps = ctx[Steps]
+        if steps.source == "none" or steps.count > 1:
+            return
+        held = sum(s.held_ns for s in ctx[SyncSites].sites(self.long_factor))
+        if held >= self.min_saving * total(intervals(steps.spans("steady"))):
+            raise NotCaptured(
+                f"the host waits {milliseconds(held / 1e3)} for the GPU in the only step: what that costs shows in the next one",
+                "schedule=schedule(wait=1, warmup=1, active=3)",
+            )
 
     def _again_and_again(self, site: SyncSite, count: int) -> bool:
         """Ten times, or in every step (one may lack it) of two or more."""

@@ -69,13 +69,30 @@ def _asks(name: str) -> bool:
 def engine_marks(facts: Facts) -> I64:
     """The outermost annotations of engine steps on the main thread, by start, with dummy steps and graph captures, which stacks
     show as well. None where the program trains: an engine makes its samples then."""
+    run, marks = facts.run, _all_marks(facts)
+    marks = facts[Nesting].outermost(marks) if len(marks) else marks
+    return np.asarray(marks[np.argsort(run.ts[marks], kind="stable")])
+
+
+def _all_marks(facts: Facts) -> I64:
+    """The same with those inside of others."""
     run = facts.run
     marks = run.named(is_engine_step, Cat.USER_ANNOTATION, Cat.CPU_OP)
     if not len(marks) or _trains(run):
         return marks[:0]
     marks = np.union1d(marks, run.named(_is_dummy, Cat.PYTHON))
-    marks = facts[Nesting].outermost(marks[run.thread[marks] == facts[Threads].main])
-    return np.asarray(marks[np.argsort(run.ts[marks], kind="stable")])
+    return np.asarray(marks[run.thread[marks] == facts[Threads].main])
+
+
+def engine_marks_cross(facts: Facts) -> bool:
+    """Whether a mark begins inside another one and ends well behind it, as no thread does: of such steps it is not known what
+    belongs to which. Rounding lets sound ones overlap a little."""
+    run, marks = facts.run, _all_marks(facts)
+    marks = marks[np.lexsort((-run.end[marks], run.ts[marks]))]
+    start, end = run.ts[marks], run.end[marks]
+    before = np.maximum.accumulate(end)[:-1] if len(marks) else end
+    inside = np.minimum(before, end[1:]) - start[1:]
+    return bool(((inside > 0) & (end[1:] > before) & (inside * 10 > run.dur[marks][1:])).any())
 
 
 def without_requests(facts: Facts, piece: Span) -> str:

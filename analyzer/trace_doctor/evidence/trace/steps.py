@@ -17,7 +17,7 @@ from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.durations import two_figures
 from trace_doctor.evidence.names.engine_step_names import is_engine_step, step_of_label
 from trace_doctor.evidence.names.event_names import is_step, step_number
-from trace_doctor.evidence.trace.engine_marks import engine_steps, without_requests
+from trace_doctor.evidence.trace.engine_marks import engine_marks_cross, engine_steps, without_requests
 from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.pieces import EVER, Span, pieces
 from trace_doctor.evidence.trace.step_marks import (
@@ -175,6 +175,8 @@ class Steps(Evidence, frozen=True):
         cuts = [_cut(facts, piece) for piece in parts if _work_in(run, piece).any()] or [_cut(facts, EVER)]
         numbered = any(source == "profiler_step" for _, source, _, _ in cuts)
         doubt = several_processes(facts) or (_several_series(run, marks) if numbered else "")
+        if not doubt and any(source == "engine" for _, source, _, _ in cuts) and engine_marks_cross(facts):
+            doubt = _SEVERAL
         if doubt:
             return cls._without(facts, doubt)
         cut, more = _chosen(cuts, facts.options.steps)
