@@ -70,6 +70,7 @@ class Site:
 
 SITES: dict[str, tuple[str, ...]] = {
     "every-n-guard": ("read",),
+    "save-every-n": ("save",),
     "sum-on-device": ("read",),
     "detach-accumulation": ("sum",),
     "remove-call": ("call",),
@@ -171,6 +172,8 @@ def _sites(file: str, module: ast.Module, called: set[str], reading: set[str]) -
             yield Site(file, call.lineno, home, "make")
         if looped(call) and name in ("synchronize", "empty_cache"):
             yield Site(file, call.lineno, home, "call", f"torch.cuda.{name}")
+        if within and ast.unparse(call.func) == "torch.save":
+            yield Site(file, call.lineno, home, "save")
         if home == "forward" and name in ("print", "item"):
             yield Site(file, call.lineno, home, "break")
         if name == "softmax" and home != MODULE:

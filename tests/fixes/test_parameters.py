@@ -185,6 +185,7 @@ CHOICES: dict[str, list[dict[str, Any]]] = {
     "dataloader-args": [{"num_workers": 1024, "prefetch_factor": 1024}, {"pin_memory": True}, {}],
     "deepspeed-zero": [{"stage": n, "offload_optimizer": True, "offload_param": True} for n in range(4)],
     "every-n-guard": [{"every": n} for n in (2, 1 << 16)],
+    "save-every-n": [{"every": n} for n in (2, 1 << 16)],
     "gradient-accumulation": [{"steps": n} for n in (2, 4, 1 << 16)],
     "mark-dynamic": [{"name": "x", "dim": 63}, {"name": "größe"}, {"dim": 0}],
     "optimizer-args": [

@@ -255,6 +255,7 @@ PARAMETERS: Mapping[str, Any] = {
     "pinned-copies": Parameters,
     "remove-call": RemoveCall,
     "replace-optimizer": ReplaceOptimizer,
+    "save-every-n": EveryN,
     "sdpa-backend": SdpaBackend,
     "set-call-args": CompileCall,
     "set-config": SetConfig,

@@ -210,6 +210,8 @@ class SlowLaunchThread(TimeRule):
             message="save_checkpoint() (train.py)",
             confidence="medium",
             file="train.py",
+            fixes=("Save a checkpoint every 100 steps", "asynchronously"),
+            codemod="save-every-n",
         ),
         Invalid(
             "an annotation in a function",
@@ -340,6 +342,8 @@ class SlowLaunchThread(TimeRule):
         hint = confidence == "low" or gap.steps < 2 or gap.works or short or is_optimizer(gap.name)
         device = host.device if host.device >= 0 else None
         target = gap.site.target if gap.site else None
+        kind = kind_of_work(gap.name) if named else "other"
+        guarded = kind == "checkpoint" and target is not None and comes_back(gap, count)
         return Claim(
             message=_message(gap if named else in_words(gap), host, count),
             confidence=confidence,
@@ -352,11 +356,12 @@ class SlowLaunchThread(TimeRule):
             ],
             spans=moments.longest(spans_of(gap.idle), gap.name, device=device),
             fixes=[
+                *([techniques.save_seldom(VERIFY, target)] if guarded else []),
                 techniques.schedule_ahead(VERIFY)
                 if named and ctx[Steps].of_server
-                else techniques.off_the_step(VERIFY, kind_of_work(gap.name) if named else "other", target)
+                else techniques.off_the_step(VERIFY, kind, target)
                 if named or target
-                else fix_of(gap, stacks=host.stacks)
+                else fix_of(gap, stacks=host.stacks),
             ],
             removal=_removal(ctx, gap),
             owned=spans_of(gap.idle),

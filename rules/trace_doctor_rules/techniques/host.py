@@ -29,6 +29,16 @@ launches_do_not_wait = advised(
 """Advice for launch calls that return only when their kernel has ended."""
 
 
+save_seldom = patched(
+    "Save a checkpoint every 100 steps",
+    "save-every-n",
+    "if step % 100 == 0:\n    torch.save(state, path)   # HF: save_steps=100; Lightning: ModelCheckpoint(every_n_train_steps=100)",
+    "after a crash up to 100 steps are run again; the file holds an older state, and that of the last steps is not saved",
+    params={"every": 100},
+)
+"""An edit: the checkpoint that a line writes in each step is written in every hundredth."""
+
+
 def off_the_step(verify: str, what: str = "other", target: Target | None = None) -> Fix:
     """`what`: checkpoint, evaluation, rollout, log, copy, data, garbage or other."""
     title, text, risk = _OFF_THE_STEP[what]

@@ -1,4 +1,4 @@
-"""`every-n-guard` and `sum-on-device`: values that are read from the device in each step of a loop."""
+"""`every-n-guard`, `save-every-n` and `sum-on-device`: values that are read from the device, or saved, in each step of a loop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trace_doctor.program.edits import Change, Edit, NoEdit, shares_line, sketch
 from trace_doctor.program.place import Place, in_function, on_line, only, refusal
 from trace_doctor.program.queries.loops import conditional, enclosing_loop, method_calls, of_steps
 from trace_doctor.program.queries.reached import reached
-from trace_doctor.program.script import Script, dotted, literal, method_name, receiver
+from trace_doctor.program.script import Script, argument, dotted, literal, method_name, receiver
 
 _LOG_CALLS = re.compile(
     r"print|(.*\.)?(log|logger|logging|wandb|writer|tb|pbar|bar|tqdm|progress\w*|run|mlflow)\."
@@ -76,8 +76,20 @@ def every_n_guard(place: Place, params: EveryN) -> Change:
     return _with_others(place, script, statement, params.every)
 
 
+@codemod("save-every-n", EveryN, words=("torch.save(",))
+def save_every_n(place: Place, params: EveryN) -> Change:
+    """Runs a line that saves a checkpoint in each iteration of a loop only every N iterations."""
+    saves = [(s, e) for s in place.scripts for e in s.all(cst.Expr) if _saves(s, e)]
+    script, statement = only(
+        on_line(place, saves), "save in a loop", "no torch.save() in each iteration was found there"
+    )
+    return Change(
+        script, tuple(_guard(place, script, statement, source_text(params.every))), script.line(statement)
+    )
+
+
 def _guard(place: Place, script: Script, statement: cst.Expr, every: str) -> list[Edit]:
-    """The edits that run a log line every so many iterations."""
+    """The edits that run a line every so many iterations."""
     loop = enclosing_loop(script, statement)
     counter = _counter(script, loop)
     if counter is None:
@@ -85,7 +97,12 @@ def _guard(place: Place, script: Script, statement: cst.Expr, every: str) -> lis
     if shares_line(script, statement):
         raise refusal(script, statement, "other statements share the line")
     if (effect := _effect(place, script, statement)) is not None:
-        raise refusal(script, effect, "the log line does more than read a value, which every iteration needs")
+        does = (
+            "line does more than save"
+            if _saves(script, statement)
+            else "log line does more than read a value"
+        )
+        raise refusal(script, effect, f"the {does}, which every iteration needs")
     return wrap(script, statement, statement, f"if {counter} % {every} == 0:")
 
 
@@ -107,7 +124,7 @@ _EFFECTS = frozenset([
 
 
 def _effect(place: Place, script: Script, statement: cst.Expr) -> cst.CSTNode | None:
-    """What changes something inside a log line: `next(it)`, `meter.update(...)`, a binding, or a function that does."""
+    """What changes something inside a line: `next(it)`, `meter.update(...)`, a binding, or a function that does."""
     for where, node in reached(place.program, script, [statement]):
         calls = [c for c in where.all(cst.Call, within=node) if c is not statement.value]
         for call in calls:
@@ -136,16 +153,29 @@ def _logs_a_value(script: Script, statement: cst.Expr) -> bool:
     return any(map(_LOG_CALLS.fullmatch, names)) and reads and not conditional(script, statement)
 
 
+def _saves(script: Script, statement: cst.Expr) -> bool:
+    """`torch.save(...)` in each iteration of a loop."""
+    value = statement.value
+    saves = isinstance(value, cst.Call) and script.callee(value) == "torch.save"
+    return saves and enclosing_loop(script, statement) is not None and not conditional(script, statement)
+
+
 def _counter(script: Script, loop: cst.CSTNode | None) -> str | None:
-    """The index of `for i, x in enumerate(...)` or `for i in range(...)`."""
+    """The index of `for i, x in enumerate(...)` or `for i in range(...)`; `i // 30` where that counts in thirties."""
     if not isinstance(loop, cst.For) or not isinstance(loop.iter, cst.Call):
         return None
     calls = [loop.iter, *script.all(cst.Call, within=loop.iter)]
     if any(script.callee(c) == "enumerate" for c in calls[:3]) and isinstance(loop.target, cst.Tuple):
         return dotted(loop.target.elements[0].value)
-    if script.callee(loop.iter) in ("range", "tqdm.trange"):
-        return dotted(loop.target)
-    return None
+    if script.callee(loop.iter) not in ("range", "tqdm.trange"):
+        return None
+    name, step = dotted(loop.target), argument(loop.iter, "step", 2)
+    if name is None or step is None:
+        return name
+    width = dotted(step.value) or literal(step.value)
+    forward = isinstance(width, str) or (isinstance(width, int) and width > 0)
+    counts = forward and literal(loop.iter.args[0].value) == 0
+    return f"{name} // {width}" if counts else None
 
 
 # ---------------------------------------------------------------------- sum-on-device
