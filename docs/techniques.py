@@ -54,7 +54,7 @@ TOPICS: Mapping[str, tuple[str, ...]] = {
     "Batch size": ("batch-size", "raise_batch", "fill_the_gpu"),
     "Gradient accumulation": ("gradient_accumulation",),
     "Gradient checkpointing": ("checkpoint_blocks", "checkpoint_other_layers"),
-    "fp16, bf16, TF32": ("autocast", "one_type", "tf32"),
+    "fp16, bf16, TF32": ("autocast", "one_type", "tf32", "single_precision"),
     "Fused and multi-tensor optimizers": (
         "fused_optimizer",
         "foreach_optimizer",
@@ -74,6 +74,7 @@ TOPICS: Mapping[str, tuple[str, ...]] = {
         "copy_behind",
         "no_synchronize",
         "launches_do_not_wait",
+        "save_seldom",
         "off_the_step",
         "detach-accumulation",
     ),

@@ -259,6 +259,7 @@ PARAMETERS: Mapping[str, Any] = {
     "sdpa-backend": SdpaBackend,
     "set-call-args": CompileCall,
     "set-config": SetConfig,
+    "single-precision": Parameters,
     "sum-on-device": Parameters,
     "tensor-device": Parameters,
     "use-sdpa": Sdpa,

@@ -1,4 +1,4 @@
-"""`autocast` and `matmul-precision`: less precise arithmetic where a script computes in fp32."""
+"""`autocast`, `matmul-precision` and `single-precision`: less precise arithmetic where a script computes in fp32 or fp64."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from trace_doctor.program.queries.training import (
     replicas,
     whole_line,
 )
-from trace_doctor.program.script import Script, argument, dotted, literal
+from trace_doctor.program.script import Script, argument, dotted, literal, method_name
 
 _INSTEAD = {
     dtype: {
@@ -224,3 +224,54 @@ def matmul_precision(place: Place, params: Parameters) -> Change:
 
 def _instead(script: Script, value: cst.BaseExpression, text: str) -> Change:
     return Change(script, (Edit(*script.span(value), text),), script.line(value))
+
+
+# ---------------------------------------------------------------------- single-precision
+
+_FLOAT64 = ("torch.float64", "torch.double")
+_FROM_NUMPY = ("torch.from_numpy", "torch.as_tensor")
+
+
+@codemod("single-precision", Parameters, adds="float float32", words=(".double(", "float64", "torch.double"))
+def single_precision(place: Place, params: Parameters) -> Change:
+    """Asks for float32 wherever the program asks for float64, but for what is added up."""
+    edits, first = Gathered(), None
+    for script in place.program.scripts_with("double", "float64"):
+        for node in (*script.all(cst.Call), *script.all(cst.Attribute)):
+            if (edit := _narrower(script, node)) is None:
+                continue
+            statement = script.statement_of(node)
+            if isinstance(statement, cst.AugAssign):
+                edits.notes.append(f"{script.name}:{script.line(node)} adds up in float64, which stays")
+                continue
+            first = first or (script, node)
+            edits.keep(script, [edit])
+    if first is None:
+        raise NoEdit(
+            "unresolved", "no script asks for float64: it comes from the data, which is NumPy's default"
+        )
+    for script in place.program.scripts_with("from_numpy", "as_tensor"):
+        for call in script.calls(*_FROM_NUMPY):
+            raise refusal(
+                script, call, "the type of this tensor is that of an array: cast it with .float() as well"
+            )
+    script, node = first
+    return edits.change(script, script.line(node), None)
+
+
+def _narrower(script: Script, node: cst.CSTNode) -> Edit | None:
+    """The edit of `x.double()` or `torch.float64`; None for anything else."""
+    if isinstance(node, cst.Call):
+        if method_name(node) != "double" or node.args or not isinstance(node.func, cst.Attribute):
+            return None
+        return Edit(*script.span(node.func.attr), "float")
+    if not isinstance(node, cst.Attribute) or script.qualified(node) not in _FLOAT64:
+        return None
+    passed = script.parent(node)
+    call = script.parent(passed) if isinstance(passed, cst.Arg) else None
+    named = isinstance(passed, cst.Arg) and passed.keyword is not None and passed.keyword.value == "dtype"
+    if not isinstance(call, cst.Call) or not (
+        named or method_name(call) in ("to", "type") or script.callee(call) == "torch.set_default_dtype"
+    ):
+        raise refusal(script, node, "what follows from this use of float64 is not known")
+    return Edit(*script.span(node.attr), "float32")
