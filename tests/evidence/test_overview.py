@@ -2,11 +2,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trace_doctor import analyze
 from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.idle.overview import Overview
 from trace_doctor.evidence.idle.streams import strip_of
@@ -14,6 +17,7 @@ from trace_doctor.evidence.trace.segments import KINDS, reduced
 from trace_doctor.model import Segment
 from trace_doctor.run import Cat
 
+SAMPLES = Path(__file__).parents[2] / "sample_traces"
 NOTE, OP, CALL, KERNEL = Cat.USER_ANNOTATION, Cat.CPU_OP, Cat.RUNTIME, Cat.KERNEL
 tiles = st.lists(st.tuples(st.integers(1, 2000), st.integers(0, len(KINDS) - 1)), min_size=1, max_size=300)
 
@@ -77,6 +81,15 @@ def test_a_capture_of_the_cpu_has_a_lane_and_no_gpu_shares(facts: Callable[..., 
     assert overview.kernels() == []
     assert [s.kind for lane in overview.lanes() for s in lane.segments] == ["compute", "python", "comm"]
     assert [(c.name, c.exposed_us) for c in overview.collectives()] == [("gloo:all_reduce", 40.0)]
+
+
+def test_collectives_on_threads_of_their_own_are_all_that_the_ledger_calls_exposed() -> None:
+    result = analyze(SAMPLES / "straggler" / "cpu" / "fault")
+    for rank in (0, 1):
+        ledger = sum(r.exposed_comm_ns for r in result.time_ledger if r.rank == rank)
+        rows = {c.name: c.exposed_us * 1e3 for c in result.collectives if c.rank == rank}
+        assert set(rows) == {"gloo:all_reduce", "c10d::allreduce_"}
+        assert sum(rows.values()) == pytest.approx(ledger, rel=0.001)
 
 
 def test_of_many_streams_the_busiest_are_shown_and_a_single_one_is_the_lane(

@@ -126,7 +126,7 @@ _BY_CLOCK = 0.8
 """of the compute that some ranks take longer"""
 CONTENTION, THROTTLING = "CPU contention", "throttling"
 LOWER_CLOCK = (
-    "Their GPU computes at a lower clock: ask the driver for the reason (`nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER,CLOCK`, "
+    "The GPU computes at a lower clock: ask the driver for the reason (`nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER,CLOCK`, "
     '"Clocks Event Reasons"). Then improve cooling, or raise the power limit (`nvidia-smi -pl`) as far as the machine allows.'
 )
 
@@ -141,9 +141,9 @@ def by_ranks(causes: Sequence[tuple[Cause, Sequence[int]]]) -> str:
 
 
 LOOK = {
-    "compute": "They compute longer. Compare what they work on (sequence lengths, shards, experts) and how fast their "
-    "GPU runs (`nvidia-smi -q -d CLOCK,PERFORMANCE,TEMPERATURE`): the table shows whether they launch more kernels.",
-    "data loading": "Their loader is slow: a slower disk, larger samples, fewer cores, or workers that share them. "
+    "compute": "Compute takes longer. Compare with the other ranks what is computed (sequence lengths, shards, experts) and how fast the "
+    "GPU runs (`nvidia-smi -q -d CLOCK,PERFORMANCE,TEMPERATURE`): the table shows whether more kernels are launched.",
+    "data loading": "The loader is slow: a slower disk, larger samples, fewer cores, or workers that share them. "
     "Balance the shards by size, and pin each rank to its own cores.",
     THROTTLING: LOWER_CLOCK,
     CONTENTION: "More threads run than there are cores. Start fewer processes per host, set OMP_NUM_THREADS and the "
@@ -185,11 +185,11 @@ def where_to_look(causes: Sequence[str]) -> list[str]:
         return look
     if causes:
         return [
-            f"They lose the time in {listed(causes)}. Check the findings of these ranks, and what else runs on "
-            "their host: other jobs, shared cores, a NUMA node far from their GPU. `trace-doctor record` measures how "
+            f"The time goes into {listed(causes)}. Check the findings of this rank, and what else runs on "
+            "the host: other jobs, shared cores, a NUMA node far from the GPU. `trace-doctor record` measures how "
             "long each rank waits for a CPU."
         ]
     return [
-        "Their own time breakdown does not explain it. Check what else runs on their host, the pinning to cores and NUMA "
-        "nodes, and the link of their GPU (`nvidia-smi topo -m`, `nvidia-smi nvlink -s`)."
+        "The time breakdown does not explain it. Check what else runs on the host, the pinning to cores and NUMA "
+        "nodes, and the link of the GPU (`nvidia-smi topo -m`, `nvidia-smi nvlink -s`)."
     ]

@@ -156,10 +156,10 @@ class Straggler(Rule):
             saving_us=375,
             message="Each of the others waits at least 0.500 ms per step for it (29%). Excess time: compute.",
             confidence="medium",
-            fixes=("They compute longer",),
+            fixes=("Compute takes longer",),
             shown="1 | 0.0 | 200.0 | 1.0 | 5 | 500.0 | yes | 500.0",
         ),
-        Invalid("one rank loads longer", lambda: cases.job(0, 0, 400, 0, loading=(2,)), message="data loading", fixes=("Their loader is slow",)),
+        Invalid("one rank loads longer", lambda: cases.job(0, 0, 400, 0, loading=(2,)), message="data loading", fixes=("The loader is slow",)),
         Invalid(
             "late to one collective of five, by far the longest wait",
             lambda: cases.job(0, 500, 0, 0, small=4),
@@ -172,7 +172,7 @@ class Straggler(Rule):
             "two late, each for a reason of its own",
             lambda: cases.job(0, 480, 500, 0, 0, 0, loading=(2,)),
             message="Excess time: rank 1 compute; rank 2 data loading (CPU contention was not recorded).",
-            fixes=("Rank 1: They compute longer", ),
+            fixes=("Rank 1: Compute takes longer", ),
         ),
         *(
             Invalid(name, lambda late=late: cases.late_in(*late), saving_us=cases.truth(*late), tolerance=0.02, message=message)  # type: ignore[misc]

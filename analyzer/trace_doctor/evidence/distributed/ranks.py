@@ -84,7 +84,8 @@ class Ranks(JobEvidence, frozen=True):
     compute_error_ns: tuple[float | None, ...]
     """per rank: the standard error of its mean compute; None where fewer than two steps show none"""
     kernels: tuple[float | None, ...]
-    """launched in a step"""
+    """launched in a step; on a CPU operators"""
+    on_gpu: bool = True
     cpu_wait_ns: tuple[float | None, ...] = ()
     """per rank: ns of a steady step in which its main thread could have run and did not; None where that was not recorded"""
     steps: tuple[int, ...] = ()
@@ -106,6 +107,7 @@ class Ranks(JobEvidence, frozen=True):
             kernels=tuple(
                 (w.kernels if w.kernels is not None else w.operators) if w else None for w in loads
             ),
+            on_gpu=any(w is not None and w.kernels is not None for w in loads),
             cpu_wait_ns=tuple(
                 m.waited_for_cpu * m[Steps].step_ns if m.waited_for_cpu is not None else None for m in members
             ),
@@ -165,7 +167,7 @@ class Ranks(JobEvidence, frozen=True):
                 Column("step", "us"),
                 Column("in collectives", "us"),
                 *(Column(PARTS[n], "us") for n in columns),
-                Column("kernels", "count"),
+                Column("kernels" if self.on_gpu else "operators", "count"),
             ],
             rows=rows,
         )

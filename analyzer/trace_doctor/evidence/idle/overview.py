@@ -14,7 +14,7 @@ from trace_doctor.evidence.idle.gaps import IdleLedger
 from trace_doctor.evidence.idle.streams import MAX_IN_STRIP, strips
 from trace_doctor.evidence.idle.time_ledger import exposed
 from trace_doctor.evidence.intervals import intersect, pairs, subtract, total, union
-from trace_doctor.evidence.names.event_names import is_collective
+from trace_doctor.evidence.names.event_names import is_collective, is_host_collective
 from trace_doctor.evidence.trace.gpu_timeline import COMM, GpuTimeline
 from trace_doctor.evidence.trace.per_step import deviation_us, device_steps, in_steps, mean_us
 from trace_doctor.evidence.trace.segments import KINDS, MAX_SEGMENTS, WORK, joined, reduced
@@ -106,9 +106,11 @@ class Overview(Evidence, frozen=True):
         return sorted(collective_rows, key=lambda c: (-c.total_us, c.name, c.device))
 
     def _host_collectives(self) -> list[tuple[str, I64]]:
+        """Those on threads of their own, and the calls of them by the threads of the loop: the two that the ledger adds up."""
         run, threads = self._facts.run, self._facts[Threads]
-        rows = run.named(is_collective, Cat.CPU_OP, Cat.USER_ANNOTATION)
-        rows = rows[np.isin(run.thread[rows], [threads.main, *threads.autograd])]
+        calls = run.named(is_collective, Cat.CPU_OP, Cat.USER_ANNOTATION)
+        calls = calls[np.isin(run.thread[calls], [threads.main, *threads.autograd])]
+        rows = np.union1d(calls, run.named(is_host_collective, Cat.CPU_OP, Cat.USER_ANNOTATION))
         return _grouped(run, rows, self.window)
 
     def _lane(self, device: int, most: int, most_in_strip: int) -> Lane:

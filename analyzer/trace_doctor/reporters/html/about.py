@@ -152,7 +152,7 @@ def help_panel() -> Html:
             ),
             el(
                 "li",
-                "Apply one fix, capture again, and compare: a saving is an upper bound until it is measured.",
+                "Apply one fix, capture again, and compare: a saving is a prediction until it is measured.",
             ),
             el("li", "Look at the skipped rules: what was not captured is unknown, not healthy."),
         ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trace_doctor.model import Column, Finding, Fix, Result, Span
+from trace_doctor.model import Column, Finding, Fix, Result, Saving, Span
 from trace_doctor.reporters.diagnosis import but_suppressed, is_clean, not_judged
 from trace_doctor.reporters.html.dom import Child, Html, el
 from trace_doctor.reporters.html.parts import (
@@ -150,6 +150,12 @@ def _brief(finding: Finding, result: Result) -> Html:
     )
 
 
+def _basis(saving: Saving) -> str:
+    """What its basis means; of an estimate that comes from a bound `how` says it."""
+    is_from_bound = saving.known == "about" and saving.basis == "bound"
+    return "" if is_from_bound else f" – {BASIS_MEANING[saving.basis]}"
+
+
 def _facts(finding: Finding, result: Result) -> Html:
     """What else is known, as a short list."""
     facts: list[tuple[Child, Child]] = []
@@ -158,7 +164,12 @@ def _facts(finding: Finding, result: Result) -> Html:
         facts.append(
             (
                 term("saving", "Saving"),
-                [claim_words(saving), f" – {BASIS_MEANING[saving.basis]}. ", saving.how],
+                ". ".join(
+                    filter(
+                        None,
+                        [f"{claim_words(saving)}{_basis(saving)}", saving.how[:1].upper() + saving.how[1:]],
+                    )
+                ),
             )
         )
     elif saving and saving.how:

@@ -209,12 +209,13 @@ def _of(result: Result, saving: Saving) -> str:
 
 
 def _whose(result: Result) -> str:
-    """Of several captures the saving is that of one: the one that gains the largest share."""
+    """Of several captures the saving of the patches is that of one: the one that gains the largest share."""
     gains: list[tuple[float, int]] = []
     for number in dict.fromkeys(w.input for w in result.what_if):
         steps = [w.step_us for w in result.what_if if w.input == number]
         gains.append((1 - min(steps) / steps[0] if steps[0] else 0.0, -number))
-    gains = gains or [(f.saving.share_of_step or 0.0, -f.input) for f in result.findings if f.saving]
+    patched = (f for f in result.findings if any(fix.safety != "display" for fix in f.fixes))
+    gains = gains or [(f.saving.share_of_step or 0.0, -f.input) for f in patched if f.saving]
     whose = Names(result).of(-max(gains)[1]) if gains else ""
     return f" of {whose}" if whose else ""
 
