@@ -199,7 +199,7 @@ def report_options(
 
 def script_folder(result: Result) -> str | None:
     """The folder of a script that a finding with an edit names, where it is there; the current one if the script is below."""
-    from trace_doctor.reporters.labels import how_made
+    from trace_doctor.reporters.fix_labels import how_made
     from trace_doctor.user_frames import is_user_frame
 
     places = {f.location.file for f in result.findings for x in f.fixes if how_made(x) == x.safety}

@@ -17,7 +17,8 @@ from trace_doctor.reporters import Options
 from trace_doctor.reporters.agent import finding_texts, moments_input, not_captured
 from trace_doctor.reporters.diagnosis import headline
 from trace_doctor.reporters.difference import render as difference_text
-from trace_doctor.reporters.labels import Names, facts, fix_words, is_patch, why_no_patch
+from trace_doctor.reporters.fix_labels import fix_words, is_patch, why_no_patch
+from trace_doctor.reporters.labels import Names, facts
 from trace_doctor.reporters.units import Scale
 from trace_doctor.reporters.verification import render as verification_text
 from trace_doctor.run import Cat, Run

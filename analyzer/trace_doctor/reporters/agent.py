@@ -6,15 +6,8 @@ from trace_doctor.errors import no_command_at_start
 from trace_doctor.model import Finding, Result
 from trace_doctor.reporters import Options
 from trace_doctor.reporters.diagnosis import headline, shortages
-from trace_doctor.reporters.labels import (
-    Names,
-    facts,
-    in_which_capture,
-    is_patch,
-    saving_words,
-    skipped_words,
-    where,
-)
+from trace_doctor.reporters.fix_labels import is_patch
+from trace_doctor.reporters.labels import Names, facts, in_which_capture, saving_words, skipped_words, where
 from trace_doctor.reporters.markdown import code, md
 from trace_doctor.reporters.units import plural
 

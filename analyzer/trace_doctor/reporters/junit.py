@@ -12,7 +12,8 @@ from xml.etree import ElementTree as ET
 from trace_doctor.errors import no_command_at_start
 from trace_doctor.model import Budget, Finding, Gate, Outcome, Result
 from trace_doctor.reporters import Options
-from trace_doctor.reporters.labels import budget_words, fix_words, saving_words, where, where_in_capture
+from trace_doctor.reporters.fix_labels import fix_words
+from trace_doctor.reporters.labels import budget_words, saving_words, where, where_in_capture
 from trace_doctor.reporters.source_locations import failing
 from trace_doctor.reporters.units import plural, visible
 

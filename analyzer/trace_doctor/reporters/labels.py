@@ -7,12 +7,10 @@ from typing import NamedTuple
 
 from trace_doctor.model import (
     MEMORY_NAMES,
-    NOT_PATCHED,
     PART_NAMES,
     Budget,
     CriticalPath,
     Finding,
-    Fix,
     HowKnown,
     Known,
     Location,
@@ -107,10 +105,6 @@ BASIS_MEANING = {
     "replay": "from simulating the captured steps without the cause",
     "bound": "an upper bound: at most what the capture shows of the cause",
     "model": "from a model, not from this capture",
-}
-SAFETY = {
-    "unsafe": "may change numerics, randomness, memory or checkpoints: review it",
-    "display": "for you to decide: made only if you name it with --select",
 }
 
 
@@ -420,54 +414,6 @@ def together(result: Result, between: str) -> str:
         hand = f"manual fix: {how_known(most)} {estimate_share(most.share_of_step or 0.0)} of step"
         gains = f"{hand}; patches {gains}" if gains else hand
     return f"{between}{gains}" if gains else ""
-
-
-def how_made(fix: Fix) -> str:
-    """By whom a fix is made: `unsafe` where `fix` makes it, `manual` or `environment` where it does not."""
-    if fix.kind == "patch" and fix.safety != "display" and (fix.codemod or fix.diff):
-        return fix.safety
-    return _WHERE.get(fix.kind, "manual")
-
-
-_WHERE = {"env": "environment", "config": "configuration file", "command": "command"}
-
-
-def fix_words(fix: Fix) -> str:
-    """In brackets behind a fix: `up to 810 MiB, not enough alone, unsafe`."""
-    return ", ".join(p for p in (bytes_of_fix(fix), how_made(fix)) if p)
-
-
-def bytes_of_fix(fix: Fix) -> str:
-    """What it gives by itself, and whether that is enough for an allocation that failed; empty where that is not known."""
-    if fix.saving is None or not fix.saving.bytes:
-        return ""
-    gives = f"{how_known(fix.saving)} {bytes_words(fix.saving)(fix.saving.bytes)}"
-    return f"{gives}, not enough alone" if fix.short else gives
-
-
-def why_no_patch(fix: Fix) -> str:
-    """What a look at the script found that keeps this fix from being a patch; empty where nothing does."""
-    if fix.diff:
-        return ""
-    reasons = (
-        line.removeprefix(NOT_PATCHED) for line in fix.text.splitlines() if line.startswith(NOT_PATCHED)
-    )
-    return next(reasons, "").strip()
-
-
-def needs_source(fix: Fix) -> bool:
-    """Whether it may become a patch once the script is given."""
-    return not fix.diff and how_made(fix) == fix.safety and not why_no_patch(fix)
-
-
-def editable(finding: Finding) -> bool:
-    """Whether there is an edit for it, if the code it is for is found in the script."""
-    return any(needs_source(fix) for fix in finding.fixes)
-
-
-def is_patch(fix: Fix) -> bool:
-    """Whether `trace-doctor fix` can apply it: a diff is known and it is not for display only."""
-    return bool(fix.diff) and fix.safety != "display"
 
 
 def amount(value: float | None, unit: Unit) -> str:

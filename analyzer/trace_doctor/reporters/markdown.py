@@ -14,6 +14,7 @@ from trace_doctor.errors import no_command_at_start
 from trace_doctor.model import Budget, Finding, Fix, Result, Table
 from trace_doctor.reporters import Options
 from trace_doctor.reporters.diagnosis import headline, shortages
+from trace_doctor.reporters.fix_labels import fix_words, is_patch
 from trace_doctor.reporters.labels import (
     SYMBOL,
     Names,
@@ -21,9 +22,7 @@ from trace_doctor.reporters.labels import (
     amount,
     budget_outcome,
     facts,
-    fix_words,
     in_which_capture,
-    is_patch,
     saving_words,
     together,
     where_briefly,

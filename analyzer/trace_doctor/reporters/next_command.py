@@ -6,7 +6,7 @@ import shlex
 
 from trace_doctor.model import Result
 from trace_doctor.reporters import Options
-from trace_doctor.reporters.labels import editable, how_made, is_patch
+from trace_doctor.reporters.fix_labels import editable, how_made, is_patch
 from trace_doctor.reporters.terminal import Terminal
 from trace_doctor.reporters.units import columns, plural
 

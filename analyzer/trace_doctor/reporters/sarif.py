@@ -17,7 +17,8 @@ from trace_doctor.model.html_safe_json import html_safe
 from trace_doctor.reporters import Options, units
 from trace_doctor.reporters.diagnosis import shortages
 from trace_doctor.reporters.diffs import Edit, edits_of
-from trace_doctor.reporters.labels import is_patch, saving_words
+from trace_doctor.reporters.fix_labels import is_patch
+from trace_doctor.reporters.labels import saving_words
 from trace_doctor.reporters.source_locations import anchors, capture_path, inside
 
 _LEVEL = {"critical": "error", "warning": "warning", "info": "note"}

@@ -29,6 +29,7 @@ from trace_doctor.reporters.diagnosis import (
     verdict,
 )
 from trace_doctor.reporters.engine_steps import engine_rows, name_of
+from trace_doctor.reporters.fix_labels import first_shown, fix_words, fixed_with, needs_source, why_no_patch
 from trace_doctor.reporters.labels import (
     BUSY,
     IDLE,
@@ -40,12 +41,9 @@ from trace_doctor.reporters.labels import (
     against_baseline,
     budget_words,
     facts,
-    fix_words,
     held_words,
     in_which_capture,
-    is_patch,
     main_rows,
-    needs_source,
     saving_words,
     shares_of_path,
     short_kernel,
@@ -53,7 +51,6 @@ from trace_doctor.reporters.labels import (
     together,
     where,
     where_briefly,
-    why_no_patch,
 )
 from trace_doctor.reporters.next_command import say_next
 from trace_doctor.reporters.terminal import Piece, Terminal
@@ -96,7 +93,7 @@ def render(result: Result, options: Options) -> str:
         _unexplained(terminal, result)
         for finding in result.findings:
             terminal.blank()
-            _finding(terminal, finding, names, more, against_baseline(finding, result))
+            _finding(terminal, finding, result, names, more)
         terminal.blank()
         _footer(terminal, result, options)
     if result.gate is not None:
@@ -325,19 +322,22 @@ def _largest(parts: dict[str, int]) -> list[tuple[str, int]]:
 # ------------------------------------------------------------------------------------------------ findings
 
 
-def _finding(terminal: Terminal, finding: Finding, names: Names, more: str, state: str) -> None:
-    """`state`: what it is beside a baseline. A known finding is no alarm, whatever its severity."""
+def _finding(terminal: Terminal, finding: Finding, result: Result, names: Names, more: str) -> None:
+    """A known finding of a baseline is no alarm, whatever its severity."""
+    state = against_baseline(finding, result)
     _title(terminal, finding, state)
     heading = [state, finding.severity, f"{finding.confidence} confidence", in_which_capture(finding, names)]
     terminal.put(" · ".join(part for part in heading if part), "dim", indent=2)
     terminal.put(finding.message, indent=2)
     if finding.evidence:
         _evidence(terminal, finding.evidence[0])
-    fixes = [fix for fix in finding.fixes if is_patch(fix) and not fix.short][:1] or finding.fixes[:1]
-    for fix in fixes:
+    fix = first_shown(finding)
+    if fix is not None and (other := fixed_with(finding, result)):
+        terminal.put(f"{fix.title}, as for {other}", indent=7, first="  fix:")
+    elif fix is not None:
         _fix(terminal, fix)
-    hidden = len(finding.fixes) - len(fixes)
-    if hidden:
+    hidden = len(finding.fixes) - 1
+    if hidden > 0:
         terminal.put(f"{plural(hidden, 'more fix', 'more fixes')} {more}", "dim", indent=7)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from trace_doctor.model import Column, Finding, Fix, Result, Saving, Span
 from trace_doctor.reporters.diagnosis import but_suppressed, is_clean, not_judged
+from trace_doctor.reporters.fix_labels import bytes_of_fix, is_patch, needs_source, safety_words, why_no_patch
 from trace_doctor.reporters.html.dom import Child, Html, el
 from trace_doctor.reporters.html.parts import (
     MOST_FINDINGS,
@@ -27,16 +28,11 @@ from trace_doctor.reporters.html.parts import (
 from trace_doctor.reporters.html.timeline import moment
 from trace_doctor.reporters.labels import (
     BASIS_MEANING,
-    SAFETY,
-    bytes_of_fix,
     claim_words,
     device_name,
-    is_patch,
-    needs_source,
     where,
     where_briefly,
     where_in_capture,
-    why_no_patch,
 )
 from trace_doctor.reporters.units import plural
 
@@ -283,7 +279,7 @@ def _fix(fix: Fix, finding: int, n: int) -> Html:
                 "span", "manual" if fix.safety == "display" else fix.safety, class_=f"tag safety-{fix.safety}"
             ),
             " ",
-            term("safety", "review its risk" if fix.risk and fix.safety == "unsafe" else SAFETY[fix.safety]),
+            term("safety", "review its risk" if fix.risk and fix.safety == "unsafe" else safety_words(fix)),
             [" · ", el("code", target)] if target else None,
             f" · saves {gives}" if (gives := bytes_of_fix(fix)) else None,
             f" · {fix.framework}" if fix.framework != "torch" else None,

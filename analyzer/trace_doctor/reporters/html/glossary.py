@@ -37,7 +37,7 @@ GLOSSARY: dict[str, tuple[str, str]] = {
     ),
     "safety": (
         "Fix safety",
-        "Unsafe: may change numerics, randomness, memory or checkpoints. Manual (“display” in the JSON): for you to decide, made only if named with --select.",
+        "Unsafe: may change numerics, randomness, memory or checkpoints. Manual (“display” in the JSON): for you to do or, where there is an edit, to decide: it is made only if named with --select.",
     ),
     "skipped": (
         "Skipped rule",

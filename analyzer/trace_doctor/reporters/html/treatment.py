@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from trace_doctor.model.treatment import Attempt, Effect, Treatment
 from trace_doctor.reporters import Options
+from trace_doctor.reporters.fix_labels import SAFETY
 from trace_doctor.reporters.html import difference as compared
 from trace_doctor.reporters.html import page
 from trace_doctor.reporters.html.dom import Html, el, pre
 from trace_doctor.reporters.html.parts import Row, copyable, data_table, gain, section, tile
-from trace_doctor.reporters.labels import SAFETY, where_briefly
+from trace_doctor.reporters.labels import where_briefly
 from trace_doctor.reporters.treatment.text import BATCH, how, measured, moved, outside, searched
 from trace_doctor.reporters.treatment.words import changed_words
 from trace_doctor.reporters.units import plural

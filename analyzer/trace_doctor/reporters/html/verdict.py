@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from trace_doctor.model import Finding, Fix, Result, Saving, ranks_text
+from trace_doctor.model import Finding, Result, Saving, ranks_text
 from trace_doctor.reporters.diagnosis import not_judged, verdict
 from trace_doctor.reporters.engine_steps import kinds_words
+from trace_doctor.reporters.fix_labels import bytes_of_fix, first_shown, fixed_with, how_made
 from trace_doctor.reporters.html import captures
 from trace_doctor.reporters.html.dom import Child, Html, el
 from trace_doctor.reporters.html.parts import badge, gain, gain_look, mini_bar, term, tile
@@ -13,11 +14,8 @@ from trace_doctor.reporters.labels import (
     Names,
     busy_parts,
     by_hand,
-    bytes_of_fix,
     bytes_words,
     how_known,
-    how_made,
-    is_patch,
     main_rows,
     peak_words,
     skipped_words,
@@ -190,6 +188,11 @@ def _saving(result: Result) -> Html:
             f"of the step, manual fix{_of(result, most)}",
             class_=look,
         )
+    of_fixes = [f for f in map(first_shown, result.findings) if f is not None and f.saving and f.saving.bytes]
+    if of_fixes and (saving := of_fixes[0].saving):
+        return tile(
+            name, bytes_words(saving)(saving.bytes or 0), f"of memory: {of_fixes[0].title}", class_=look
+        )
     return tile(name, "none", "no finding claims one") if result.findings else _missing(name, "nothing found")
 
 
@@ -232,7 +235,8 @@ def _counts(result: Result) -> Html:
 
 def _first_things(result: Result) -> Html | None:
     """The findings to begin with, so that nobody has to scroll for them."""
-    worth = [f for f in result.findings if f.severity != "info"][:_TOP] or result.findings[:_TOP]
+    others = [f for f in result.findings if not fixed_with(f, result)]
+    worth = [f for f in others if f.severity != "info"][:_TOP] or others[:_TOP]
     if not worth:
         return None
     more = len(result.findings) - len(worth)
@@ -260,15 +264,14 @@ def _first(finding: Finding, result: Result) -> Html:
         el("span", gain(finding.saving), class_=gain_look(finding)),
         el("code", where_briefly(finding.location), class_="where") if where(finding.location) else None,
         el("bdi", _seen_on(finding, names), class_="where"),
-        _change(finding.fixes),
+        _change(finding),
     )
 
 
-def _change(fixes: list[Fix]) -> Html | None:
-    """What to do about it: the first fix that is a patch already, else the first."""
-    if not fixes:
+def _change(finding: Finding) -> Html | None:
+    """What to do about it."""
+    if (fix := first_shown(finding)) is None:
         return None
-    fix = next((f for f in fixes if is_patch(f)), fixes[0])
     gives = f" ({words})" if (words := bytes_of_fix(fix)) else ""
     return el(
         "p",
