@@ -15,11 +15,11 @@ from trace_doctor.fixes.frameworks.accelerate import in_accelerator
 from trace_doctor.fixes.frameworks.deepspeed import in_agreement, in_config
 from trace_doctor.fixes.frameworks.launchers import pass_options, say_what_is_not_checked
 from trace_doctor.fixes.frameworks.lightning import in_lightning
-from trace_doctor.fixes.frameworks.settings import Call, is_available, needs, set_arguments, together
+from trace_doctor.fixes.frameworks.settings import Call, is_available, needs, set_arguments
 from trace_doctor.fixes.frameworks.trainers import MANAGED, TRAINING_ARGUMENTS, wishes_of
 from trace_doctor.fixes.literals import source_text
 from trace_doctor.model.parameters import DataLoaderArgs, Parameters
-from trace_doctor.program.edits import Candidate, Change, NoEdit, remove_argument
+from trace_doctor.program.edits import Candidate, Change, NoEdit, remove_argument, together
 from trace_doctor.program.place import Place, already, only, refusal
 from trace_doctor.program.project import Project
 from trace_doctor.program.queries.arguments import Arguments
