@@ -16,7 +16,7 @@ from trace_doctor.program.dataflow import dataflow_of
 from trace_doctor.program.edits import Change, Edit, Gathered, NoEdit, add_arguments, sketched, wrap
 from trace_doctor.program.place import Place, already, refusal, started_script
 from trace_doctor.program.queries.imports import end_of_imports, name_for
-from trace_doctor.program.queries.loops import Loop, method_calls
+from trace_doctor.program.queries.loops import Loop, evaluates, method_calls, names_in
 from trace_doctor.program.queries.training import (
     Step,
     find_step,
@@ -29,7 +29,7 @@ from trace_doctor.program.queries.training import (
     replicas,
     whole_line,
 )
-from trace_doctor.program.script import Script, argument, dotted, literal
+from trace_doctor.program.script import Script, argument, bound_names, dotted, literal
 
 _INSTEAD = {
     dtype: {
@@ -118,13 +118,27 @@ def _forward(step: Step) -> Sequence[cst.CSTNode]:
     calls = [c for c in model_calls(step, step.home) if script.span(c)[0] < script.span(last)[1]]
     if not calls:
         raise refusal(script, last, "the step calls no model that is made in this script", kind="unresolved")
-    parts = [c for c in part_calls(step, step.home) if script.span(c)[0] < script.span(calls[0])[0]]
-    run = lines_from(script, [*parts, *calls][0], last)
+    before = [*part_calls(step, step.home), *_frozen(step, calls)]
+    run = lines_from(script, min([*before, calls[0]], key=script.span), last)
     if not run:
         raise refusal(script, last, "model and loss are in different blocks")
     if any(True for line in run for _ in method_calls(script, "backward", line)):
         raise refusal(script, last, "backward() lies between the model and the loss")
     return run
+
+
+def _frozen(step: Step, calls: Sequence[cst.Call]) -> list[cst.Call]:
+    """Calls, without gradients, of modules in eval() that compute what the model gets: most of the time may be theirs."""
+    script = step.script
+    inputs = {name for call in calls for arg in call.args for name in names_in(script, arg.value)}
+    modules = {script.code(module) for _, module in method_calls(script, "eval")}
+    return [
+        call
+        for assign in script.all(cst.Assign, step.home)
+        if bound_names(assign) & inputs and evaluates(script, assign)
+        for call in script.all(cst.Call, within=assign)
+        if script.code(call.func) in modules
+    ]
 
 
 def _device_type(step: Step, device: str) -> str:
