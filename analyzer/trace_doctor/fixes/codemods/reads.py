@@ -57,13 +57,13 @@ def _edits(place: Place, script: Script, statement: cst.CSTNode, every: int) -> 
 
 
 def _reading_as_well(script: Script, statement: cst.CSTNode) -> list[cst.CSTNode]:
-    """The other statements of a loop that read, in each iteration, a value which a statement reads, or add up another one."""
+    """The other statements of a loop that read, in each iteration, a value which a statement reads, or add up or log another."""
     loop = enclosing_loop(script, statement)
     read = {name for call in script.all(cst.Call, within=statement) if (name := _read_value(script, call))}
     others = [
         script.statement_of(call)
         for call in script.all(cst.Call, within=loop)
-        if (_read_value(script, call) in read or _is_summed(script, call))
+        if (_read_value(script, call) in read or _changes_too(script, call))
         and not script.within(call, statement)
         and enclosing_loop(script, call) is loop
         and not only_sometimes(script, call)
@@ -96,6 +96,8 @@ def every_n_guard(place: Place, params: EveryN) -> Change:
     logs = [(s, e) for s in place.scripts for e in s.all(cst.Expr) if _logs_a_value(s, e)]
     logs = in_function(place, logs)
     logs = of_steps(logs, place.function) if place.line is None else on_line(place, logs)
+    if len({enclosing_loop(s, e) for s, e in logs}) == 1:
+        logs = logs[:1]  # the others of its loop change with it
     script, statement = only(logs, "log a value in a loop", "no log line with .item() was found there")
     return _with_others(place, script, statement, params.every)
 
@@ -103,7 +105,8 @@ def every_n_guard(place: Place, params: EveryN) -> Change:
 def _guard(place: Place, script: Script, statement: cst.Expr, every: str) -> list[Edit]:
     """The edits that run a log line every so many iterations."""
     loop = enclosing_loop(script, statement)
-    counter, edits = _counter(script, loop), []
+    counter = _counter(script, loop)
+    edits: list[Edit] = []
     if counter is None and isinstance(loop, cst.For):
         counter, edits = numbered(script, loop)
     if counter is None:
@@ -248,6 +251,8 @@ def _uses(script: Script, statement: cst.CSTNode, name: str) -> list[cst.Name]:
 def _kept(script: Script, item: cst.Call, text: str) -> Edit:
     """The edit that puts something else in place of `.item()`, but no second `.detach()`."""
     value = receiver(item)
+    while isinstance(value, cst.Call) and method_name(value) == "cpu" and receiver(value) is not None:
+        value = receiver(value)  # the copy to the host is the wait
     assert value is not None
     text = text.removeprefix(".detach()") if method_name(value) == "detach" else text
     return Edit(script.outer_span(value)[1], script.span(item)[1], text)
@@ -316,11 +321,11 @@ def _adds_item(script: Script, addition: cst.AugAssign) -> bool:
     return plain and enclosing_loop(script, addition) is not None and len(_items(script, addition)) == 1
 
 
-def _is_summed(script: Script, call: cst.Call) -> bool:
-    """Whether a call is the `item()` of a running sum or of a list."""
+def _changes_too(script: Script, call: cst.Call) -> bool:
+    """Whether a call is the `item()` of a running sum or of a list, or stands in a log line."""
     statement = script.statement_of(call)
     if isinstance(statement, cst.Expr):
-        return _appended(script, statement) is call
+        return _appended(script, statement) is call or _logs_a_value(script, statement)
     return (
         isinstance(statement, cst.AugAssign)
         and _adds_item(script, statement)

@@ -74,7 +74,7 @@ def training_loaders(place: Place) -> list[Loader]:
         [(s, c) for s, c in _constructions(place) if s.function_name(c) in _HOOKS],
     ):
         if loaders:
-            return loaders
+            return [f for f in loaders if not _for_validation(*f)] or loaders
     every = _constructions(place)
     for script in trainers if every else ():
         for loop in training_loops(script):
