@@ -55,10 +55,21 @@ def remove_call(place: Place, params: RemoveCall) -> Change:
     if name.endswith(".synchronize") and (copy := _unawaited_copy(script, call)) is not None:
         raise refusal(script, call, "a copy to the host that does not wait is read after it", copy)
     with sketched(change):
+        if name.endswith(".synchronize"):
+            _refuse_wanted(script, statement)
         if name.endswith(".synchronize") and (clock := _clock_after(script, statement)) is not None:
             why = "time or memory is measured right after it, for which the program waits on purpose"
             raise refusal(script, call, why, clock)
     return change
+
+
+def _refuse_wanted(script: Script, statement: cst.CSTNode) -> None:
+    """Raises NoEdit for a wait that a comment explains, or that may put the work of several streams in order."""
+    line = script.line(statement)
+    if script.line_text(line - 1).strip().startswith("#") or "#" in script.line_text(line):
+        raise refusal(script, statement, "a comment says why it waits")
+    for stream in script.calls("torch.cuda.Stream", "torch.cuda.stream"):
+        raise refusal(script, stream, "the wait may put the work of several streams in order")
 
 
 def _unawaited_copy(script: Script, call: cst.Call) -> cst.CSTNode | None:
