@@ -124,7 +124,20 @@ def _forward(step: Step) -> Sequence[cst.CSTNode]:
         raise refusal(script, last, "model and loss are in different blocks")
     if any(True for line in run for _ in method_calls(script, "backward", line)):
         raise refusal(script, last, "backward() lies between the model and the loss")
+    _refuse_moved(script, run)
     return run
+
+
+def _refuse_moved(script: Script, run: Sequence[cst.CSTNode]) -> None:
+    """Raises NoEdit where what the model computes goes to another device before the loss: in 16 bits, where autocast does not act."""
+    made = {name for line in run for a in script.all(cst.Assign, within=line) for name in bound_names(a)}
+    for line in run:
+        for call, value in (*method_calls(script, "to", line), *method_calls(script, "cpu", line)):
+            to_type = any("float" in script.code(a) or "dtype" in script.code(a) for a in call.args)
+            if names_in(script, value) & made and not to_type:
+                raise refusal(
+                    script, call, "the loss is computed on another device, where autocast does not act"
+                )
 
 
 def _frozen(step: Step, calls: Sequence[cst.Call]) -> list[cst.Call]:
