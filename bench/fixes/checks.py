@@ -52,7 +52,8 @@ _WRITES: dict[str, set[str]] = {
     "dataloader-args": {"num_workers", "pin_memory", "persistent_workers", "prefetch_factor", "dataloader_num_workers",
                         "dataloader_pin_memory", "dataloader_persistent_workers", "dataloader_prefetch_factor"},
     "detach-accumulation": {"detach", "item"},
-    "every-n-guard": {"detach", "float", "enumerate", "step", "logging_steps", "log_every_n_steps"},
+    "every-n-guard": {"detach", "clone", "float", "int", "value", "item", "enumerate", "step", "batch_index", "micro_step",
+                      "logging_steps", "log_every_n_steps"},
     "gradient-accumulation": {"enumerate", "step", "len", "gradient_accumulation_steps", "per_device_train_batch_size",
                               "accumulate_grad_batches"},
     "save-every-n": set(),
@@ -63,7 +64,7 @@ _WRITES: dict[str, set[str]] = {
     "optimizer-args": {"fused", "foreach", "optim", "adamw_torch_fused"},
     "pinned-copies": {"non_blocking", "pin_memory"},
     "remove-call": {"pass", "torch_empty_cache_steps"},
-    "sum-on-device": {"detach", "float"},
+    "sum-on-device": {"detach", "clone", "float", "int", "value", "item", "enumerate", "step", "batch_index", "micro_step"},
     "tensor-device": {"device"},
     "zero-grad": {"zero_grad", "optimizer", "set_to_none"},
 }  # fmt: skip

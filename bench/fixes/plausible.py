@@ -164,7 +164,7 @@ def is_plausible(program: Program, fix: Fix) -> bool:
     if fix.codemod == "matmul-precision":
         return may_multiply(program) and not trains_under_autocast(program)
     if fix.codemod == "channels-last":
-        return may_convolve(program)
+        return may_convolve(program) and not multiplies_mostly(program)
     return True
 
 
@@ -222,10 +222,22 @@ def may_multiply(program: Program) -> bool:
     use TF32 by default."""
     if not _imports_unknown(program) and not any(map(_MULTIPLIES.search, _texts(program))):
         return False
-    convolutions, products = (
-        sum(len(kind.findall(text)) for text in _texts(program)) for kind in (_CONVOLUTION, _PRODUCT)
-    )
+    convolutions, products = _counts(program)
     return convolutions <= products
+
+
+@lru_cache(maxsize=16)
+def multiplies_mostly(program: Program) -> bool:
+    """Whether a program spells out twice as many products as convolutions, as a ViT does: the layout of its one convolution costs
+    little."""
+    convolutions, products = _counts(program)
+    return products > 2 * convolutions
+
+
+def _counts(program: Program) -> tuple[int, int]:
+    """How many convolutions and products the files spell out."""
+    texts = _texts(program)
+    return sum(len(_CONVOLUTION.findall(t)) for t in texts), sum(len(_PRODUCT.findall(t)) for t in texts)
 
 
 @lru_cache(maxsize=16)

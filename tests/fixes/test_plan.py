@@ -411,14 +411,6 @@ def test_what_the_folders_around_a_recipe_require_counts_up_to_the_top_of_the_wo
     assert b'precision="bf16-mixed"' in made.patch()
 
 
-def test_title_does_not_name_a_worker_count_that_is_not_set(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(LOOP.replace("batch_size=1", "batch_size=1, num_workers=8"))
-    more = fix("dataloader-args", num_workers=2, pin_memory=True, persistent_workers=True)
-    made = plan(result(finding(1, more)), tmp_path)
-    assert b"num_workers=8, pin_memory=True, persistent_workers=True" in made.patch()
-    assert made.items[0].fix.title == "Set pin_memory and persistent_workers"
-
-
 def test_file_that_does_not_parse_is_named_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import torch\nDataLoader((\n")
     made = plan(result(finding(1, WORKERS)), tmp_path)

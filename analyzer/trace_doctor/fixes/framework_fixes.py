@@ -15,11 +15,11 @@ from trace_doctor.fixes.frameworks.accelerate import in_accelerator
 from trace_doctor.fixes.frameworks.deepspeed import in_agreement, in_config
 from trace_doctor.fixes.frameworks.launchers import pass_options, say_what_is_not_checked
 from trace_doctor.fixes.frameworks.lightning import in_lightning
-from trace_doctor.fixes.frameworks.settings import Call, is_available, needs, set_arguments, together
+from trace_doctor.fixes.frameworks.settings import Call, is_available, needs, set_arguments
 from trace_doctor.fixes.frameworks.trainers import MANAGED, TRAINING_ARGUMENTS, wishes_of
 from trace_doctor.fixes.literals import source_text
 from trace_doctor.model.parameters import DataLoaderArgs, Parameters
-from trace_doctor.program.edits import Candidate, Change, NoEdit, remove_argument
+from trace_doctor.program.edits import Candidate, Change, NoEdit, remove_argument, together
 from trace_doctor.program.place import Place, already, only, refusal
 from trace_doctor.program.project import Project
 from trace_doctor.program.queries.arguments import Arguments
@@ -229,6 +229,7 @@ def _training_arguments(place: Place, trainers: list[Call], wishes: dict[str, st
         script, call = only(calls, "construct the Trainer's arguments", "")
         if "log_every" in wishes and Arguments(place.program, script, call, {}).find("logging_steps") is None:
             return None  # every 500 steps by default
+        _refuse_beside_others(place, script, call, wishes)
         if "accumulate" in wishes:
             wishes = _accumulate(place, script, call, int(wishes["accumulate"]))
         change = set_arguments(place, (script, call), "transformers", TRAINING_ARGUMENTS, wishes)
@@ -236,6 +237,19 @@ def _training_arguments(place: Place, trainers: list[Call], wishes: dict[str, st
     if parsers and "log_every" not in wishes:
         return in_agreement(place, _on_command_line(place, parsers[0], wishes), wishes)
     return None
+
+
+def _refuse_beside_others(place: Place, script: Script, call: cst.Call, wishes: Mapping[str, str]) -> None:
+    """Raises NoEdit where another of the Trainer's arguments leaves nothing to a wish, or does not go with it."""
+    arguments = Arguments(place.program, script, call, {})
+    for name in ("fp16", "bf16") if "tf32" in wishes else ():
+        half = arguments.find(name)
+        if half is not None and literal(half.value) is True:
+            raise already(half.script, half.value, f"trains with {name}", "transformers")
+    engine = arguments.find("deepspeed") if "compile" in wishes else None
+    if engine is not None and literal(engine.value) is not None:
+        why = "DeepSpeed gets the model, and with it the question of torch.compile"
+        raise refusal(engine.script, engine.value, why, framework="transformers")
 
 
 def _refuse_iterable(place: Place) -> None:

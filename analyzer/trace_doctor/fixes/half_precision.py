@@ -15,7 +15,7 @@ from trace_doctor.program.queries.reached import reached
 from trace_doctor.program.script import (
     Script,
     argument,
-    assigned_names,
+    bound_names,
     dotted,
     literal,
     method_name,
@@ -189,14 +189,14 @@ def _numpy_reader(
 ) -> tuple[Script, cst.CSTNode] | None:
     """The call that gives NumPy a value of these statements as it is."""
     assignments = [a for line in run for a in script.all(cst.Assign, within=line)]
-    names = {n for a in assignments if not _in_fp32(program, script, a.value) for n in _targets(a)}
+    names = {n for a in assignments if not _in_fp32(program, script, a.value) for n in bound_names(a)}
     function = script.function_of(home) or (home if isinstance(home, cst.FunctionDef) else None)
     begin = min(script.span(line)[0] for line in run)
     for _ in range(3):
         for assign in script.all(cst.Assign, within=function):
             later = script.span(assign)[0] > begin and not _in_fp32(program, script, assign.value)
             if later and _reads(script, assign.value, names):
-                names |= _targets(assign)
+                names |= bound_names(assign)
         for call in script.all(cst.Call, within=function):
             kept = method_name(call) in ("append", "extend") and any(
                 _reads(script, a.value, names) for a in call.args
@@ -222,14 +222,6 @@ def _in_fp32(program: Project, script: Script, value: cst.BaseExpression) -> boo
         return False
     makers = [(script, value), *program.of(script, value.func)]
     return any(isinstance(c, cst.Call) and _LOSSES.fullmatch(s.callee(c)) for s, c in makers)
-
-
-def _targets(assign: cst.Assign) -> set[str]:
-    names = {n for n in assigned_names(assign) if n is not None}
-    for target in assign.targets:
-        if isinstance(target.target, cst.Tuple | cst.List):
-            names |= {n for e in target.target.elements if (n := dotted(e.value)) is not None}
-    return names
 
 
 def _values(call: cst.Call) -> list[cst.BaseExpression]:

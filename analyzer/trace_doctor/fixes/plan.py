@@ -223,10 +223,7 @@ def _resolve(finding: Finding, index: int, fix: Fix, source: _Source) -> Planned
     diff = b"".join(unified_diff(source.prefix + file.name, file.data, new) for file, new in after)
     if not diff and not change.options:
         return replace(bare, status="already", why="nothing to change")
-    title = change.title or fix.title
-    ready = replace(
-        bare, status="ready", change=change, diff=diff, fix=msgspec.structs.replace(fix, title=title)
-    )
+    ready = replace(bare, status="ready", change=change, diff=diff)
     if ready.safety != "display":
         return ready
     return replace(ready, status="display", sketch=sketch_of([change]))

@@ -97,13 +97,15 @@ class Compile(Parameters, frozen=True, kw_only=True):
 
 class DataLoaderArgs(Parameters, frozen=True, kw_only=True):
     """0, False and None leave an argument as it is, and so do fewer workers and batches ahead than the script has, unless
-    `exact`: then these two are to be just so many. What an option of the command sets is left to that."""
+    `exact`: then these two are to be just so many. What an option of the command sets is left to that. `evaluation`: what
+    persists are the workers of the loader that evaluates between the epochs, too."""
 
     num_workers: Size | None = None
     pin_memory: bool | None = None
     persistent_workers: bool | None = None
     prefetch_factor: Size | None = None
     exact: bool = False
+    evaluation: bool = False
 
 
 class DeepSpeedZero(Parameters, frozen=True, kw_only=True):

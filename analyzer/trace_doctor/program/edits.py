@@ -66,8 +66,6 @@ class Change:
     """which files may undo the change and were not checked"""
     options: tuple[Option, ...] = ()
     """that belong to the change: what they set is left to them"""
-    title: str = ""
-    """what the change does, where that is less than the title of its fix says"""
 
     @property
     def files(self) -> tuple[tuple[TextFile, tuple[Edit, ...]], ...]:
@@ -103,6 +101,14 @@ class Gathered:
         first, edits = files[0]
         line = line if first.name == main.name else first.line_of(edits[0].start)
         return Change(first, edits, line, "unsafe", tuple(self.notes), framework, more=tuple(files[1:]))
+
+
+def together(change: Change, also: Change) -> Change:
+    """Two changes as one, which is about what the first is about."""
+    edits = Gathered(notes=list(dict.fromkeys([*change.notes, *also.notes])))
+    for file, changes in (*change.files, *also.files):
+        edits.keep(file, changes)
+    return edits.change(change.script, change.line, change.framework)
 
 
 @dataclass(frozen=True)

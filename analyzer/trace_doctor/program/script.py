@@ -259,6 +259,15 @@ def assigned_names(node: cst.CSTNode | None) -> list[str | None]:
     return [dotted(t.target) for t in node.targets] if isinstance(node, cst.Assign) else []
 
 
+def bound_names(assign: cst.Assign) -> set[str]:
+    """Dotted names of all that an assignment binds: also `loss` of `loss, count = f(x)`."""
+    names = {n for n in assigned_names(assign) if n is not None}
+    for target in assign.targets:
+        if isinstance(target.target, cst.Tuple | cst.List):
+            names |= {n for e in target.target.elements if (n := dotted(e.value)) is not None}
+    return names
+
+
 def positional(call: cst.Call) -> list[cst.BaseExpression]:
     """The values of a call that are passed one by one, without a name."""
     return [a.value for a in call.args if a.keyword is None and not a.star]

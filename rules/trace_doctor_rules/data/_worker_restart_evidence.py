@@ -17,7 +17,7 @@ from trace_doctor.evidence.names.event_names import is_backward, is_optimizer_st
 from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.evidence.trace.steps import Steps
-from trace_doctor.run import Cat, Run
+from trace_doctor.run import Cat
 
 _ITERATOR = re.compile(r"torch/utils/data/dataloader\.py\(\d+\): __init__")
 
@@ -56,6 +56,8 @@ class WorkerRestarts(Evidence, frozen=True):
     thread: int
     stacks: bool
     """whether frames of torch's loader were recorded: then a restart without one is none"""
+    trained: I64
+    """when something was trained, ns, ascending"""
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
@@ -70,7 +72,8 @@ class WorkerRestarts(Evidence, frozen=True):
         between = run.end[rows[:-1]], run.ts[rows[1:]]
         operators = _operators(facts, loading.thread, between)
         borders = []
-        for place in np.flatnonzero(_untrained(facts, between)).tolist():
+        trained = np.sort(run.ts[run.named(_trains, Cat.CPU_OP, Cat.USER_ANNOTATION)])
+        for place in np.flatnonzero(_untrained(facts, trained, between)).tolist():
             last, first = rows[place : place + 2].tolist()
             begin, end = int(run.end[last]), int(run.ts[first])
             restarts = iterators[(run.ts[iterators] >= begin) & (run.ts[iterators] < end)]
@@ -86,7 +89,7 @@ class WorkerRestarts(Evidence, frozen=True):
                     iterator=int(run.dur[restarts].max(initial=0)),
                 )
             )
-        return cls(tuple(borders), run.dur[rows], loading.thread, bool(len(frames)))
+        return cls(tuple(borders), run.dur[rows], loading.thread, bool(len(frames)), trained)
 
     def median_wait(self, borders: Sequence[Border]) -> int | None:
         """Of all waits that are at none of these borders, ns; None without any."""
@@ -94,22 +97,32 @@ class WorkerRestarts(Evidence, frozen=True):
         others = np.delete(self.waits, at)
         return int(np.median(others)) if len(others) else None
 
+    def evaluates(self, borders: Sequence[Border]) -> bool:
+        """Whether nothing is trained from one of these borders to the next: what began there was an evaluation."""
+        ends = np.array([border.end for border in borders[:-1]], dtype=np.int64)
+        starts = np.array([border.start for border in borders[1:]], dtype=np.int64)
+        return bool((_between(self.trained, (ends, starts)) == 0).any())
 
-def _untrained(facts: Facts, between: tuple[I64, I64]) -> Bool:
-    """Whether no training happened between each two moments."""
+
+def _trains(name: str) -> bool:
+    return is_backward(name) or is_optimizer_step(name)
+
+
+def _untrained(facts: Facts, trained: I64, between: tuple[I64, I64]) -> Bool:
+    """Whether nothing happened between each two moments: no training, and no kernel was launched."""
     run, launch = facts.run, facts[Launches].launch
-    trained = run.named(lambda n: is_backward(n) or is_optimizer_step(n), Cat.CPU_OP, Cat.USER_ANNOTATION)
-    kernels = launch[(run.cat[run.gpu] == Cat.KERNEL) & (launch >= 0)]
-    return np.asarray((_count(run, trained, between) == 0) & (_count(run, kernels, between) == 0))
+    kernels = np.sort(run.ts[launch[(run.cat[run.gpu] == Cat.KERNEL) & (launch >= 0)]])
+    return np.asarray((_between(trained, between) == 0) & (_between(kernels, between) == 0))
 
 
 def _operators(facts: Facts, thread: int, between: tuple[I64, I64]) -> I64:
     """How many outermost operators of the thread begin between each two moments."""
     run = facts.run
     rows = run.named(lambda n: not is_torch_mark(n), Cat.CPU_OP)
-    return _count(run, facts[Nesting].outermost(rows[run.thread[rows] == thread]), between)
+    outermost = facts[Nesting].outermost(rows[run.thread[rows] == thread])
+    return _between(np.sort(run.ts[outermost]), between)
 
 
-def _count(run: Run, rows: I64, between: tuple[I64, I64]) -> I64:
-    starts = np.sort(run.ts[rows])
+def _between(starts: I64, between: tuple[I64, I64]) -> I64:
+    """How many of these moments, which ascend, lie between each two."""
     return np.asarray(np.searchsorted(starts, between[1]) - np.searchsorted(starts, between[0]))

@@ -33,20 +33,34 @@ def _training(
     workers: int = 2,
     stall: float = 0,
     slow_us: float = 0,
+    evaluated: int = 0,
 ) -> RunBuilder:
-    """Epochs of four steps of 4 ms; an epoch ends inside the step that begins the next."""
+    """Epochs of four steps of 4 ms; an epoch ends inside the step that begins the next, behind so many batches that are evaluated."""
     b = RunBuilder(stacks=stacks) if gpu else RunBuilder(gpu=None, stacks=stacks)
+
+    def begins() -> None:
+        b.loader(stopping_us, workers=workers)
+        with b.python("torch/utils/data/dataloader.py", 1101, frame):
+            with b.op("aten::random_", us=5):
+                pass
+            b.wait(starting_us)
+        b.loader(first_us, workers=workers)
+
     for epoch in range(epochs):
         for step in range(4):
             with b.step():
                 b.stall(stall)
                 if step == 0 and epoch:
-                    b.loader(stopping_us, workers=workers)
-                    with b.python("torch/utils/data/dataloader.py", 1101, frame):
-                        with b.op("aten::random_", us=5):
-                            pass
-                        b.wait(starting_us)
-                b.loader(first_us if step == 0 and epoch else 100, workers=workers)
+                    for batch in range(evaluated):
+                        if batch:
+                            b.loader(100, workers=workers)
+                        else:
+                            begins()
+                        with b.op("aten::mm", us=20):
+                            b.compute(400)
+                    begins()
+                else:
+                    b.loader(100, workers=workers)
                 if step == 0 and epoch and slow_us:
                     with b.op("aten::add_", us=slow_us):
                         pass
@@ -77,9 +91,18 @@ for epoch in range(10):
         loss = train(batch)
         loss.backward()
 """
-_PATCHED = _SCRIPT.replace(
-    "DataLoader(list(range(100)), batch_size=4, num_workers=4)",
-    "DataLoader(\n    list(range(100)), batch_size=4, num_workers=4, persistent_workers=True\n)",
+_ONE_LINE = "DataLoader(list(range(100)), batch_size=4, num_workers=4)"
+_PERSISTENT = "DataLoader(\n    list(range(100)), batch_size=4, num_workers=4, persistent_workers=True\n)"
+
+
+_EVALUATES = (
+    _SCRIPT.replace(
+        "for epoch", "held_out = DataLoader(list(range(100)), batch_size=4, num_workers=4)\nfor epoch"
+    )
+    + """    model.eval()
+    for batch in held_out:
+        evaluate(batch)
+"""
 )
 
 
@@ -107,7 +130,7 @@ class WorkerRestart(Rule):
     wait. An upper bound: workers that persist fill their queue again, too.
 
     Fix
-    persistent_workers=True.
+    persistent_workers=True; also for the loader of the evaluation where nothing is trained between two restarts.
 
     Fix safety
     Unsafe: what the dataset changes in itself lasts from epoch to epoch, and random states go on.
@@ -185,7 +208,15 @@ class WorkerRestart(Rule):
             confidence="medium",
             codemod="dataloader-args",
             before=_SCRIPT,
-            after=_PATCHED,
+            after=_SCRIPT.replace(_ONE_LINE, _PERSISTENT),
+        ),
+        Invalid(
+            "new workers for each evaluation, too",
+            lambda: _training(evaluated=3),
+            message="6 times in 16 steps, for training and for evaluation",
+            codemod="dataloader-args",
+            before=_EVALUATES,
+            after=_EVALUATES.replace(_ONE_LINE, _PERSISTENT),
         ),
         Invalid("with stacks", lambda: _training(stacks=True, starting_us=12_000), confidence="high"),
         Invalid("with stacks, on the CPU", lambda: _training(stacks=True, gpu=False), confidence="medium"),
@@ -214,15 +245,16 @@ class WorkerRestart(Rule):
         moments = ctx[Moments]
         spans = [(r.start, r.end) for r in restarts]
         confidence = self._confidence(ctx, restarts, outcome)
+        evaluates = loader.evaluates(restarts)
         yield Claim(
-            message=_message(restarts, usual, count),
+            message=_message(restarts, usual, count, evaluates=evaluates),
             confidence=confidence,
             severity="info" if confidence == "low" or len(restarts) < 2 else None,
             saving=outcome.saving(),
             location=location(None, ts_us=moments.ts_us(spans[0][0])),
             evidence=[_table(ctx, restarts, usual), outcome.table(_WHAT_IF, "persistent workers")],
             spans=moments.longest(spans, "workers restart"),
-            fixes=[techniques.persistent_workers(_VERIFY)],
+            fixes=[techniques.persistent_workers(_VERIFY, evaluation=evaluates)],
             removal=removal,
             owned=spans,
             key="workers",
@@ -267,10 +299,10 @@ _VERIFY = (
 _WHAT_IF = "Simulated: workers persist"
 
 
-def _message(restarts: Sequence[Border], usual: int, count: int) -> str:
+def _message(restarts: Sequence[Border], usual: int, count: int, *, evaluates: bool) -> str:
     each = two_figures(sum(r.length for r in restarts) / len(restarts) / 1e3)
     often = (
-        f"{len(restarts)} times in {count} steps, once per epoch"
+        f"{len(restarts)} times in {count} steps, {'for training and for evaluation' if evaluates else 'once per epoch'}"
         if len(restarts) > 1
         else "once in the capture, as an epoch ends"
     )

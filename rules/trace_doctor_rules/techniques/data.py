@@ -117,16 +117,15 @@ pinned_copies = patched(
 """An edit of loader and copies together: either alone still waits."""
 
 
-def persistent_workers(verify: str, workers: int | None = None, target: Target | None = None) -> Fix:
-    """`workers`: how many there are, where the capture says so."""
+def persistent_workers(verify: str, *, evaluation: bool) -> Fix:
+    """`evaluation`: the loader that evaluates between the epochs starts its workers anew, too."""
     return patch(
         "Set persistent_workers=True",
         "dataloader-args",
         "DataLoader(..., num_workers=4, persistent_workers=True)   # HF: dataloader_persistent_workers=True",
         "the dataset object of a worker lives on: what it changes in itself lasts from epoch to epoch",
         verify,
-        params={"persistent_workers": True, **({"num_workers": workers} if workers else {})},
-        target=target,
+        params={"persistent_workers": True, **({"evaluation": True} if evaluation else {})},
     )
 
 

@@ -150,10 +150,16 @@ def _counter(script: Script, loop: cst.For) -> tuple[str, list[Edit]]:
         if name is None or len(call.args) != 1:
             raise refusal(script, loop, "the loop counts its batches in another way")
         return name, []
+    return numbered(script, loop)
+
+
+def numbered(script: Script, loop: cst.For) -> tuple[str, list[Edit]]:
+    """A counter for a loop that has none, and the edits that make it."""
+    target = loop.target
     name = next((n for n in ("step", "batch_index", "micro_step") if not script.variables(n)), None)
     if name is None:
         raise refusal(script, loop, "the loop has no counter")
-    (start, end), (first, last) = script.outer_span(target), script.span(call)
+    (start, end), (first, last) = script.outer_span(target), script.span(loop.iter)
     text = script.text[start:end].rstrip()
     bare = isinstance(target, cst.Tuple) and not target.lpar
     edit = Edit(start, start + len(text), f"{name}, ({text})" if bare else f"{name}, {text}")

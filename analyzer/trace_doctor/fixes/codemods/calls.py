@@ -26,7 +26,11 @@ from trace_doctor.program.queries.arguments import refuse_configured, refuse_exp
 from trace_doctor.program.queries.loops import enclosing_loop, in_handler, method_calls, of_steps, trains
 from trace_doctor.program.script import Script, argument, literal, method_name
 
-_CLOCK = re.compile(r"(?:^|\.)(?:time|perf_counter|monotonic|process_time|now|elapsed_time)(?:_ns)?$")
+_CLOCK = re.compile(
+    r"(?:^|\.)(?:(?:time|perf_counter|monotonic|process_time|now|elapsed_time)(?:_ns)?"
+    r"|(?:max_)?memory_(?:allocated|reserved|stats)|mem_get_info)$"
+)
+"""what measures: time, or GPU memory"""
 
 
 @codemod("remove-call", RemoveCall)
@@ -51,10 +55,21 @@ def remove_call(place: Place, params: RemoveCall) -> Change:
     if name.endswith(".synchronize") and (copy := _unawaited_copy(script, call)) is not None:
         raise refusal(script, call, "a copy to the host that does not wait is read after it", copy)
     with sketched(change):
+        if name.endswith(".synchronize"):
+            _refuse_wanted(script, statement)
         if name.endswith(".synchronize") and (clock := _clock_after(script, statement)) is not None:
-            why = "the clock is read right after it: without the wait the time that is taken means nothing"
+            why = "time or memory is measured right after it, for which the program waits on purpose"
             raise refusal(script, call, why, clock)
     return change
+
+
+def _refuse_wanted(script: Script, statement: cst.CSTNode) -> None:
+    """Raises NoEdit for a wait that a comment explains, or that may put the work of several streams in order."""
+    line = script.line(statement)
+    if script.line_text(line - 1).strip().startswith("#") or "#" in script.line_text(line):
+        raise refusal(script, statement, "a comment says why it waits")
+    for stream in script.calls("torch.cuda.Stream", "torch.cuda.stream"):
+        raise refusal(script, stream, "the wait may put the work of several streams in order")
 
 
 def _unawaited_copy(script: Script, call: cst.Call) -> cst.CSTNode | None:
@@ -70,7 +85,7 @@ def _unawaited_copy(script: Script, call: cst.Call) -> cst.CSTNode | None:
 
 
 def _clock_after(script: Script, statement: cst.CSTNode) -> cst.CSTNode | None:
-    """The statement behind another one, or behind the `if` around it, where that reads a clock."""
+    """The statement behind another one, or behind the `if` around it, where that measures."""
     block, index = script.block_of(statement)
     owner: cst.CSTNode | None = script.parent(block)
     if index + 1 < len(block.body):

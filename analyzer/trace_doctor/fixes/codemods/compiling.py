@@ -60,6 +60,11 @@ _ACCUMULATED = (
 )
 
 
+_OF_ANY_SIZE = ("torch_geometric", "torch_scatter", "torch_sparse", "import dgl", "pad_sequence(")
+"""words of programs whose batches are of graphs, or padded to their longest sequence"""
+_ANY_SIZE = "makes batches of many sizes: a CUDA graph would be recorded for each"
+
+
 def takes_graphs(params: Compile) -> bool:
     """Whether torch.compile is asked for CUDA graphs."""
     return params.mode in ("reduce-overhead", "max-autotune") or params.backend == "cudagraphs"
@@ -89,6 +94,8 @@ def compile_model(place: Place, params: Compile) -> Change:
     with sketched(in_place):
         _refuse_copies(place.program)
         if takes_graphs(params):
+            for other in place.program.scripts_with(*_OF_ANY_SIZE):
+                raise NoEdit("display", f"{other.name} {_ANY_SIZE}")
             if accumulates(step):
                 raise refusal(step.script, step.backward, _ACCUMULATED)
             if (kept := kept_output(place.program, model)) is not None:

@@ -13,11 +13,14 @@ from trace_doctor.fixes.configured import configured
 from trace_doctor.fixes.literals import source_text
 from trace_doctor.model.parameters import DataLoaderArgs
 from trace_doctor.program.dataflow import method_of
-from trace_doctor.program.edits import Change, Gathered, Option, sketched
+from trace_doctor.program.edits import Change, Gathered, NoEdit, Option, sketched, together
 from trace_doctor.program.place import Place, already, only, refusal
 from trace_doctor.program.project import Project
 from trace_doctor.program.queries.arguments import Argument, Arguments, refuse_explained, set_value
 from trace_doctor.program.queries.dataloaders import (
+    Loader,
+    evaluation_loaders,
+    is_made_anew,
     loaders_on_line,
     not_picklable,
     refuse_batches_on_gpu,
@@ -44,6 +47,7 @@ _SHARDING = (
     "the dataset is an IterableDataset: workers would each deliver all of it unless __iter__ takes its share by "
     "torch.utils.data.get_worker_info() (itertools.islice(it, info.id, None, info.num_workers))"
 )
+_ANEW = "the loader is made anew for each epoch, and its workers with it: make it once, before the epochs"
 _SPAWNED = "Windows, macOS, Python 3.14 and later"
 _SPAWN = (
     f'where workers are spawned ({_SPAWNED}) the script needs `if __name__ == "__main__":` '
@@ -70,7 +74,33 @@ def dataloader_args(place: Place, params: DataLoaderArgs) -> Change:
         "construct a DataLoader that feeds training",
         "no DataLoader(...) was found that the loader of the capture can be",
     )
-    return _Loader(place, script, call, exact=params.exact).set_arguments(settings)
+    if "persistent_workers" in settings and is_made_anew(place.program, script, call):
+        if len(settings) == 1:
+            raise refusal(script, call, _ANEW)
+        del settings["persistent_workers"]
+    change = _Loader(place, script, call, exact=params.exact).set_arguments(settings)
+    if set(settings) != {"persistent_workers"}:
+        return change
+    return _in_evaluation(place, (script, call), change, params)
+
+
+def _in_evaluation(place: Place, training: Loader, change: Change, params: DataLoaderArgs) -> Change:
+    """The change with that of the loaders which evaluate: made where the capture has their restarts, too, and the file is the same,
+    else named."""
+    for script, call in evaluation_loaders(place, training):
+        if is_made_anew(place.program, script, call):
+            continue
+        try:
+            also = _Loader(place, script, call, exact=False).set_arguments({"persistent_workers": True})
+        except NoEdit:
+            continue  # it has no workers, or they persist
+        if params.evaluation and script is training[0]:
+            change = together(change, also)
+        else:
+            line = f"{script.name}:{script.line(call)}"
+            note = f"the loader at {line} restarts its workers as well: set persistent_workers there, too"
+            change = replace(change, notes=(*change.notes, note))
+    return change
 
 
 class _Loader:
@@ -94,16 +124,17 @@ class _Loader:
     def set_arguments(self, settings: dict[str, Any]) -> Change:
         """`settings`: name -> value, workers first. Raises NoEdit where they are there, or what holds them cannot be seen."""
         script = self.script
-        counts = []
         alternatives = self.arguments.alternatives()
         self.pins_by_choice = any(a.find("pin_memory") is not None for a in alternatives)
         for arguments in alternatives:
             self._refuse_hidden(arguments, settings)
-            counts.append(self._set(arguments, settings))
+            self._set(arguments, settings)
         if not self.edits.files and not self.options:
             raise already(script, self.call, "sets its workers and pinning already")
         names = {e.key.rpartition(":")[2] for _, edits in self.edits.files.values() for e in edits}
         names |= {"num_workers"} if self.options else set()
+        if settings.get("num_workers") and not self.exact and names <= {*_ORDER[1:]}:
+            raise already(script, self.call, "has workers already, the captured loader none: what set that?")
         has_guard = any("__main__" in s.text for s in self.project.scripts_with("__main__", "DataLoader"))
         if names != {"pin_memory"} and not has_guard:
             self.edits.notes.append(_SPAWN)
@@ -115,8 +146,6 @@ class _Loader:
                 f"the {kind} at {where} cannot be pickled, which spawned workers need ({_SPAWNED})"
             )
         change = self._change()
-        if min(counts, default=0) > int(settings.get("num_workers") or 0) > 0:
-            change = replace(change, title=f"Set {' and '.join(n for n in _ORDER if n in names)}")
         doubt = _may_repeat(self.project, script, self.call) if settings.get("num_workers") else ""
         if doubt == _SHARDING:
             raise refusal(script, self.call, doubt)
@@ -137,8 +166,7 @@ class _Loader:
         line = line if file.name == script.name else file.line_of(edits[0].start)
         return replace(self.edits.change(file, line, None), options=options)
 
-    def _set(self, arguments: Arguments, settings: dict[str, Any]) -> int:
-        """Also returns how many workers there will be, as far as that is known."""
+    def _set(self, arguments: Arguments, settings: dict[str, Any]) -> None:
         workers = arguments.find("num_workers")
         count = self._set_workers(workers, settings)
         additions = {"num_workers": source_text(count)} if workers is None and count else {}
@@ -163,7 +191,6 @@ class _Loader:
                 self.edits.keep(there.script, [set_value(there, value)])
         if additions:
             self.edits.keep(*arguments.add(workers, additions))
-        return count
 
     def _refuse_hidden(self, arguments: Arguments, settings: dict[str, Any]) -> None:
         script, call, hidden = self.script, self.call, arguments.hidden

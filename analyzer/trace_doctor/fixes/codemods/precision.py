@@ -16,7 +16,7 @@ from trace_doctor.program.dataflow import dataflow_of
 from trace_doctor.program.edits import Change, Edit, Gathered, NoEdit, add_arguments, sketched, wrap
 from trace_doctor.program.place import Place, already, refusal, started_script
 from trace_doctor.program.queries.imports import end_of_imports, name_for
-from trace_doctor.program.queries.loops import Loop, method_calls
+from trace_doctor.program.queries.loops import Loop, evaluates, method_calls, names_in
 from trace_doctor.program.queries.training import (
     Step,
     find_step,
@@ -29,7 +29,7 @@ from trace_doctor.program.queries.training import (
     replicas,
     whole_line,
 )
-from trace_doctor.program.script import Script, argument, dotted, literal, method_name
+from trace_doctor.program.script import Script, argument, bound_names, dotted, literal, method_name
 
 _INSTEAD = {
     dtype: {
@@ -118,13 +118,40 @@ def _forward(step: Step) -> Sequence[cst.CSTNode]:
     calls = [c for c in model_calls(step, step.home) if script.span(c)[0] < script.span(last)[1]]
     if not calls:
         raise refusal(script, last, "the step calls no model that is made in this script", kind="unresolved")
-    parts = [c for c in part_calls(step, step.home) if script.span(c)[0] < script.span(calls[0])[0]]
-    run = lines_from(script, [*parts, *calls][0], last)
+    before = [*part_calls(step, step.home), *_frozen(step, calls)]
+    run = lines_from(script, min([*before, calls[0]], key=script.span), last)
     if not run:
         raise refusal(script, last, "model and loss are in different blocks")
     if any(True for line in run for _ in method_calls(script, "backward", line)):
         raise refusal(script, last, "backward() lies between the model and the loss")
+    _refuse_moved(script, run)
     return run
+
+
+def _refuse_moved(script: Script, run: Sequence[cst.CSTNode]) -> None:
+    """Raises NoEdit where what the model computes goes to another device before the loss: in 16 bits, where autocast does not act."""
+    made = {name for line in run for a in script.all(cst.Assign, within=line) for name in bound_names(a)}
+    for line in run:
+        for call, value in (*method_calls(script, "to", line), *method_calls(script, "cpu", line)):
+            to_type = any("float" in script.code(a) or "dtype" in script.code(a) for a in call.args)
+            if names_in(script, value) & made and not to_type:
+                raise refusal(
+                    script, call, "the loss is computed on another device, where autocast does not act"
+                )
+
+
+def _frozen(step: Step, calls: Sequence[cst.Call]) -> list[cst.Call]:
+    """Calls, without gradients, of modules in eval() that compute what the model gets: most of the time may be theirs."""
+    script = step.script
+    inputs = {name for call in calls for arg in call.args for name in names_in(script, arg.value)}
+    modules = {script.code(module) for _, module in method_calls(script, "eval")}
+    return [
+        call
+        for assign in script.all(cst.Assign, step.home)
+        if bound_names(assign) & inputs and evaluates(script, assign)
+        for call in script.all(cst.Call, within=assign)
+        if script.code(call.func) in modules
+    ]
 
 
 def _device_type(step: Step, device: str) -> str:

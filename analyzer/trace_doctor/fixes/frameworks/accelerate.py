@@ -23,9 +23,9 @@ from trace_doctor.fixes.frameworks.launchers import (
     say_what_is_not_checked,
     starts,
 )
-from trace_doctor.fixes.frameworks.settings import Call, set_arguments, together
+from trace_doctor.fixes.frameworks.settings import Call, set_arguments
 from trace_doctor.fixes.frameworks.trainers import ACCELERATE, DYNAMO, Setting
-from trace_doctor.program.edits import Candidate, Change, NoEdit, change_of
+from trace_doctor.program.edits import Candidate, Change, NoEdit, change_of, together
 from trace_doctor.program.place import Place, only, refusal
 from trace_doctor.program.project import Project
 from trace_doctor.program.queries.arguments import Arguments

@@ -15,9 +15,8 @@ import libcst as cst
 
 from trace_doctor.fixes.frameworks.documents import OTHER, Document, Values
 from trace_doctor.fixes.frameworks.launchers import config_files, documents, starts
-from trace_doctor.fixes.frameworks.settings import together
 from trace_doctor.fixes.literals import source_text
-from trace_doctor.program.edits import Candidate, Change, Edit, NoEdit, change_of
+from trace_doctor.program.edits import Candidate, Change, Edit, NoEdit, change_of, together
 from trace_doctor.program.place import Place, candidate, refusal
 from trace_doctor.program.queries.arguments import add_entries
 from trace_doctor.program.queries.loops import method_calls

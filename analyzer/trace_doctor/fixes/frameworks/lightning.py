@@ -11,12 +11,12 @@ from collections.abc import Mapping
 import libcst as cst
 
 from trace_doctor.fixes.batch_sizes import divided_batch
-from trace_doctor.fixes.frameworks.settings import Call, set_arguments, together
+from trace_doctor.fixes.frameworks.settings import Call, set_arguments
 from trace_doctor.fixes.frameworks.trainers import FABRIC, LIGHTNING
 from trace_doctor.fixes.literals import source_text
 from trace_doctor.model.parameters import Compile, Parameters
 from trace_doctor.program.dataflow import dataflow_of
-from trace_doctor.program.edits import Change, insert_before
+from trace_doctor.program.edits import Change, insert_before, together
 from trace_doctor.program.place import Place, already, only, refusal
 from trace_doctor.program.queries.arguments import Arguments
 from trace_doctor.program.queries.imports import name_for

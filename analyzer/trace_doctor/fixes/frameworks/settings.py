@@ -39,14 +39,6 @@ def set_arguments(
     return edits.change(script, script.line(node), framework)
 
 
-def together(change: Change, also: Change) -> Change:
-    """Two changes as one, which is about what the first is about."""
-    edits = Gathered(notes=list(dict.fromkeys([*change.notes, *also.notes])))
-    for file, changes in (*change.files, *also.files):
-        edits.keep(file, changes)
-    return edits.change(change.script, change.line, change.framework)
-
-
 def is_available(place: Place, framework: str, setting: Setting | Plugin | None) -> bool:
     """Whether every release that the program can run on has a setting."""
     version = place.packages.get(framework)

@@ -12,6 +12,7 @@ from trace_doctor.program.place import Place, refusal
 from trace_doctor.program.project import Project
 from trace_doctor.program.queries.loops import (
     NOT_TRAINING,
+    enclosing_loop,
     loops,
     method_calls,
     optimizer_steps,
@@ -45,6 +46,8 @@ _MOVES = ("to", "cuda")
 _OF_TENSORS = ("shape", "dtype", "ndim", "size")
 _MAKE_SAMPLES = ("__init__", "__getitem__", "__getitems__", "__iter__", "__next__", "__call__")
 _HOOKS = ("train_dataloader", "get_train_dataloader")
+_EVALUATION_HOOK = "val_dataloader"
+_EVALUATION_WORDS = ("no_grad", "inference_mode", ".eval(")
 
 
 def loaders_on_line(place: Place) -> list[Loader]:
@@ -71,7 +74,7 @@ def training_loaders(place: Place) -> list[Loader]:
         [(s, c) for s, c in _constructions(place) if s.function_name(c) in _HOOKS],
     ):
         if loaders:
-            return loaders
+            return [f for f in loaders if not _for_validation(*f)] or loaders
     every = _constructions(place)
     for script in trainers if every else ():
         for loop in training_loops(script):
@@ -80,6 +83,56 @@ def training_loaders(place: Place) -> list[Loader]:
                     constructor = where.code(origin.func)
                     raise refusal(where, origin, f"the training loop draws from {constructor}(...)")
     return [f for f in every if not _for_validation(*f)]
+
+
+def evaluation_loaders(place: Place, training: Loader) -> list[Loader]:
+    """Other loaders that are iterated again and again, by loops that do not train: what evaluates after each epoch, and the
+    hook of Lightning that gives it its loader."""
+    found = [(s, c) for s, c in _constructions(place) if s.function_name(c) == _EVALUATION_HOOK]
+    for script in place.program.scripts_with(*_EVALUATION_WORDS):
+        for loop in loops(script):
+            if isinstance(loop, cst.For) and not trains(script, loop):
+                found += _iterated_again(place, script, loop)
+    return [(s, c) for s, c in _unique(found) if c is not training[1]]
+
+
+def _iterated_again(place: Place, script: Script, loop: cst.For) -> list[Loader]:
+    """The loaders of a loop that runs again and again; of those that calls of its function pass, the ones of calls that do."""
+    function, loaders = script.function_of(loop), _drawn_from(place, script, loop.iter)
+    if not loaders or function is None or enclosing_loop(script, loop) is not None:
+        return loaders if enclosing_loop(script, loop) is not None else []
+    again, once = set[int](), set[int]()
+    for where, call in place.program.callers(script, function):
+        passed = again if _repeats(place.program, where, call) else once
+        passed.update(id(c) for _, c in _drawn_from(place, where, call))
+    repeats = _repeats(place.program, script, loop)
+    return [(s, c) for s, c in loaders if id(c) in again or (repeats and id(c) not in once)]
+
+
+def is_made_anew(project: Project, script: Script, call: cst.Call) -> bool:
+    """Whether a loader is made again for each loop over it: something repeats its construction, and no loop is around those over it
+    alone."""
+    if not _repeats(project, script, call):
+        return False
+    own = [
+        loop
+        for loop in loops(script)
+        if isinstance(loop, cst.For) and script.function_of(loop) is script.function_of(call)
+        if any(origin is call for _, origin in project.of(script, loop.iter))
+    ]
+    return bool(own) and all(enclosing_loop(script, n) is enclosing_loop(script, call) for n in own)
+
+
+def _repeats(program: Project, script: Script, node: cst.CSTNode, depth: int = 3) -> bool:
+    """Whether a loop is around a node, or around a call of the function that it stands in, and so on."""
+    if enclosing_loop(script, node) is not None:
+        return True
+    function = script.function_of(node)
+    return function is not None and any(
+        _repeats(program, where, call, depth - 1)
+        for where, call in program.callers(script, function)
+        if depth
+    )
 
 
 def _constructions(place: Place) -> list[Loader]:

@@ -18,6 +18,12 @@ NOT_TRAINING = re.compile(
     r"(?:^|_)(?:val|valid|validation|test|eval|dev(?!ice)|pred|predict|infer)", re.IGNORECASE
 )
 """in names of what does not train: functions, loaders"""
+_WHICH_PROCESS = re.compile(
+    r"(?:^|[._])(?:rank|get_rank|is_(?:local_)?(?:main|master|world)\w*|local_rank|master_process)$"
+)
+_SETTINGS = re.compile(
+    r"(?:self\.)?(?:args|cfg|config|conf|opts?|options|hparams|flags|params)\.", re.IGNORECASE
+)
 _SCHEDULER = re.compile(r"lr_scheduler|LR$|[Ss]chedule[r_]")
 
 
@@ -162,3 +168,25 @@ def _between_steps(script: Script, node: cst.CSTNode) -> bool:
 def conditional(script: Script, node: cst.CSTNode) -> bool:
     """Whether something happens only under a condition within its loop."""
     return any(isinstance(up, cst.If) for up in script.between(node, enclosing_loop(script, node)))
+
+
+def only_sometimes(script: Script, node: cst.CSTNode) -> bool:
+    """Whether something happens in some iterations of its loop only. A condition that holds in all of them or in none, as
+    `local_rank == 0`, does not make it so."""
+    loop = enclosing_loop(script, node)
+    tests = [up.test for up in script.between(node, loop) if isinstance(up, cst.If)]
+    return any(not _is_same_throughout(script, test, loop) for test in tests)
+
+
+def _is_same_throughout(script: Script, test: cst.BaseExpression, loop: Loop | None) -> bool:
+    """Whether a condition cannot change while a loop runs: it asks which process this is, for a setting, or for names that the
+    loop does not bind."""
+    calls = [c for c in (test, *script.all(cst.Call, within=test)) if isinstance(c, cst.Call)]
+    if any(not _WHICH_PROCESS.search(script.code(call.func)) for call in calls):
+        return False
+    if any(True for kind in (cst.Modulo, cst.NamedExpr) for _ in script.all(kind, within=test)):
+        return False
+    names = {name for name in names_in(script, test) if not _WHICH_PROCESS.search(name)}
+    if any("." in name and not _SETTINGS.match(name) for name in names):
+        return False
+    return loop is None or not any(binds(script, loop, name) for name in names)

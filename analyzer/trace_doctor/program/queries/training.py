@@ -15,7 +15,15 @@ from trace_doctor.program.edits import Candidate, NoEdit, shares_line
 from trace_doctor.program.place import Place, candidate, only, refusal
 from trace_doctor.program.project import Project
 from trace_doctor.program.queries.loops import Loop, enclosing_loop, in_handler, method_calls
-from trace_doctor.program.script import Script, Statement, assigned_names, dotted, method_name, receiver
+from trace_doctor.program.script import (
+    Script,
+    Statement,
+    assigned_names,
+    bound_names,
+    dotted,
+    method_name,
+    receiver,
+)
 
 Home = Loop | cst.FunctionDef | cst.Module
 """what is run once per step: the loop, else the function that some loop calls"""
@@ -429,9 +437,7 @@ def whole_line(script: Script, node: cst.CSTNode) -> cst.SimpleStatementLine:
 def loss_assignments(step: Step) -> list[cst.Assign]:
     """The assignments of a step before backward that give the loss its value."""
     script, name = step.script, dotted(step.loss)
-    assignments = [
-        a for a in script.all(cst.Assign, step.home) if name is not None and name in assigned_names(a)
-    ]
+    assignments = [a for a in script.all(cst.Assign, step.home) if name in bound_names(a)]
     return [a for a in assignments if script.span(a)[1] <= script.span(step.backward)[0]]
 
 
