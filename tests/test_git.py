@@ -129,6 +129,13 @@ def test_what_git_could_not_give_back_is_not_edited(job: Path, content: bytes | 
     assert state(job, "pkg/model.py") is None
 
 
+def test_a_clone_whose_objects_were_elsewhere_and_are_gone(job: Path, tmp_path: Path) -> None:
+    """Nobody is sent to commit or stash what git can do neither with."""
+    git(job, "clone", "-q", "--shared", ".", str(tmp_path / "clone"))
+    job.rename(tmp_path / "moved")
+    assert "(git has lost what is committed of train.py)" in (state(tmp_path / "clone") or "")
+
+
 @pytest.mark.parametrize("content", [None, b"damaged"])
 @pytest.mark.parametrize(("tree", "name"), [("", "the top folder"), ("pkg", "pkg")])
 def test_a_lost_tree_is_told_before_an_edit(job: Path, tree: str, name: str, content: bytes | None) -> None:

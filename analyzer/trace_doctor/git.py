@@ -54,6 +54,7 @@ _PIECE = 1 << 20
 _MAX_TEXT = 256 << 20
 _MAX_COMPARED = 8 << 30
 """Bytes of all files whose content is compared"""
+_LOST = "git has lost what is committed of"
 
 
 _LONGEST_COMPLAINT = 1 << 10
@@ -184,8 +185,9 @@ def uncommitted(folder: Path, files: Sequence[Path]) -> str | None:
     if count == 0:
         return None
     untold = [r for r in reasons if r]
-    if len(untold) == count:
-        return f"whether the git work tree has uncommitted changes cannot be told ({untold[0]})"
+    lost = [r for r in untold if r.startswith(_LOST)]  # what git cannot read it can neither compare nor stash
+    if lost or len(untold) == count:
+        return f"whether the git work tree has uncommitted changes cannot be told ({(lost or untold)[0]})"
     return f"the git work tree has uncommitted changes ({count} {'file' if count == 1 else 'files'}): commit or stash first"
 
 
@@ -236,7 +238,7 @@ def _not_kept(root: Path, entries: Sequence[_Entry], trees: dict[bytes, str]) ->
     lost += [
         os.fsdecode(f) or "the top folder" for f in sorted(folders) if not _is_kept(root, trees[f], b"tree")
     ]
-    return (f"git has lost what is committed of {name}" for name in lost)
+    return (f"{_LOST} {name}" for name in lost)
 
 
 def _above(path: bytes) -> Iterator[bytes]:

@@ -20,6 +20,7 @@ from trace_doctor.files import replacing
 from trace_doctor.model import IDLE_CAUSES, PART_NAMES, Result
 from trace_doctor.reporters import render
 from trace_doctor.reporters.saved import is_page_of_ours
+from trace_doctor.reporters.seals import sealed
 
 PAGE = "trace-doctor-report.html"
 _MIB = 1 << 20
@@ -108,5 +109,5 @@ def _write_page(result: Result, folder: Path) -> Path:
     if path.exists() and not is_page_of_ours(path, Result):
         raise UsageError(f"{path} exists and is no report of ours: it is not overwritten")
     with replacing(path) as file:
-        file.write(render(result, "html").encode())
+        file.write(sealed("html", render(result, "html")))
     return path

@@ -122,10 +122,23 @@ def test_a_full_disk(trace: Path, command: str) -> None:
     )
 
 
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="a folder that is in use cannot be removed, or keeps its name"
+)
+@pytest.mark.parametrize(("command", "code"), [("check trace.json", 2), ("record -- true", 125)])
+def test_a_working_folder_that_is_gone(trace: Path, command: str, code: int) -> None:
+    said = shell(f"mkdir gone && cd gone && rmdir ../gone && {MAIN} {command}", trace)
+    assert said == (code, "trace-doctor: cannot go on: the working folder is gone\n")
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 @pytest.mark.parametrize(
     ("command", "code"),
-    [("check -vv trace.json -o json >/dev/full", 2), ("record -vv -- true 2>/dev/full", 125)],
+    [
+        ("check -vv trace.json -o json >/dev/full", 2),
+        ("record -vv -- true 2>/dev/full", 125),
+        ("record -- sh -c 'exit 3' 2>/dev/full", 3),  # nor does what could not be said of it
+    ],
 )
 def test_a_traceback_that_is_wanted_does_not_change_the_code(trace: Path, command: str, code: int) -> None:
     """Exit 1 would be the verdict of `check`, and the script's own of `record`."""

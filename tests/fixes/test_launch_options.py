@@ -102,7 +102,7 @@ def test_a_refusal_says_whose_option_it_is(tmp_path: Path) -> None:
     assert (item.why, item.fix.framework) == ("--bf16 comes from $BF16", "transformers")
 
 
-@pytest.mark.parametrize(("now", "then"), [("3", "4"), ("4", "4"), ("5", "5")])
+@pytest.mark.parametrize(("now", "then"), [("3", "4"), ("4", "4"), ("5", "5"), ("²", "4")])
 def test_a_number_is_raised_and_never_lowered(tmp_path: Path, now: str, then: str) -> None:
     line = "python train.py --dataloader_num_workers {}\n"
     made = planned(tmp_path, "run.sh", line.format(now), "dataloader-args", {"num_workers": 4})

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from trace_doctor.errors import UsageError
 from trace_doctor.fixes import plan
+from trace_doctor.fixes.frameworks.trainers import minimum_versions
 from trace_doctor.model import Finding, Fix, Input, Result, TorchVersion
 from trace_doctor.program.versions import (
     FORMS,
@@ -86,6 +88,17 @@ def test_never_from_the_machine_that_analyses(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------- what each version accepts
+
+
+@pytest.mark.parametrize("text", ["2." + "1" * 5000, "1" * 5000 + ".0", "２.４", "2.²"])
+def test_what_no_release_is_called_is_no_version(text: str) -> None:
+    assert bounds(captured((text, text))) == pinned_bounds([f"torch=={text}"]) == TorchBounds()
+    with pytest.raises(UsageError, match="is no version"):
+        bounds(captured(), [], text)
+    assert minimum_versions([f"accelerate=={text}"], [f'check_min_version("{text}")']) in (
+        {},
+        {"accelerate": (2, 0)},
+    )
 
 
 def test_nothing_known_means_the_oldest() -> None:

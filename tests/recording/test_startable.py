@@ -75,6 +75,7 @@ def test_treat_refuses_it_too(project: Path) -> None:
         ("torchrun --nnodes 1 --nproc-per-node 8 train.py", {"PET_NNODES": "1"}, ""),
         ("torchrun --nnodes=1:1 train.py", {}, ""),
         ("python train.py --nodes-file 2 --num_nodes_max 4", {"PET_NNODES": "x"}, ""),
+        ("python train.py", {"PET_NNODES": "²"}, ""),
     ],
 )
 def test_a_job_of_several_machines_is_not_treated_on_one(

@@ -237,7 +237,15 @@ def test_the_fix_makes_the_edit_that_the_diff_makes(before: str, after: str) -> 
 
 
 @pytest.mark.parametrize(
-    "text", ["", "no diff", "+++ b/x\n@@ -1 +1 @@\n", "@@ -1 +1 @@\n-a\n+b\n", "+++ /dev/null\n"]
+    "text",
+    [
+        "",
+        "no diff",
+        "+++ b/x\n@@ -1 +1 @@\n",
+        "@@ -1 +1 @@\n-a\n+b\n",
+        "+++ /dev/null\n",
+        f"+++ b/x\n@@ -{'1' * 5000} +1 @@\n-a\n+b\n",
+    ],
 )
 def test_what_is_no_diff_gives_no_edit(text: str) -> None:
     assert edits_of(text) == []

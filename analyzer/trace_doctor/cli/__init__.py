@@ -56,7 +56,8 @@ def run() -> None:
         code = _code_of(error)
         leave_stdout()
         where = f"{error.filename}: " if error.filename else "cannot go on: "
-        tell(one_line(f"{where}{error.strerror or error}"))
+        no_folder = isinstance(error, FileNotFoundError) and not error.filename  # as os.getcwd() raises
+        tell(one_line(f"{where}{'the working folder is gone' if no_folder else error.strerror or error}"))
     except Exception as error:
         _if_told_to_end(error)
         if ran_out(error):

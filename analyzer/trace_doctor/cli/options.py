@@ -151,13 +151,15 @@ class Setup:
     torch_version: Annotated[str | None, typer.Option(help="torch version that made the captures.")] = None
     config: ConfigFile = None
 
+    def __post_init__(self) -> None:
+        if self.torch_version == "":  # `fix` of a saved result and `treat` load no settings of it
+            raise UsageError("--torch-version: '' is no version")
+
     def load(self, *, source: Path | None, **options: Any) -> Config:
         """The settings with what the command line says on top. Raises UsageError for a wrong value."""
         from trace_doctor.config import load_config
 
         overrides = {name: in_parts(v, name) if isinstance(v, list) else v for name, v in options.items()}
-        if self.torch_version == "":
-            raise UsageError("--torch-version: '' is no version")
         overrides |= {"torch_version": self.torch_version, "source": str(source) if source else None}
         return load_config(file=self.config, overrides=overrides)
 

@@ -87,16 +87,16 @@ def default_sinks(silent: bool, force: bool) -> list[Sink]:
         check_link(DEFAULT_REPORT)
     if DEFAULT_REPORT.is_dir() or not (force or is_replaceable(DEFAULT_REPORT, Result)):
         raise UsageError(
-            f"{DEFAULT_REPORT} exists and is no report of ours; use --output html=PATH or --force to replace it"
+            f"{DEFAULT_REPORT} exists and is no unchanged report of ours; use --output html=PATH or --force to replace it"
         )
     return [Sink("text"), Sink("html", DEFAULT_REPORT, optional=True)]
 
 
 def is_replaceable(path: Path, kind: type[Result] | type[Treatment]) -> bool:
-    """Whether nothing is at the place of a page, or a page of ours that holds such a one."""
+    """Whether nothing is at the place of a page, or a page of ours that holds such a one and to which nobody has added notes."""
     from trace_doctor.reporters.saved import is_page_of_ours
 
-    return not path.exists() or is_page_of_ours(path, kind)
+    return not path.exists() or (is_page_of_ours(path, kind) and is_output_of_ours(path))
 
 
 def is_output_of_ours(path: Path) -> bool:

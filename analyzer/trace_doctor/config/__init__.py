@@ -282,7 +282,7 @@ def _checked(key: str, value: Any, origin: str) -> Any:
     allowed = {"fail_on": (*SEVERITIES, "never"), "min_confidence": CONFIDENCES}.get(key)
     if allowed and value not in allowed:
         raise UsageError(f"{origin}: {_dashed(key)} must be one of {', '.join(allowed)}, not {shown(value)}")
-    if key == "torch_version" and value and not re.match(r"v?\d+\.\d+", value):
+    if key == "torch_version" and value and not re.match(r"v?[0-9]{1,4}\.[0-9]{1,4}(?![0-9])", value):
         raise UsageError(f"{origin}: torch-version must be like 2.9, not {shown(value)}")
     if (
         key == "ranks"

@@ -33,7 +33,7 @@ class TorchBounds:
 
 def parse(text: str | None) -> Version | None:
     """(major, minor) of `2.9.1+cu128`; None where it begins with no version."""
-    match = re.match(r"\s*v?(\d+)\.(\d+)", text or "")
+    match = re.match(r"\s*v?([0-9]{1,4})\.([0-9]{1,4})(?![0-9])", text or "")
     return (int(match.group(1)), int(match.group(2))) if match else None
 
 
@@ -55,7 +55,7 @@ def bounds(result: Result, requirements: Iterable[str] = (), torch_version: str 
 
 
 _PIN = re.compile(
-    r"""(?:^|[\s"'\[,])(?:py)?torch\s*(?P<op>==|>=|~=|=)\s*(?P<version>\d+\.\d+)""",
+    r"""(?:^|[\s"'\[,])(?:py)?torch\s*(?P<op>==|>=|~=|=)\s*(?P<version>[0-9]+\.[0-9]+)""",
     re.MULTILINE | re.IGNORECASE,
 )
 _COMMENT = re.compile(r"(?m)(?:^|\s)#.*$")

@@ -57,7 +57,7 @@ def several_machines(command: Sequence[str], environment: Mapping[str, str]) -> 
             (
                 f"{n}={environment[n]}"
                 for n in _COUNTS
-                if environment.get(n, "1").isdigit() and int(environment.get(n, "1")) > 1
+                if re.fullmatch("[0-9]{1,6}", environment.get(n, "")) and int(environment[n]) > 1
             ),
             "",
         )

@@ -171,15 +171,22 @@ def record(
     options = replace(options, folder=new_folder(out))
     began = time.time_ns()
     run = _record_in_a_copy if copy else record_command
-    recorded = run(command, options, say=lambda line: console.note(f"trace-doctor: {line}"))
+    recorded = run(command, options, say=lambda line: _tell(console, f"trace-doctor: {line}"))
     if not console.quiet:
         written = [] if copy else written_since(Path.cwd(), began, [Path(options.folder), *recorded.windows])
-        console.note(*render(recorded, command, written))
+        _tell(console, *render(recorded, command, written))
     elif recorded.empty:
-        console.note(f"trace-doctor: {why_empty(recorded)}")
+        _tell(console, f"trace-doctor: {why_empty(recorded)}")
     if recorded.exit_code < 0:
         _end_as(-recorded.exit_code)
     raise typer.Exit(recorded.exit_code)
+
+
+def _tell(console: Console, *lines: str) -> None:
+    """Words about a script that runs or has run. Its code is passed on also where nobody can be told: on a full disk, or
+    when the terminal is closed."""
+    with suppress(OSError):
+        console.note(*lines)
 
 
 def _trail(options: RecordOptions, every: int, copy: bool) -> RecordOptions:

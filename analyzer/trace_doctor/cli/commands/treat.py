@@ -196,7 +196,9 @@ def _refuse_to_replace(sinks: Sequence[Sink], patches: Sequence[Path]) -> None:
             else (not os.path.lexists(sink.path) or is_output_of_ours(sink.path))
         )
         if not ours:
-            raise UsageError(f"{sink.path} exists and is no output of ours; use --output {sink.format}=PATH")
+            raise UsageError(
+                f"{sink.path} exists and is no unchanged output of ours; use --output {sink.format}=PATH"
+            )
     for patch in patches:
         if patch.is_file() and not is_patch_of_ours(patch):
             raise UsageError(f"{patch} exists and is no patch of ours; use --patch FILE")

@@ -266,4 +266,5 @@ def _shell_edits(command: Command, options: Mapping[str, str]) -> list[Edit]:
 
 def _suffices(now: str, goal: str) -> bool:
     """Whether it is the goal, or a larger number."""
-    return int(now) >= int(goal) if now.isdigit() and goal.isdigit() else now == goal
+    numbers = all(re.fullmatch("[0-9]{1,9}", text) for text in (now, goal))
+    return int(now) >= int(goal) if numbers else now == goal

@@ -185,7 +185,9 @@ def minimum_versions(requirements: Iterable[str], scripts: Iterable[str]) -> dic
 
 _PIN = re.compile(
     r"""(?:^|[\[(,])[\s\-"']*(?:pytorch[-_](?=lightning))?(?P<name>transformers|accelerate|lightning)(?:\[[\w,]*\])?"""
-    r"""\s*(?:==|>=|~=)\s*(?P<major>\d+)(?:\.(?P<minor>\d+))?""",
+    r"""\s*(?:==|>=|~=)\s*(?P<major>[0-9]{1,4})(?![0-9])(?:\.(?P<minor>[0-9]{1,4})(?![0-9]))?""",
     re.MULTILINE,
 )
-_CHECK = re.compile(r"""^check_min_version\(["'](?P<major>\d+)\.(?P<minor>\d+)""", re.MULTILINE)
+_CHECK = re.compile(
+    r"""^check_min_version\(["'](?P<major>[0-9]{1,4})\.(?P<minor>[0-9]{1,4})(?![0-9])""", re.MULTILINE
+)
