@@ -156,9 +156,16 @@ class Snapshot:
 
     @cached_property
     def frames_kind(self) -> Literal["all", "python", "cpp", "none"]:
-        """Which frames the stacks hold: `_record_memory_history(stacks="all"|"python")`, C++ only, or none."""
-        python = any(f.is_python for f in self.frames)
-        cpp = any(not f.is_python for f in self.frames)
+        """Which frames the stacks of allocations hold: `_record_memory_history(stacks="all"|"python")`, C++ only, or none. With
+        `context="state"` only blocks that are there at the end have any: those do not tell what the history is about."""
+        stacks = np.unique(self.stack[self.action == Action.ALLOC]) if self.has_history else None
+        used = (
+            {f for s in stacks if s >= 0 for f in self.stacks[s]}
+            if stacks is not None
+            else range(len(self.frames))
+        )
+        python = any(self.frames[f].is_python for f in used)
+        cpp = any(not self.frames[f].is_python for f in used)
         return "all" if python and cpp else "python" if python else "cpp" if cpp else "none"
 
     def entries(self, device: int) -> I64:

@@ -111,9 +111,13 @@ def paced(*severities: Severity, ms: float = 1.0) -> Result:
 @pytest.mark.parametrize(
     ("found", "terms", "verdict"),
     [
-        (paced(), Terms(fail_on="never"), "check passed"),
+        (paced(), Terms(fail_on="never"), "check passed: findings do not fail (fail-on never)"),
         (paced(), Terms(fail_on="critical"), "check passed: no finding at critical or above"),
-        (paced(), Terms(budgets=BUDGET, fail_on="never"), "check passed: no budget broken"),
+        (
+            paced(),
+            Terms(budgets=BUDGET, fail_on="never"),
+            "check passed: findings do not fail (fail-on never), no budget broken",
+        ),
         (paced(), Terms(baseline=NOTHING), "check passed: no new finding at warning or above, no regression"),
         (paced("critical"), Terms(), "check failed: 1 finding at warning or above (TD401)"),
         (paced("critical", "warning"), Terms(), "check failed: 2 findings at warning or above (TD401)"),

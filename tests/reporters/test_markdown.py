@@ -106,3 +106,15 @@ def test_however_many_findings_there_are_it_fits_a_comment_and_names_the_worst(
     assert len(page.encode()) <= 1 << 16
     assert "TD101-1 " in page and "TD101-100 " in page
     assert (f"and {count - 100:,} more findings" in page) == (count > 100)
+
+
+def test_what_stands_around_it_fits_a_comment_as_well() -> None:
+    row = Budget(name="TD201", unit="share", status="undecided")
+    pages = [
+        render(Result(gate=Gate(code=3, verdict="v", budgets=[row] * n)), "markdown") for n in (1_000, 1_001)
+    ]
+    each = len(pages[1]) - len(pages[0])
+    rows = 1_000 + ((1 << 16) - 500 - len(pages[0].encode())) // each
+    page = render(Result(gate=Gate(code=3, verdict="v", budgets=[row] * rows)), "markdown")
+    assert page.startswith("## ")
+    assert len(page.encode()) <= (1 << 16) - 1_000, "the action adds a mark and a link to it"

@@ -236,10 +236,11 @@ def _verdict(
         return f"check is inconclusive{few}: {_listed(undecided)}"
     if code == 0:
         kind = "new finding" if terms.baseline is not None else "finding"
-        parts = [] if terms.fail_on == "never" else [f"no {kind} at {terms.fail_on} or above"]
+        never = "findings do not fail (fail-on never)"
+        parts = [never if terms.fail_on == "never" else f"no {kind} at {terms.fail_on} or above"]
         if terms.budgets.limits or terms.baseline is not None:
             parts.append("no regression" if not terms.budgets.limits else "no budget broken")
-        return f"check passed{few}" + (f": {', '.join(parts)}" if parts else "")
+        return f"check passed{few}: {', '.join(parts)}"
     reasons = []
     if new:
         kind = "new finding" if terms.baseline is not None else "finding"

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast, get_args
 
+from trace_doctor.errors import one_line
 from trace_doctor.files import open_regular, read_regular
 from trace_doctor.recording.lines_tsv import settings_of
 from trace_doctor.recording.options import (
@@ -100,6 +101,8 @@ class RankRecord:
     rank: int
     pid: int | None = None
     world_size: int | None = None
+    device: str = ""
+    """the GPU that the recorded script used, of the first rank to say so; empty without one"""
     found_steps_by: str = ""
     accumulation: int | None = None
     """optimizer steps are so many batches apart; None: not seen"""
@@ -299,6 +302,7 @@ def _rank_manifests(folder: Path) -> list[tuple[int, Path]]:
 
 
 def _rank_records(folder: Path, waited: Mapping[str, Any]) -> Iterator[RankRecord]:
+    device = one_line(_text(_object(folder / ENVIRONMENT_FILE).get("device"))[:100])
     for rank, path in _rank_manifests(folder):
         manifest = _object(path)
         phases, without = manifest.get("phases"), manifest.get("without")
@@ -306,6 +310,7 @@ def _rank_records(folder: Path, waited: Mapping[str, Any]) -> Iterator[RankRecor
             rank=rank,
             pid=_whole(manifest.get("pid")),
             world_size=_count(manifest.get("world_size"), least=1),
+            device="" if device == "cpu" else device,
             found_steps_by=_text(manifest.get("found_steps_by")),
             accumulation=_count(manifest.get("accumulation"), least=1),
             ended=_text(manifest.get("ended")),

@@ -31,8 +31,8 @@ from trace_doctor.reporters.source_locations import failing, line_of
 from trace_doctor.reporters.units import Scale, plural, visible
 
 MOST_BYTES = 64_000
-_LAST_LINE = 100
-"""bytes of what a file of it ends with"""
+_AROUND = 1_000
+"""bytes that a file of it or a comment has beside it: the digest at its end, the mark of the comment, a link"""
 _LONGEST, _LONGEST_DIFF, _MOST_ROWS, _MOST_FINDINGS = 600, 4_000, 10, 100
 _MARKUP = re.compile(
     r"[\\`*\[\]|~$!{}^<>&@]"
@@ -62,7 +62,7 @@ def render(result: Result, options: Options) -> str:
     if more:
         details.append(f"{plural(more, 'more finding')} without details here; the HTML report has them.")
     page = no_command_at_start("\n\n".join([*head, *details, *tail]) + "\n")
-    if len(page.encode()) <= (1 << 16) - _LAST_LINE:
+    if len(page.encode()) <= (1 << 16) - _AROUND:
         return page
     return "\n\n".join([*head[:1], "All of it is too long for this page; the HTML report has it.\n"])
 

@@ -93,11 +93,16 @@ def captures_of(built: Built) -> list[Capture]:
 
 
 def _record(rank: int, b: RunBuilder) -> RankRecord | None:
-    if b.waited_for_cpu is None and b.periodic is None and not b.ended:
+    if b.waited_for_cpu is None and b.periodic is None and not b.ended and not b.recorded_device:
         return None
     found = periodic_work(b.periodic)
     return RankRecord(
-        rank, ended=b.ended, observed=b.periodic is not None, periodic=found, waited_for_cpu=b.waited_for_cpu
+        rank,
+        device=b.recorded_device,
+        ended=b.ended,
+        observed=b.periodic is not None,
+        periodic=found,
+        waited_for_cpu=b.waited_for_cpu,
     )
 
 

@@ -54,6 +54,8 @@ class RunBuilder:
         """the same: share of its time in which the main thread could have run and did not"""
         self.periodic: dict[str, Any] | None = None
         """the same: periodic work, as the manifest of a rank has it; {}: none came twice, None: not observed"""
+        self.recorded_device = ""
+        """the same: the GPU that the script used"""
         self.ended = ""
         """the same: why the recording ended"""
         self.meta: dict[str, Any] = {

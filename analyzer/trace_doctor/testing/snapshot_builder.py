@@ -73,15 +73,15 @@ _RETRY: list[Frame] = [
 class SnapshotBuilder:
     """Builds one snapshot of one device, or of several (`beside()`). Sizes are bytes, times microseconds.
 
-    `stacks`: which frames are recorded ("all", "python", "cpp" or None for none). `clock=False` leaves out `time_us`
-    as torch 2.1 did. `annotate=False` leaves out `Optimizer.step` annotations, as torch before 2.6 did.
+    `stacks`: which frames are recorded ("all", "python", "cpp" or None for none; "state": all of blocks that are there at the
+    end, none of the history, as with `context="state"`). `clock=False` leaves out `time_us` as torch 2.1 did. `annotate=False` leaves out `Optimizer.step` annotations, as torch before 2.6 did.
     """
 
     def __init__(
         self,
         *,
         device: int = 0,
-        stacks: Literal["all", "python", "cpp"] | None = "all",
+        stacks: Literal["all", "python", "cpp", "state"] | None = "all",
         clock: bool = True,
         annotate: bool = True,
         script: str = "/home/me/train.py",
@@ -329,14 +329,14 @@ class SnapshotBuilder:
             entry["addr"] = addr
         if self._clock:
             entry["time_us"] = self.now
-        if stack is not None:
+        if stack is not None and self._kinds != "state":
             entry["frames"] = stack
         self.entries.append(entry)
 
     def _stack(self, frames: Sequence[Frame]) -> list[dict[str, Any]] | None:
         if self._kinds is None:
             return None
-        python, native = self._kinds in ("all", "python"), self._kinds in ("all", "cpp")
+        python, native = self._kinds != "cpp", self._kinds != "python"
         kept = [f for f in frames if (python if f[0].endswith(".py") else native)]
         return [self._frames.setdefault(f, {"filename": f[0], "line": f[1], "name": f[2]}) for f in kept]
 

@@ -33,9 +33,9 @@ class ModelOnCpu(Rule):
     A model or its batches that were never moved to the GPU train tens of times slower than they could.
 
     Evidence
-    `deviceProperties` of the file, no call that launches GPU work, and operators of oneDNN or NNPACK, which have no
-    implementation for GPUs; or products and convolutions in a capture that recorded the GPU's runtime (its housekeeping
-    calls are there): whatever was launched would be in it.
+    `deviceProperties` of the file, or the GPU in `environment.json` of a recording, no call that launches GPU work, and
+    operators of oneDNN or NNPACK, which have no implementation for GPUs; or products and convolutions in a capture that
+    recorded the GPU's runtime (its housekeeping calls are there): whatever was launched would be in it.
 
     How the saving is estimated
     It is not: nothing in the capture says how fast the GPU is at this.

@@ -38,6 +38,12 @@ def _nothing_named() -> RunBuilder:
     return b
 
 
+def _of_a_script(device: str) -> RunBuilder:
+    b = _work(gpu=False, kernels=False)
+    b.recorded_device = device
+    return b
+
+
 def _outside_the_window() -> RunBuilder:
     b = RunBuilder()
     with b.op("aten::mm"):
@@ -54,14 +60,16 @@ class NoGpuActivity(Rule):
 
     What it does
     Says so when the file names GPUs, or launches on them, but holds no kernel, copy or memset in the analysed window.
+    Where it names none, the GPU counts that its recording says the script used.
 
     Why is this bad
     Idle time, kernels, copies and communication cannot be judged: every rule about them has to abstain, and what the
     host does looks like the whole cost.
 
     Evidence
-    `deviceProperties` of the file, or calls of a runtime that launch work, and no GPU event in the window. Launch calls
-    without kernels mean that the GPU's side was lost; no call of the runtime at all means that it was not asked for. A model on the CPU is TD006's.
+    `deviceProperties` of the file, `environment.json` of a recording, or calls of a runtime that launch work, and no
+    GPU event in the window. Launch calls without kernels mean that the GPU's side was lost; no call of the runtime at
+    all means that it was not asked for. A model on the CPU is TD006's.
 
     How the saving is estimated
     There is none: this is about the capture.
@@ -96,6 +104,7 @@ class NoGpuActivity(Rule):
     VALID = [
         Valid("kernels in the window", lambda: _work(gpu=True, kernels=True)),
         Valid("a machine without a GPU", lambda: _work(gpu=False, kernels=False)),
+        Valid("a recording of a script that used no GPU", lambda: _of_a_script("")),
     ]
     INVALID = [
         Invalid(
@@ -106,6 +115,7 @@ class NoGpuActivity(Rule):
             fixes=("Enable ProfilerActivity",),
         ),
         Invalid("eight GPUs", lambda: _work(gpu=True, kernels=False, devices=8), message="lists 8 × NVIDIA H100"),
+        Invalid("a profiler without a GPU side", lambda: _of_a_script("NVIDIA Orin"), severity="warning", message="lists NVIDIA Orin but has"),
         Invalid("nothing but a call of the runtime", _only_a_wait, severity="warning", message="runtime calls", fixes=("Add warm-up",)),
         Invalid("kernels lost", _launched_but_lost, severity="warning", message="3 calls launched", fixes=("Add warm-up",)),
         Invalid("all of many kernels lost", lambda: _launched_but_lost(10), message="30 calls launched", fixes=("Stop other profilers",)),

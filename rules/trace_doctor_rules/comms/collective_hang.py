@@ -43,7 +43,8 @@ class CollectiveHang(Rule):
     missing, the few that called are named instead.
     How long ranks waited follows from the time of the file, which a copy changes (`cp -p` keeps it). A hang is critical if a rank gave
     up, or if the file is from when the timeout ended. Before and long after that it is a warning, since a later file may be a copy of
-    a dump of a sound job, and below `min_wait` an info finding: a collective may be in flight. `time_discovered_*` is when a thread read
+    a dump of a sound job, as is a file from before the call, and below `min_wait` an info finding: a collective may be in
+    flight. `time_discovered_*` is when a thread read
     the state, and is not used.
 
     How the saving is estimated
@@ -100,6 +101,8 @@ class CollectiveHang(Rule):
         Invalid("a file from long after the timeout", lambda: cases.hang(3, waited_s=7000), confidence="medium", message="waited 7,000 s, or less if the file was copied; the timeout is 600 s."),
         Invalid("not for as long as the timeout", lambda: cases.hang(3, waited_s=100), confidence="medium", message="waited 100 s"),
         Invalid("in flight", lambda: cases.hang(3, waited_s=5), severity="info", confidence="low", message="waited 5 s and may be in flight; the timeout is 600 s."),
+        Invalid("a file from before the call", lambda: cases.hang(3, waited_s=-3600), confidence="medium", message="How long was not recorded."),
+        Invalid("in flight, and a file time in whole seconds", lambda: cases.hang(3, waited_s=-1), severity="info", confidence="low"),
         Invalid("in flight, with a higher limit", lambda: cases.hang(3, waited_s=500), thresholds={"min_wait": 550.0}, severity="info"),
         Invalid("it gave up", lambda: cases.hang(3, waited_s=1, gave_up=True), confidence="high", message="timed out"),
         Invalid("gloo, while it waits", lambda: cases.hang(3, gloo=True), message="Rank 3 did not call", confidence="high"),

@@ -178,6 +178,7 @@ class CpuTensorThenCopy(TimeRule):
         Valid("once in six steps", lambda: _training(every=6)),
         Valid("a small part", _training, thresholds={"min_share": 0.5}),
         Valid("seven times, without marks of steps", lambda: _training(marked=False, steps=7), skipped="no step markers"),
+        Valid("in the only step", lambda: _training(steps=1), skipped="one step"),
         Valid("once, without marks of steps", lambda: _training(marked=False, steps=1)),
         Valid("little, and the GPU's side was lost", lambda: _device_lost(2, 200)),
         Valid("the calls that copy are lost", _calls_lost, skipped="copies to the GPU are not in the trace"),
@@ -223,7 +224,8 @@ class CpuTensorThenCopy(TimeRule):
         claimed = doubtful = False
         for (name, site), members in groups.items():
             again = self._again_and_again(ctx, copies, members)
-            if not again and (steps.source != "none" or len(members) < 2):
+            one_step = steps.source != "none" and steps.count == 1
+            if not again and not one_step and (steps.source != "none" or len(members) < 2):
                 continue
             removal = _removal(copies, members)
             outcome = replay.without(removal)
@@ -242,8 +244,10 @@ class CpuTensorThenCopy(TimeRule):
             )
         if doubtful and not claimed:
             raise NotCaptured(
-                "CPU tensors are copied to the GPU, but no step markers show whether this repeats",
-                "call prof.step() after each step",
+                "CPU tensors are copied to the GPU, but no step markers show whether this repeats"
+                if steps.source == "none"
+                else "CPU tensors are copied to the GPU, but one step does not show whether this repeats",
+                "call prof.step() after each of several steps",
             )
 
     def _again_and_again(self, ctx: Context, copies: Copies, members: list[int]) -> bool:

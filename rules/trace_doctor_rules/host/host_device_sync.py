@@ -159,6 +159,17 @@ def _gpu_bound() -> RunBuilder:
     return b
 
 
+def _waits_at_its_end() -> RunBuilder:
+    """One step, whose end reads a result while the GPU still works."""
+    b = RunBuilder()
+    with b.step():
+        for _ in range(10):
+            with b.op("aten::mm", us=2):
+                b.launch(300)
+        b.item()
+    return b
+
+
 def _results() -> RunBuilder:
     """No steps and no stacks: many copies to the host that wait for nothing, and two of results, which are worked on there."""
     b = RunBuilder()
@@ -283,8 +294,10 @@ class HostDeviceSync(TimeRule):
         Valid("inside the capture of a graph", lambda: _training(sync="capture")),
         Valid("little to be had", _training, thresholds={"min_saving": 0.9}),
         Valid("little to be had with copies", lambda: _training(sync="both", gpu_us=600), thresholds={"min_with_copies": 0.9}),
+        Valid("a few times in the only step", lambda: _training(per_step=3, steps=1), skipped="one step"),
+        Valid("once in the only step", lambda: _training(steps=1), skipped="one step"),
         Valid("few of them cost time, and no steps", _results, skipped="no steps"),
-        Valid("read once, in the only step", lambda: _training(steps=1), skipped="in the only step"),
+        Valid("at the end of the only step", _waits_at_its_end, skipped="shows in the next one"),
         Valid("copies to the device alone, in the only step", lambda: _training(steps=1, sync="to_device")),
         Valid("the GPU's side of the copies is missing", _copies_missing, skipped="calls that copy did on the GPU"),
         Valid("no GPU", lambda: without_gpu("aten::item", 200), skipped="no GPU work"),
@@ -363,10 +376,8 @@ class HostDeviceSync(TimeRule):
         if with_copies:
             together = replay.without(_asynchronous(sites) | copies)
         if together.share_of_step < self.min_saving:
-            self._must_have_steps(
-                ctx, [s for s in waiting if s.times > 1 and not self._again_and_again(s, count)]
-            )
-            self._must_have_two_steps(ctx)
+            self._must_have_steps(ctx, [s for s in waiting if not self._again_and_again(s, count)])
+            self._must_see_the_next_step(ctx)
             if lost := ctx[SyncSites].lost:
                 raise NotCaptured(lost, "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]")
             return
@@ -384,17 +395,22 @@ class HostDeviceSync(TimeRule):
             yield self._claim(ctx, [site], outcome)
 
     def _must_have_steps(self, ctx: Context, sites: Sequence[SyncSite]) -> None:
-        """Without steps, places that wait a few times cannot be told from those that wait in each."""
-        if ctx[Steps].source == "none" and sites:
-            share = ctx[Replay].without(_asynchronous(sites)).share_of_step
-            if share >= self.min_saving:
-                raise NotCaptured(
-                    "waits that cost time, but no steps that would show whether they come back",
-                    "call prof.step() after each step",
-                )
+        """Without steps, or in one, places that wait a few times cannot be told from those that wait in each. Without steps a
+        single wait is left out: there the end of the run reads its result."""
+        marked = ctx[Steps].source != "none"
+        if marked and ctx[Steps].count > 1:
+            return
+        sites = [s for s in sites if marked or s.times > 1]
+        if sites and ctx[Replay].without(_asynchronous(sites)).share_of_step >= self.min_saving:
+            what, advice = (
+                ("one step, which does not show", "record several steps")
+                if marked
+                else ("no steps that would show", "call prof.step() after each step")
+            )
+            raise NotCaptured(f"waits that cost time, but {what} whether they come back", advice)
 
-    def _must_have_two_steps(self, ctx: Context) -> None:
-        """In a single step nothing comes back, and what its last wait costs would show in the next one."""
+    def _must_see_the_next_step(self, ctx: Context) -> None:
+        """What the last wait of a single step costs would show in the next one."""
         steps = ctx[Steps]
         if steps.source == "none" or steps.count > 1:
             return

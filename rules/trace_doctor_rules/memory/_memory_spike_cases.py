@@ -229,8 +229,9 @@ def ends_at_the_peak() -> SnapshotBuilder:
     return b
 
 
-def with_frames_of(stacks: Literal["cpp"] | None) -> SnapshotBuilder:
+def with_frames_of(stacks: Literal["cpp", "state"] | None) -> SnapshotBuilder:
     b = SnapshotBuilder(stacks=stacks, annotate=False)
+    b.alloc(MIB)  # is there at the end
     with b.forward():
         b.temporary(900 * MIB)
     return b

@@ -120,6 +120,9 @@ class MemorySpike(Rule):
         Valid("small", lambda: cases.forwards(20, 16), thresholds={"min_share": 0.0}),
         Valid("a small part", lambda: cases.forwards(20, 256), thresholds={"min_share": 0.7}),
         Valid("no frames", lambda: cases.with_frames_of(None), skipped="frames"),
+        Valid(
+            "frames of what is there at the end only", lambda: cases.with_frames_of("state"), skipped="frames"
+        ),
     ]
     INVALID = [
         Invalid("C++ frames alone, and no phases", lambda: cases.with_frames_of("cpp"), confidence="medium"),

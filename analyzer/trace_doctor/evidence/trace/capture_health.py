@@ -27,7 +27,8 @@ class CaptureHealth(Evidence, frozen=True):
     """all that were read, allocations included"""
     damage: Damage
     devices: tuple[str, ...]
-    """one entry per device in deviceProperties: its name, or "" where the file leaves it empty"""
+    """one entry per device in deviceProperties: its name, or "" where the file leaves it empty; without any, the GPU that the
+    recorded script used"""
     gpu_events: int
     """kernels, copies and memsets in the file"""
     gpu_events_in_window: int
@@ -54,7 +55,7 @@ class CaptureHealth(Evidence, frozen=True):
         return cls(
             events=int(np.count_nonzero(run.own)) + len(run.memory),
             damage=run.damage,
-            devices=tuple(p.get("name", "") for p in run.device_properties),
+            devices=tuple(p.get("name", "") for p in run.device_properties) or _used(facts),
             gpu_events=len(run.gpu),
             gpu_events_in_window=int((run.is_cat(*GPU_CATS) & inside).sum()),
             launch_calls=launched,
@@ -74,3 +75,9 @@ class CaptureHealth(Evidence, frozen=True):
         if self.damage.truncated and self.gpu_events_in_window:
             share = max(share, self.unanswered_calls / max(self.launch_calls, 1))
         return share
+
+
+def _used(facts: Facts) -> tuple[str, ...]:
+    """A profiler that was built without its GPU side lists no device; the recorder asks torch."""
+    record = facts.capture.record
+    return (record.device,) if record is not None and record.device else ()

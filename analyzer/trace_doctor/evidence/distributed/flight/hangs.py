@@ -26,6 +26,8 @@ _JOINT = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", 
 """collectives that end on no rank before all have called them"""
 _LATEST_DUMP = 1.25
 """of the timeout: the watchdog looks each second and waits up to a minute for the dumps of all ranks"""
+_FILE_TIME_NS = 2 * 10**9
+"""File systems and archives keep the time of a file in whole seconds, some in two"""
 _MOST_HANGS = 100
 """of a job: each is a finding, and what is wrong shows in the first to begin"""
 Why = Literal["missing", "unknown", "entered"]
@@ -46,8 +48,8 @@ class Hang(Struct, frozen=True):
     last: tuple[tuple[int, Call], ...]
     """of the ranks that did not: the last call of each, in any group"""
     waited: int | None
-    """ns that the ranks that called it have waited at most; None where no time was recorded. A file that was copied counts from its
-    copy"""
+    """ns that the ranks that called it have waited at most; None where no time was recorded, or the file says an earlier one. A
+    file that was copied counts from its copy"""
     timed_out: bool
     peer: bool = False
     """a send or receive"""
@@ -153,8 +155,10 @@ def _ahead(group: GroupCalls, dumps: Dumps, known: Mapping[int, int]) -> int | N
 
 
 def _waited(begun: int, dumps: Dumps, until: Sequence[int]) -> int | None:
-    """From the first call until the dumps of these ranks, at least one of which did not show the end."""
-    return max(0, min(dumps[rank].written for rank in until) - begun) if begun else None
+    """From the first call until the dumps of these ranks, at least one of which did not show the end. A file from before the
+    call has lost its time, as in an archive: that tells nothing, and no short wait."""
+    waited = min(dumps[rank].written for rank in until) - begun
+    return max(0, waited) if begun and waited >= -_FILE_TIME_NS else None
 
 
 def _last_call(rank: int, dumps: Dumps) -> Call | None:
