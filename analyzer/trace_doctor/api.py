@@ -20,10 +20,10 @@ from trace_doctor.inputs.group_examination import SecondRequest
 from trace_doctor.inputs.groups import groups_of
 from trace_doctor.inputs.held import Held
 from trace_doctor.inputs.reading import AS_NEEDED, Reading, reading_of
-from trace_doctor.inputs.remote import is_url, remote
+from trace_doctor.inputs.remote import remote
 from trace_doctor.inputs.store import Shard, ShardDone, Store
 from trace_doctor.inputs.streamed import MANY, NO_PANELS, Streamed
-from trace_doctor.inputs.summaries import MergedShards, Summaries
+from trace_doctor.inputs.summaries import MergedShards
 from trace_doctor.loaders.discover import discover
 from trace_doctor.loaders.places import as_path
 from trace_doctor.loaders.progress import Progress
@@ -207,10 +207,6 @@ def _diagnosis(
     return replace(result, limits=[*result.limits, *inputs.limits, *suppressions.said(result)]), numbers
 
 
-def _of(summaries: Summaries, settings: Settings, rank_timeout: float | None) -> Reading:
-    return dataclasses.replace(reading_of(settings, rank_timeout=rank_timeout), summaries=summaries)
-
-
 def analyze_shard(
     *paths: str | Path,
     summaries: str | Path,
@@ -226,16 +222,16 @@ def analyze_shard(
     """One part of the captures below the paths: `shard` is I/N, I from 0. What is kept of each is written to the folder
     `summaries`, and nothing is concluded: `merge` does, when all parts are done. Otherwise as `analyze`."""
     own, config = Shard.parse(shard), config or defaults()
-    if any(map(is_url, paths)):
-        raise UsageError("shard: captures at a URL are read by one machine")
-    kept = Summaries(Store(Path(summaries)), own)
-    reading = _of(kept, config.settings, rank_timeout)
-    loaded = _load(paths, config.settings, _Part(source, rank, steps, device), progress, reading=reading)
-    assert isinstance(loaded.inputs, Streamed)
-    rules = [config.rule(rule) for rule in config.settings.chosen()]
-    for _ in loaded.inputs.examined(rules, loaded.progress):
-        pass
-    return kept.finish(loaded.inputs.discovery, paths)
+    with remote(paths) as there:
+        reading = reading_of(
+            config.settings, summaries=summaries, rank_timeout=rank_timeout, remote=there, shard=own
+        )
+        loaded = _load(paths, config.settings, _Part(source, rank, steps, device), progress, reading=reading)
+        assert isinstance(loaded.inputs, Streamed) and reading.summaries is not None
+        rules = [config.rule(rule) for rule in config.settings.chosen()]
+        for _ in loaded.inputs.examined(rules, loaded.progress):
+            pass
+        return reading.summaries.finish(loaded.inputs.discovery, paths)
 
 
 def merge(
@@ -256,9 +252,14 @@ def merge(
     are then listed as not read."""
     config = config or defaults()
     shards = MergedShards(Store(Path(summaries)), allow_partial=allow_partial)
-    reading = _of(shards, config.settings, rank_timeout)
-    loaded = _load((), config.settings, _Part(source, rank, steps, device), progress, reading=reading)
-    return _diagnosis(loaded, config, with_source_lines=with_source_lines)[0]
+    with remote(shards.shards[0].paths) as there:
+        if there is not None:
+            there.list_again(shards.shards[0].paths)
+            shards.remote = there
+        reading = reading_of(config.settings, rank_timeout=rank_timeout, remote=there)
+        reading = dataclasses.replace(reading, summaries=shards)
+        loaded = _load((), config.settings, _Part(source, rank, steps, device), progress, reading=reading)
+        return _diagnosis(loaded, config, with_source_lines=with_source_lines)[0]
 
 
 def _located(findings: Sequence[Finding], script: Path | None) -> Sequence[Finding]:

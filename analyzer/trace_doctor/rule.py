@@ -9,9 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar, dataclass_transform
 
+from msgspec import Struct
+
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts, Options
-from trace_doctor.evidence.rank_summary import JobEvidence
+from trace_doctor.evidence.rank_summary import JobEvidence, Limits
 from trace_doctor.evidence.replay.what_if import Removal
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.model import Confidence, Fix, Location, Saving, Severity, Span, Table
@@ -165,6 +167,8 @@ class Rule:
     categories of memory that its findings explain"""
     of_training: ClassVar[bool] = False
     """whether it is about training alone: skipped on a capture of an inference engine"""
+    limits: ClassVar[tuple[type[Struct], ...]] = ()
+    """structs of thresholds that `JobEvidence.build_with` takes: the rule has a threshold for each field"""
     server_fixes: ClassVar[tuple[Fix, ...]] = ()
     """what to do instead where an inference server was recorded: its options, and no edit of a script"""
     VALID: ClassVar[list[Any]] = []
@@ -220,6 +224,13 @@ class Rule:
     def thresholds(self) -> dict[str, Any]:
         """The thresholds in force, by name."""
         return {name: getattr(self, name) for name in self.known_thresholds}
+
+    def limits_in_force(self) -> Limits:
+        """The thresholds that evidence over several ranks goes by."""
+        return {
+            kind: kind(**{name: getattr(self, name) for name in kind.__struct_fields__})
+            for kind in self.limits
+        }
 
     def for_notes(self) -> Self | None:
         """The rule with the thresholds from which on a cost is worth a note; those that were set stay. None without any."""

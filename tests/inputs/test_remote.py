@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from warm_commands import FRESH, MAIN
 
-from trace_doctor.api import analyze, analyze_shard
+from trace_doctor.api import analyze, analyze_shard, merge
 from trace_doctor.errors import NoCaptures, UsageError
 from trace_doctor.inputs import remote
 from trace_doctor.reporters import render
@@ -119,6 +119,19 @@ def test_what_a_folder_of_summaries_holds_is_not_read_again(
     assert analyze(URL, summaries=tmp_path, select=["TD5"]) == first and read == ["rank2.pt.trace.json.gz"]
 
 
+def test_shards_of_a_url_put_together_are_one_analysis(bucket: Any, tmp_path: Path) -> None:
+    for number in range(2):
+        analyze_shard(URL, summaries=tmp_path / "store", shard=f"{number}/2")
+    whole = analyze(URL)
+    assert whole.ownership and merge(tmp_path / "store") == whole
+    bucket.pipe("/bucket/job/rank5.pt.trace.json.gz", bucket.cat("/bucket/job/rank5.pt.trace.json.gz"))
+    assert any("could not be read again" in limit for limit in merge(tmp_path / "store").limits)
+    bucket.rm("/bucket/job", recursive=True)
+    gone = merge(tmp_path / "store")
+    assert [f.message for f in gone.findings] == [f.message for f in whole.findings]
+    assert any("could not be read again" in limit for limit in gone.limits)
+
+
 def test_copies_are_told_from_equal_beginnings(bucket: Any, tmp_path: Path) -> None:
     """Also where a summary from an earlier place is used again."""
     folder = tmp_path / "snapshots"
@@ -172,8 +185,6 @@ def test_nothing_there_is_said_with_its_url(bucket: Any, tmp_path: Path) -> None
     assert "trace-doctor-" not in str(error.value)
     with pytest.raises(UsageError, match="nosuch"):
         analyze("nosuch://bucket/job")
-    with pytest.raises(UsageError, match="one machine"):
-        analyze_shard(URL, summaries=tmp_path, shard="0/2")
 
 
 class Signed(fsspec.implementations.memory.MemoryFileSystem):  # type: ignore[misc]

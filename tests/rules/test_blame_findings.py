@@ -33,7 +33,8 @@ def test_the_rank_that_delays_the_job_is_named_with_what_it_costs(tmp_path: Path
         "in 5 of 5 steps. It runs as many kernels as ranks with the same role, and computes 1.2"
         in found.message
     )
-    assert "nvidia-smi -q -d CLOCK" in found.fixes[0].title
+    assert found.fixes[0].title.startswith("Compare clocks of rank 3 and rank ")
+    assert "nvidia-smi -q -d CLOCK" in found.fixes[0].text
     assert found.saving is not None and found.saving.time_us_per_step is not None
     assert found.saving.time_us_per_step == pytest.approx((job.step_ns - healthy.step_ns) / 1e3, rel=0.1)
 
@@ -136,7 +137,7 @@ def test_of_one_step_it_is_an_info_finding(tmp_path: Path) -> None:
     assert "Only 1 step was observed." in found.message
     verdict = trace_doctor.analyze(tmp_path, select=["TD602"]).summary.verdict
     assert (
-        "of a step of 40.2 ms (17.8%), which is not certain (seen in 1 step: record five or more)" in verdict
+        "per step of 40.2 ms (17.8%), which is not certain (seen in 1 step: record five or more)" in verdict
     )
 
 

@@ -48,12 +48,12 @@ def array_script(context: typer.Context, paths: Sequence[str], summaries: Path) 
     """The script, with the options that the command line of `context` has. Raises NoCaptures where there is nothing to read,
     and UsageError for an argument that a script cannot hold."""
     from trace_doctor.inputs.groups import groups_of
-    from trace_doctor.inputs.remote import is_url
+    from trace_doctor.inputs.remote import remote
     from trace_doctor.loaders.discover import discover
 
-    if any(map(is_url, paths)):
-        raise UsageError("--executor slurm: captures at a URL are read by one machine")
-    groups = len(groups_of(discover(paths, strict=False).found))
+    with remote(paths) as there:
+        found = discover(paths, strict=False) if there is None else there.discovered(paths)
+    groups = len(groups_of(found.found))
     if not groups:
         raise NoCaptures(f"{', '.join(paths)}: no captures to read")
     tasks = min(groups, MOST_TASKS)

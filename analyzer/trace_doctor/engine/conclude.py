@@ -58,7 +58,8 @@ def judge(examinations: Sequence[Examination], rules: Sequence[Rule]) -> list[Ex
     with two names went to their owner. Each has one verdict for each rule, in their order."""
     over_ranks = [r for r in rules if r.over_ranks()]
     examinations = _beside_others(examinations)
-    ranks = ranks_of_jobs([e.summary for e in examinations])
+    limits = {kind: in_force for rule in over_ranks for kind, in_force in rule.limits_in_force().items()}
+    ranks = ranks_of_jobs([e.summary for e in examinations], limits)
     complete = []
     for e, rank in zip(examinations, ranks, strict=True):
         further = [RankOfJob(summary) for summary in e.further]

@@ -283,22 +283,30 @@ def merge(filings: Sequence[Filing], settings: Settings, jobs: Mapping[int, int]
     for group in groups.values():  # one set for all of a fault, which may be on each of thousands of ranks
         of_fault = {f.input for f in group}
         inputs |= {id(f): of_fault for f in group}
-    with_causes = tuple((_with_causes(finding, f, with_ids, inputs), f) for finding, f in with_ids)
+    explaining = {code for _, f in with_ids for code in f.rule.explained_by}
+    of_input: dict[tuple[int, str], list[Placed]] = {}
+    for place, (finding, f) in enumerate(with_ids):
+        for number in inputs[id(f)] if finding.code in explaining else ():
+            of_input.setdefault((number, finding.code), []).append((place, finding, f))
+    with_causes = tuple((_with_causes(finding, f, of_input), f) for finding, f in with_ids)
     also = tuple((finding.id, other) for finding, f in with_ids for other in elsewhere[id(f)])
     return Merged(with_causes, len(pairs) - len(visible), also, jobs or {})
 
 
+Placed = tuple[int, Finding, Filing]
+"""a finding with its place among all"""
+
+
 def _with_causes(
-    finding: Finding, filing: Filing, pairs: Sequence[tuple[Finding, Filing]], inputs: Mapping[int, set[int]]
+    finding: Finding, filing: Filing, of_input: Mapping[tuple[int, str], Sequence[Placed]]
 ) -> Finding:
     """With the findings that explain it, on its capture and device, and their fixes behind its own; of a failed allocation
-    those that are enough come first."""
+    those that are enough come first. `of_input`: findings by input and code."""
+    near = [each for code in filing.rule.explained_by for each in of_input.get((filing.input, code), ())]
     causes = [
         other
-        for other, f in pairs
-        if other.code in filing.rule.explained_by
-        and filing.input in inputs[id(f)]
-        and (f.input != filing.input or other.location.device in (None, finding.location.device))
+        for _, other, f in sorted(near, key=lambda each: each[0])
+        if f.input != filing.input or other.location.device in (None, finding.location.device)
     ]
     if not causes:
         return finding

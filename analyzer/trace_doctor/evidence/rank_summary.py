@@ -75,6 +75,10 @@ def _built(facts: Facts, kind: type[Evidence]) -> Evidence | Refusal:
         return Refusal(missing.reason, missing.capture)
 
 
+Limits = Mapping[type[Struct], Struct]
+"""thresholds by the struct that has them"""
+
+
 class JobEvidence(Struct, frozen=True, dict=True):
     """Base of what the ranks of a job show together."""
 
@@ -88,6 +92,11 @@ class JobEvidence(Struct, frozen=True, dict=True):
         """Derives it from the ranks of one job, in their order. Raises NotCaptured where they cannot tell."""
         raise NotImplementedError
 
+    @classmethod
+    def build_with(cls, ranks: Sequence[RankSummary], limits: Limits) -> Self:
+        """As `build`, for evidence that holds a verdict: with the thresholds that rules set for it."""
+        return cls.build(ranks)
+
 
 E = TypeVar("E", bound=Evidence)
 J = TypeVar("J", bound=JobEvidence)
@@ -97,8 +106,11 @@ A = TypeVar("A", bound=Evidence | JobEvidence)
 class Job:
     """The ranks of one job that were captured at the same time, by rank. A capture on its own is a job of one."""
 
-    def __init__(self, ranks: Iterable[RankSummary], *, apart: Sequence[int] = ()) -> None:
+    def __init__(
+        self, ranks: Iterable[RankSummary], *, apart: Sequence[int] = (), limits: Limits | None = None
+    ) -> None:
         self.ranks = tuple(sorted(ranks, key=lambda summary: summary.rank))
+        self.limits = limits or {}
         self.apart = apart
         """other ranks of its folder that were captured at other times"""
         self._built: dict[type[JobEvidence], JobEvidence | NotCaptured] = {}
@@ -108,7 +120,7 @@ class Job:
         if kind not in self._built:
             try:
                 self._refuse_apart()
-                self._built[kind] = kind.build(self.ranks)
+                self._built[kind] = kind.build_with(self.ranks, self.limits)
             except NotCaptured as missing:
                 self._built[kind] = missing
         built = self._built[kind]
@@ -164,22 +176,26 @@ def summarised(kinds: Iterable[type[Evidence | JobEvidence]]) -> tuple[type[Evid
     return tuple(dict.fromkeys(of_one))
 
 
-def ranks_of_jobs(summaries: Sequence[RankSummary]) -> list[RankOfJob]:
+def ranks_of_jobs(summaries: Sequence[RankSummary], limits: Limits | None = None) -> list[RankOfJob]:
     """Each summary with those that belong to it, in the order given: traces in one folder, of different ranks, that were
     recorded at the same time. Where a rank has several captures, those that overlap belong together. Dumps of flight recorders
     are put together alike, each from its first call to when it was written, and over folders where each rank has one: each machine
-    may have written its own."""
+    may have written its own. `limits`: what `JobEvidence.build_with` takes."""
     folders = [summary.path.rpartition("/")[0] for summary in summaries]
     spans = [(s.begin, s.end or 0) if s.begin is not None else None for s in summaries]
-    traced = _jobs(summaries, folders, spans)
+    traced = _jobs(summaries, folders, spans, limits)
     with_dump = [s.rank for s in summaries if s.dump is not None]
     one_each = len(set(with_dump)) == len(with_dump)
-    dumped = _jobs(summaries, [""] * len(folders) if one_each else folders, [s.dump for s in summaries])
+    places = [""] * len(folders) if one_each else folders
+    dumped = _jobs(summaries, places, [s.dump for s in summaries], limits)
     return [RankOfJob(s, traced.get(id(s)), dumped.get(id(s))) for s in summaries]
 
 
 def _jobs(
-    summaries: Sequence[RankSummary], places: Sequence[str], spans: Sequence[tuple[int, int] | None]
+    summaries: Sequence[RankSummary],
+    places: Sequence[str],
+    spans: Sequence[tuple[int, int] | None],
+    limits: Limits | None,
 ) -> dict[int, Job]:
     """The job of each summary that has a span, by its identity: of one place alone."""
     by_place: dict[str, list[tuple[RankSummary, tuple[int, int]]]] = {}
@@ -196,7 +212,8 @@ def _jobs(
                 if summary.rank not in members and begin < first_end:
                     members[summary.rank] = summary
                     first_end = min(first_end, end)
-            job = Job(members.values(), apart=sorted({s.rank for s, _ in together} - {*members}))
+            apart = sorted({s.rank for s, _ in together} - {*members})
+            job = Job(members.values(), apart=apart, limits=limits)
             jobs |= {id(summary): job for summary in job.ranks}
             waiting = [each for each in waiting if id(each[0]) not in jobs]
     return jobs

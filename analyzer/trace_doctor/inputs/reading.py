@@ -8,7 +8,7 @@ from pathlib import Path
 from trace_doctor.config import Settings
 from trace_doctor.errors import UsageError
 from trace_doctor.inputs.remote import Remote, is_url
-from trace_doctor.inputs.store import Store
+from trace_doctor.inputs.store import Shard, Store
 from trace_doctor.inputs.summaries import Summaries
 from trace_doctor.loading.cluster import scheduler_of
 
@@ -47,6 +47,7 @@ def reading_of(
     rank_timeout: float | None = None,
     in_memory: bool = False,
     remote: Remote | None = None,
+    shard: Shard | None = None,
 ) -> Reading:
     """`in_memory`: whether the captures themselves are needed afterwards. Raises UsageError for what does not go together."""
     scheduler = scheduler_of(executor)
@@ -65,5 +66,5 @@ def reading_of(
         raise UsageError(
             f"rank_timeout: {rank_timeout:g} s is not more than 0 s and at most {_LONGEST_S:g} s"
         )
-    store = None if summaries is None else Summaries(Store(Path(summaries)), remote=remote)
+    store = None if summaries is None else Summaries(Store(Path(summaries)), shard, remote)
     return Reading(store, scheduler, rank_timeout, remote)

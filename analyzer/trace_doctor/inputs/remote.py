@@ -121,6 +121,23 @@ class Remote:
         shown = tuple((folder, self.told(text)) for folder, text in found.recordings)
         return replace(found, ignored=(*ignored, *self._refused), recordings=shown)
 
+    def list_again(self, paths: Sequence[str | Path]) -> None:
+        """Finds what shards found, for what of it is read once more. What cannot be reached is not read."""
+        try:
+            self.discovered(paths)
+        except TraceDoctorError as why:
+            log.info("what shards read cannot be listed: %s", self.told(str(why)))
+
+    def to_share(self, path: Path) -> Path:
+        """A path as any machine has it: of what is at a URL, below its temporary folder."""
+        return path.relative_to(self.folder) if self.folder in path.parents else path
+
+    def shared(self, path: Path) -> Path:
+        """The place here of a path that `to_share` made; what is not there stays as it is."""
+        place = self.folder / path
+        listed = place in self._objects or any(place in other.parents for other in self._objects)
+        return place if listed and not path.is_absolute() else path
+
     def told(self, text: str) -> str:
         """A text with URLs in the place of paths of the temporary folder."""
         for place, url in self._urls.items():

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from trace_doctor.errors import DamagedCapture, TraceDoctorError, UsageError
@@ -12,9 +12,9 @@ from trace_doctor.evidence.packed import UnusableSummary
 from trace_doctor.inputs.group_examination import GroupExamination, Request
 from trace_doctor.inputs.group_format import decode
 from trace_doctor.inputs.groups import CaptureGroup
-from trace_doctor.inputs.remote import Remote
+from trace_doctor.inputs.remote import Remote, is_url, shown
 from trace_doctor.inputs.store import Shard, ShardDone, ShardGroup, Store, asked_of, discovered, key_of
-from trace_doctor.loaders.discover import Discovery
+from trace_doctor.loaders.discover import CaptureFile, Discovery
 from trace_doctor.loaders.discover import Ignored as IgnoredFile
 from trace_doctor.rule import Rule
 
@@ -84,18 +84,25 @@ class Summaries:
     def finish(self, discovery: Discovery, paths: Sequence[str | Path]) -> ShardDone:
         """Says that the shard is whole."""
         assert self.shard is not None
+        place = self.remote.to_share if self.remote is not None else Path
         groups = (
-            ShardGroup(g.name, g.files, self._keys[g.name], self._lost.get(g.name, "")) for g in self.own
+            ShardGroup(
+                g.name,
+                tuple(_moved(f, place) for f in g.files),
+                self._keys[g.name],
+                self._lost.get(g.name, ""),
+            )
+            for g in self.own
         )
         done = ShardDone(
             shard=self.shard,
             asked=self._asked,
             discovered=self._discovered,
             total=self._total,
-            paths=tuple(map(str, paths)),
+            paths=tuple(shown(p) if isinstance(p, str) and is_url(p) else str(p) for p in paths),
             groups=tuple(groups),
             ignored=discovery.ignored,
-            recordings=tuple((str(folder), shown) for folder, shown in discovery.recordings),
+            recordings=tuple((str(place(folder)), name) for folder, name in discovery.recordings),
         )
         self.store.write_done(done)
         return done
@@ -128,10 +135,11 @@ class MergedShards(Summaries):
             IgnoredFile(f"shard {number} of {count}", "not done: its captures were not read", unread=True)
             for number in self.missing
         ]
+        place = self.remote.shared if self.remote is not None else Path
         return Discovery(
-            tuple({f.path: f for part in parts for f in part.found}.values()),
+            tuple({f.path: _moved(f, place) for part in parts for f in part.found}.values()),
             (*dict.fromkeys(i for part in parts for i in part.ignored), *missing),
-            tuple(dict.fromkeys(r for part in parts for r in part.recordings)),
+            tuple(dict.fromkeys((place(folder), name) for part in parts for folder, name in part.recordings)),
         )
 
     def total(self, groups: Sequence[CaptureGroup]) -> int:
@@ -159,6 +167,11 @@ class MergedShards(Summaries):
             return decode(data, rules)
         except UnusableSummary as why:
             return lost(group, DamagedCapture(f"{group.name}: its summary cannot be read: {why}"))
+
+
+def _moved(file: CaptureFile, place: Callable[[Path], Path]) -> CaptureFile:
+    """The file with its paths as `place` has them."""
+    return replace(file, path=place(file.path), recording=file.recording and place(file.recording))
 
 
 def _numbers(numbers: Sequence[int]) -> str:

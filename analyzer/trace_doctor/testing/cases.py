@@ -116,7 +116,7 @@ def claims_on(rule: Rule, ranks: Sequence[Facts]) -> list[Claim]:
     views: Sequence[View] = ranks
     if rule.over_ranks():
         kinds = summarised((*rule.needs, *rule.wants, *rule.to_pass))
-        views = ranks_of_jobs([RankSummary.of(facts, kinds) for facts in ranks])
+        views = ranks_of_jobs([RankSummary.of(facts, kinds) for facts in ranks], rule.limits_in_force())
     claims: list[Claim] = []
     for view in views:
         found = rule.claims(view)

@@ -132,10 +132,10 @@ def _who(root: Root) -> str:
 def _who_delays(
     found: JobBlame, gain: float, step: int, slower: float | None, clocks: tuple[float, float] | None
 ) -> str:
-    """`Rank 5 delays all 64 ranks by 1.07 ms of a step of 8.70 ms (12%), in 5 of 5 steps. ….`"""
+    """`Rank 5 delays all 64 ranks by 1.07 ms per step of 8.70 ms (12%), in 5 of 5 steps. ….`"""
     verdict = found.verdict
     whom = f"all {found.world:,} ranks" if len(found.ranks) >= found.world else "the job"
-    cost = f"{whom} by {milliseconds(gain / 1e3)} of a step of {milliseconds(step / 1e3)} ({gain / max(step, 1):.1%})"
+    cost = f"{whom} by {milliseconds(gain / 1e3)} per step of {milliseconds(step / 1e3)} ({gain / max(step, 1):.1%})"
     first, *others = verdict.roots
     if others:
         who = listed([_with_cause(root, verdict.steps) for root in verdict.roots])
@@ -219,9 +219,9 @@ def _investigate(found: JobBlame, slower: float | None, clocks: tuple[float, flo
     elif clocks is not None:
         title, text = f"Check the GPU cooling and power limit of {who}", LOWER_CLOCK
     else:
-        title = f"Compare the clocks of {who} with those of rank {found.delays.usual[0]}: `{_CLOCKS}`"
+        title = f"Compare clocks of {who} and rank {found.delays.usual[0]}"
         text = (
-            "As many kernels that take longer: the GPU runs at lower clocks (heat, a power limit), shares its device, or works on "
+            f"Run `{_CLOCKS}` on both. As many kernels that take longer: the GPU runs at lower clocks (heat, a power limit), shares its device, or works on "
             "larger inputs. If the clocks agree, compare the sizes of the batches."
         )
     return Fix(

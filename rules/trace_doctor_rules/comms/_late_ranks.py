@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from trace_doctor import Cell, Table, Unit
 from trace_doctor.evidence.distributed.collectives import RankedCollectives
+from trace_doctor.evidence.durations import milliseconds
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor_rules._shared import table
 from trace_doctor_rules.comms._straggler_evidence import lateness
@@ -101,3 +102,18 @@ def waits_table(ranked: RankedCollectives, alone: Mapping[int, float]) -> Table:
         {name: unit for name, (unit, _) in shown.items()},
         [[cells[i] for _, cells in shown.values()] for i in worst_first],
     )
+
+
+def the_others(count: int) -> str:
+    """The subject of what they wait."""
+    return "The other waits" if count == 1 else "Each of the others waits at least"
+
+
+def best_alone(collectives: RankedCollectives, alone: Mapping[int, float]) -> str:
+    """What the straggler saves that saves most alone, where others stay late."""
+    if len(alone) < 2:
+        return ""
+    best = max(alone, key=lambda i: alone[i])
+    if milliseconds(alone[best] / 1e3) == milliseconds(0):
+        return ", of it nothing for one of them alone"
+    return f", of it {milliseconds(alone[best] / 1e3)} for rank {collectives.ranks[best]} alone"

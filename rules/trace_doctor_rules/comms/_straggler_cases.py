@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
+from typing import Any
 
 from trace_doctor.testing import RunBuilder
 
@@ -137,7 +138,8 @@ SEVERAL: list[tuple[str, list[tuple[float, ...]], str]] = [
 ]
 
 
-def all_reduce(ranks: Sequence[RunBuilder]) -> None:
+def all_reduce(ranks: Sequence[RunBuilder], us: float = 200.0, **args: Any) -> None:
+    """Ends on all `us` after the last has arrived."""
     meet = max(b.gpu_free for b in ranks)
     for b in ranks:
-        b.launch(meet - b.gpu_free + 200, ALL_REDUCE)
+        b.launch(meet - b.gpu_free + us, ALL_REDUCE, **args)

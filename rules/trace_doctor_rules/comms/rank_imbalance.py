@@ -7,10 +7,12 @@ from math import hypot
 
 from trace_doctor import NOTE_FROM, Claim, Context, Fix, NotCaptured, Rule, Saving, threshold
 from trace_doctor.evidence.distributed.blame.evidence import JobBlame
+from trace_doctor.evidence.distributed.blame.verdicts import WORK, WorkLimits
 from trace_doctor.evidence.distributed.ranks import Ranks
 from trace_doctor.evidence.durations import milliseconds
 from trace_doctor.evidence.idle.cpu_timeline import Processor
 from trace_doctor.testing import Invalid, RunBuilder, Valid
+from trace_doctor_rules.comms._blame_cases import WORK_INVALID, WORK_VALID
 from trace_doctor_rules.comms._blame_claims import imbalance
 
 
@@ -114,6 +116,7 @@ class RankImbalance(Rule):
     costs_host_time = True
     needs = (Ranks,)
     wants = (Processor, JobBlame)
+    limits = (WorkLimits,)
     to_pass = (Processor,)
     yields_to = ("TD602", "TD708")
 
@@ -135,6 +138,22 @@ class RankImbalance(Rule):
         source="the severity `warning` begins there",
         note_from=NOTE_FROM,
     )
+    min_stage: float = threshold(
+        WORK.min_stage,
+        "with several process groups: work of a pipeline stage or role over that of the median one",
+        source="up to 1.004 among even stages of simulated jobs, 1.5 and 1.6 in two published jobs with uneven ones",
+    )
+    min_deviation: float = threshold(
+        WORK.min_deviation,
+        "with several process groups: standard deviation of the work of a rank over the steps, as a share of it",
+        unit="share",
+        source="12% in a published job with uneven batches; less costs little",
+    )
+    min_correlation: float = threshold(
+        WORK.min_correlation,
+        "with several process groups: correlation of these deviations between ranks that share a batch",
+        source="up to 0.32 in simulated jobs with even batches, 1.00 in a published job with uneven ones",
+    )
 
     VALID = [
         Valid("even", lambda: _job(1000, 1020, 990)),
@@ -142,6 +161,7 @@ class RankImbalance(Rule):
         Valid("not that different", lambda: _job(1000, 1500, 1000), thresholds={"min_difference": 0.5}),
         Valid("a small part of the step", lambda: _job(1000, 1500, 1000), thresholds={"min_share": 0.5}),
         Valid("one rank alone", lambda: _job(1000), skipped="fewer than two ranks"),
+        *WORK_VALID,
     ]
     INVALID = [
         Invalid("rank 1 computes a third longer", lambda: _job(1000, 1500, 1000), saving_us=333, message="Rank 1 computes 1.50 ms per step. The mean of 3 ranks is 1.17 ms, the minimum 1.00 ms.", confidence="medium"),
@@ -155,6 +175,7 @@ class RankImbalance(Rule):
         ),
         Invalid("a first use, in the only step", _first_use, confidence="low", severity="info", message="Only one step was observed.", fixes=("schedule(", "Pipeline stages")),
         Invalid("in one step of five", _unsteady, confidence="low", severity="info", message="within the variation from step to step", fixes=("schedule(", "Pipeline stages")),
+        *WORK_INVALID,
     ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from statistics import mean
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from trace_doctor import NOTE_FROM, Claim, Confidence, Context, Location, Rule, Saving, threshold
 from trace_doctor.evidence.compute.gpu_clock import RankClocks
 from trace_doctor.evidence.distributed.blame.evidence import JobBlame
+from trace_doctor.evidence.distributed.blame.verdicts import DELAY, DelayLimits
 from trace_doctor.evidence.distributed.collectives import RankedCollectives
 from trace_doctor.evidence.distributed.ranks import Ranks, named
 from trace_doctor.evidence.durations import milliseconds
@@ -17,8 +18,16 @@ from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, Valid
 from trace_doctor_rules._shared import spans_of
 from trace_doctor_rules.comms import _straggler_cases as cases
+from trace_doctor_rules.comms._blame_cases import DELAYS_INVALID, DELAYS_VALID
 from trace_doctor_rules.comms._blame_claims import delays
-from trace_doctor_rules.comms._late_ranks import late_ranks, standard_errors, steps_late, waits_table
+from trace_doctor_rules.comms._late_ranks import (
+    best_alone,
+    late_ranks,
+    standard_errors,
+    steps_late,
+    the_others,
+    waits_table,
+)
 from trace_doctor_rules.comms._straggler_causes import (
     advice,
     by_ranks,
@@ -95,6 +104,7 @@ class Straggler(Rule):
     yields_to = ("TD708",)
     needs = (RankedCollectives, Ranks, Steps)
     wants = (JobBlame, RankClocks)
+    limits = (DelayLimits,)
 
     min_share: float = threshold(
         0.03,
@@ -110,9 +120,28 @@ class Straggler(Rule):
         source="94% for the two slow ranks of a real Megatron job of eight, 52% for the slower of them alone",
     )
     min_errors: float = threshold(
-        2.0,
-        "excess wait of the others over its own standard error, over the steps (of fewer than three: also the collectives)",
+        DELAY.min_errors,
+        "excess wait of the others over its own standard error, over the steps (of fewer than three: also the collectives); "
+        "with several process groups the excess work of the rank",
         source="two standard errors; equal ranks on a shared machine reach 1.1, a rank that sleeps 2.9",
+    )
+    min_gain: float = threshold(
+        DELAY.min_gain,
+        "with several process groups: what the job gains without the excess work of all ranks that are named, as a share of the step",
+        unit="share",
+        source="healthy simulated jobs gain up to 0.2% by chance",
+    )
+    min_spreads: float = threshold(
+        DELAY.min_spreads,
+        "with several process groups: excess work in a step over the spread of ranks with the same role, from which on a rank is "
+        "slow in it; two such steps are enough",
+        source="five standard deviations, taken from the median of the deviations",
+    )
+    min_link: float = threshold(
+        DELAY.min_link,
+        "with several process groups: what the job gains with usual transfers in one of them, as a share of the step",
+        unit="share",
+        source="the severity `warning` begins there; nothing is gained in healthy simulated jobs",
     )
     many: int = threshold(
         20,
@@ -148,6 +177,7 @@ class Straggler(Rule):
         Valid("late by less than it costs", lambda: cases.job(0, 20, 0, 0)),
         Valid("late in one step of ten", lambda: cases.job(0, 900, 0, 0, steps=10, every=10)),
         Valid("one rank alone", lambda: cases.job(0), skipped="one rank"),
+        *DELAYS_VALID,
     ]
     INVALID = [
         Invalid(
@@ -248,6 +278,7 @@ class Straggler(Rule):
         ),
         Invalid("began a single step later, for which the others waited most", cases.began_apart, thresholds={"min_errors": 0.0, "min_caused": 0.5}, severity="info"),
         Invalid("more causes than are named", lambda: cases.job(0, 500, 0, 0), thresholds={"max_causes": 0}, message="0.500 ms per step for it (29%).", fixes=("",)),
+        *DELAYS_INVALID,
     ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
@@ -293,8 +324,8 @@ class Straggler(Rule):
         yield Claim(
             message=(
                 f"{who} {'cause' if len(late) > 1 else 'causes'} {caused:.0%} of the wait in collectives. "
-                f"{_the_others(len(others))} {milliseconds(waited / 1e3)} per step for "
-                f"{'it' if len(late) == 1 else 'them'} ({share:.0%}){_best_alone(collectives, alone)}.{because}"
+                f"{the_others(len(others))} {milliseconds(waited / 1e3)} per step for "
+                f"{'it' if len(late) == 1 else 'them'} ({share:.0%}){best_alone(collectives, alone)}.{because}"
             ),
             confidence=confidence,
             saving=_saving(
@@ -354,20 +385,6 @@ class Straggler(Rule):
             },
             key="waits",
         )
-
-
-def _the_others(count: int) -> str:
-    return "The other waits" if count == 1 else "Each of the others waits at least"
-
-
-def _best_alone(collectives: RankedCollectives, alone: Mapping[int, float]) -> str:
-    """What the straggler saves that saves most alone, where others stay late."""
-    if len(alone) < 2:
-        return ""
-    best = max(alone, key=lambda i: alone[i])
-    if milliseconds(alone[best] / 1e3) == milliseconds(0):
-        return ", of it nothing for one of them alone"
-    return f", of it {milliseconds(alone[best] / 1e3)} for rank {collectives.ranks[best]} alone"
 
 
 def _saving(waited: float, step_ns: int, compute: bool, late: float, errors: float) -> Saving:

@@ -16,14 +16,21 @@ from trace_doctor.evidence.distributed.blame.columns import KINDS, JobColumns, S
 from trace_doctor.evidence.distributed.blame.delays import delays
 from trace_doctor.evidence.distributed.blame.hosts import hosts_of
 from trace_doctor.evidence.distributed.blame.model import enough_ranks, model
-from trace_doctor.evidence.distributed.blame.verdicts import Blame, blame
+from trace_doctor.evidence.distributed.blame.verdicts import (
+    DELAY,
+    WORK,
+    Blame,
+    DelayLimits,
+    WorkLimits,
+    blame,
+)
 from trace_doctor.evidence.distributed.collectives import Collectives, kind_of
 from trace_doctor.evidence.distributed.ranks import PARTS
 from trace_doctor.evidence.idle.gaps import IdleLedger
 from trace_doctor.evidence.idle.time_ledger import exposed
 from trace_doctor.evidence.intervals import clip, covered, holds, pairs, total, union
 from trace_doctor.evidence.names.event_arguments import count
-from trace_doctor.evidence.rank_summary import JobEvidence, RankSummary
+from trace_doctor.evidence.rank_summary import JobEvidence, Limits, RankSummary
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.model import IDLE_CAUSES, JobDelays
 
@@ -164,7 +171,8 @@ class JobBlame(JobEvidence, frozen=True):
         return bool(self.verdict.roots or self.verdict.links)
 
     @classmethod
-    def build(cls, ranks: Sequence[RankSummary]) -> Self:
+    def build_with(cls, ranks: Sequence[RankSummary], limits: Limits) -> Self:
+        """By `DelayLimits` and `WorkLimits`."""
         members = [m for m in ranks if m.get(StepCollectives) is not None]
         if len(members) < 2:
             raise NotCaptured("the collectives of one rank only", "record all ranks of the job")
@@ -175,7 +183,9 @@ class JobBlame(JobEvidence, frozen=True):
             raise NotCaptured("no step of enough ranks", "record the same steps on every rank")
         world = max(job.world, *(m.world or 0 for m in members))
         made = model(job)
-        verdict = blame(made)
+        delay, work = limits.get(DelayLimits, DELAY), limits.get(WorkLimits, WORK)
+        assert isinstance(delay, DelayLimits) and isinstance(work, WorkLimits)
+        verdict = blame(made, delay, work)
         return cls(verdict, job.groups, job.ranks, world, delays(made, verdict, world))
 
 

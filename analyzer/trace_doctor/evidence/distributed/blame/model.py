@@ -64,14 +64,9 @@ class JobModel(Struct, frozen=True, dict=True):
     @cached_property
     def excess(self) -> F64:
         """Steps × ranks: own time beyond the median of the role, on the critical path or not, ns. 0 for one that lacks the step."""
-        of, count = classes(self.role)
-        indexes = {step.index for step in self.job.steps} & {step.index for step in self.steps}
-        present = [step.present for step in self.job.steps if step.index in indexes]
-        excess = np.zeros_like(self.own)
-        for n, have in enumerate(present):
-            usual = medians(self.own[n][have], of[have], count)
-            excess[n][have] = self.own[n][have] - usual[of[have]]
-        return excess
+        indexes = {step.index for step in self.steps}
+        present = np.array([step.present for step in self.job.steps if step.index in indexes])
+        return beyond_role(self.own, present, self.role)
 
     def total(
         self, ranks: Collection[int] = (), groups: Collection[int] = (), *, own: bool = False, transfer: bool = False
@@ -109,6 +104,15 @@ class JobModel(Struct, frozen=True, dict=True):
             np.add.at(by_group[n], step.nodes.group[met], (step.transfer - step.usual_transfer)[met])
             rank = found.rank
         return Timing(float(begins[-1].max() - self.begin.min()), by_rank, by_group)
+
+
+def beyond_role(own: F64, present: Bool, role: I64) -> F64:
+    """Steps × ranks: beyond the median of the role in the step; 0 for a rank that lacks it."""
+    of, count = classes(role)
+    excess = np.zeros_like(own)
+    for n, have in enumerate(present):
+        excess[n][have] = own[n][have] - medians(own[n][have], of[have], count)[of[have]]
+    return excess
 
 
 def _own(step: StepModel, ranks: Collection[int]) -> Own:

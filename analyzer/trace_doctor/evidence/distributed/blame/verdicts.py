@@ -9,24 +9,40 @@ from msgspec import Struct
 
 from trace_doctor.arrays import I64
 from trace_doctor.evidence.distributed.blame.columns import F64
-from trace_doctor.evidence.distributed.blame.model import JobModel, Timing
+from trace_doctor.evidence.distributed.blame.model import JobModel, Timing, beyond_role
 
 MOST_ROOTS = 6
-KEPT = 0.02
-"""share of the step that all roots together must gain"""
 OF_HOST = 0.7
 """share of the gain of a host from which on one of its ranks is the root"""
-MIN_ERRORS = 2.0
-"""excess of a root over its standard error over the steps"""
-AMONG_BATCHES = 3.0
-"""the same where batches make all ranks uneven from step to step"""
-SPREADS = 5.0
-"""excess in a step, over the spread of the role, from which on a rank is slow in it"""
-LINK = 0.03
-STAGE = 1.10
-BATCHES, CORRELATED = 0.01, 0.5
 OF_USUAL = 0.5
 """part of its mean excess from which on a root counts in a step"""
+
+
+class DelayLimits(Struct, frozen=True):
+    """What ranks, hosts and links have to exceed. TD602 has them as thresholds, with their sources."""
+
+    min_gain: float = 0.02
+    """share of the step that all roots together must gain"""
+    min_errors: float = 2.0
+    """excess of a root over its standard error over the steps"""
+    min_spreads: float = 5.0
+    """excess in a step, over the spread of the role, from which on a rank is slow in it"""
+    min_link: float = 0.03
+    """share of the step that usual transfers must gain"""
+
+
+class WorkLimits(Struct, frozen=True):
+    """What stages and batches have to exceed. TD606 has them as thresholds, with their sources."""
+
+    min_stage: float = 1.10
+    """own time of a role over that of the median role"""
+    min_deviation: float = 0.01
+    """standard deviation of the own time of a rank over the steps, as a share of it"""
+    min_correlation: float = 0.5
+    """of these deviations within the ranks that share a batch"""
+
+
+DELAY, WORK = DelayLimits(), WorkLimits()
 
 Kind = Literal["rank", "host", "link", "unread member"]
 
@@ -98,13 +114,11 @@ class Blame(Struct, frozen=True):
     """ranks whose clock is not known"""
 
 
-def blame(job: JobModel) -> Blame:
+def blame(job: JobModel, delay: DelayLimits = DELAY, work: WorkLimits = WORK) -> Blame:
     """The verdict."""
     first, count = job.timing(), len(job.steps)
-    uneven = batches(job)
-    found, gain = roots(
-        job, first, AMONG_BATCHES if uneven else MIN_ERRORS, apart_from_batch(job) if uneven else job.excess
-    )
+    uneven = batches(job, work)
+    found, gain = roots(job, first, delay, apart_from_batch(job) if uneven else None)
     if gain <= 3 * job.clocks.residual:
         found, gain = [], 0.0
     return Blame(
@@ -112,8 +126,8 @@ def blame(job: JobModel) -> Blame:
         steps=count,
         roots=tuple(found),
         gain_ns=gain,
-        links=tuple(links(job, first)) if not found else (),
-        stage=stage(job),
+        links=tuple(links(job, first, delay.min_link)) if not found else (),
+        stage=stage(job, work.min_stage),
         batches=uneven,
         slowdown=first.total / max(job.total(own=True, transfer=True), 1),
         slowdown_own=first.total / max(job.total(own=True), 1),
@@ -122,14 +136,20 @@ def blame(job: JobModel) -> Blame:
     )
 
 
-def roots(job: JobModel, first: Timing, errors: float, excess: F64) -> tuple[list[Root], float]:
+def roots(
+    job: JobModel, first: Timing, limits: DelayLimits, apart: F64 | None = None
+) -> tuple[list[Root], float]:
     """Ranks and hosts with most excess on the critical path, one after another; and what all together gain of a step, ns. The excess
-    on the path is no cost: with it gone, another path may be nearly as long. Two ranks that are slow alike gain only together. `excess`: steps × ranks, by which a rank must be slow, ns."""
-    count = len(job.steps)
+    on the path is no cost: with it gone, another path may be nearly as long. Two ranks that are slow alike gain only together.
+    `apart`: steps × ranks, the excess beyond that of a rank's batch, ns, where batches are uneven: a rank that is no slower than its
+    role gains more than that, for it has a shorter batch then."""
+    excess = job.excess if apart is None else apart
+    count, total = len(job.steps), first.total
+    most = np.full(excess.shape[1], total) if apart is None else np.maximum(excess.sum(axis=0), 0)
     mended: list[int] = []
-    refused: set[int] = set()
+    refused = set(np.flatnonzero(most < limits.min_gain / 2 * total).tolist())
     accepted: Accepted = []
-    timing, total = first, first.total
+    timing = first
     for _ in range(2 * MOST_ROOTS):
         if len(accepted) == MOST_ROOTS:
             break
@@ -137,22 +157,22 @@ def roots(job: JobModel, first: Timing, errors: float, excess: F64) -> tuple[lis
         if candidate is None:
             break
         kind, ranks, after = _rank_or_host(job, candidate, mended, timing.total)
-        if not any(is_slow(job, rank, errors, excess) for rank in ranks):
+        if not any(is_slow(job, rank, limits, excess) for rank in ranks):
             refused.add(candidate)
             continue
         accepted.append((kind, ranks, (timing.total - after) / count))
         mended += ranks
         timing = job.timing(mended)
-    accepted = _needed(job, accepted, total)
+    accepted = _needed(job, accepted, limits.min_gain / 2 * total)
     mended = [rank for _, ranks, _ in accepted for rank in ranks]
-    gain = (total - job.total(mended)) / count
-    if not accepted or gain * count < KEPT * total:
+    gain = min(total - job.total(mended), float(most[mended].sum())) / count
+    if not accepted or gain * count < limits.min_gain * total:
         return [], 0.0
     numbers = job.job.ranks
     return [
         Root(
-            kind, tuple(numbers[rank] for rank in ranks), alone, _slow_steps(job, ranks), _cause(job, ranks),
-            standard_errors(job.excess[:, list(ranks)].sum(axis=1)),
+            kind, tuple(numbers[rank] for rank in ranks), min(alone, float(most[list(ranks)].sum()) / count),
+            _slow_steps(excess, ranks), _cause(job, ranks), standard_errors(excess[:, list(ranks)].sum(axis=1)),
         )
         for kind, ranks, alone in accepted
     ], gain  # fmt: skip
@@ -161,21 +181,21 @@ def roots(job: JobModel, first: Timing, errors: float, excess: F64) -> tuple[lis
 Accepted = list[tuple[Kind, tuple[int, ...], float]]
 
 
-def _needed(job: JobModel, accepted: Accepted, total: float) -> Accepted:
-    """Without those that the others do not need for their gain, and with what each adds to that of all others, ns of a mean step."""
+def _needed(job: JobModel, accepted: Accepted, least: float) -> Accepted:
+    """Without those that add less than `least` ns to the gain of the others, and with what each adds to it, ns of a mean step."""
     while accepted:
         every = [rank for _, ranks, _ in accepted for rank in ranks]
         mended = job.total(every)
         parts = [
             job.total([rank for rank in every if rank not in ranks]) - mended for _, ranks, _ in accepted
         ]
-        least = int(np.argmin(parts))
-        if parts[least] >= KEPT / 2 * total or len(accepted) == 1:
+        fewest = int(np.argmin(parts))
+        if parts[fewest] >= least or len(accepted) == 1:
             return [
                 (kind, ranks, part / len(job.steps))
                 for (kind, ranks, _), part in zip(accepted, parts, strict=True)
             ]
-        accepted = accepted[:least] + accepted[least + 1 :]
+        accepted = accepted[:fewest] + accepted[fewest + 1 :]
     return []
 
 
@@ -210,36 +230,39 @@ def standard_errors(values: F64) -> float:
     return float(values.mean()) / error if error else float("inf") * float(np.sign(values.mean()) or 0)
 
 
-def is_slow(job: JobModel, rank: int, errors: float, excess: F64) -> bool:
+def is_slow(job: JobModel, rank: int, limits: DelayLimits, excess: F64) -> bool:
     """Whether its excess is more than chance: in every step, or far beyond its role in two of them. Of one step, beyond its role in it."""
-    far = _far_from_role(job, rank, excess)
+    far = _far_from_role(job, rank, excess, limits.min_spreads)
     if len(excess) < 3:
         return bool(far.all())
-    return standard_errors(excess[:, rank]) >= errors or bool(far.sum() >= 2)
+    return standard_errors(excess[:, rank]) >= limits.min_errors or bool(far.sum() >= 2)
 
 
-def _far_from_role(job: JobModel, rank: int, excess: F64) -> np.ndarray:
+def _far_from_role(job: JobModel, rank: int, excess: F64, spreads: float) -> np.ndarray:
     """Per step whether the rank is further from its role than the others of it by far."""
     others = np.flatnonzero((job.role == job.role[rank]) & (np.arange(len(job.role)) != rank))
     spread = 1.4826 * np.median(np.abs(excess[:, others]), axis=1) if len(others) > 1 else np.inf
     least = 0.01 * job.own.max(axis=1)
-    return np.asarray(excess[:, rank] >= np.maximum(SPREADS * spread, least))
+    return np.asarray(excess[:, rank] >= np.maximum(spreads * spread, least))
 
 
 def apart_from_batch(job: JobModel) -> F64:
-    """The excess of each rank beyond that of the others that work on the same batch: what they share is no fault of one of them."""
+    """The excess of each rank as if all batches were as long: what those who share a batch have in common is no fault of one of them.
+    How long a batch is, the others that share it show."""
     apart = job.excess - job.excess.mean(axis=0)
     groups = max(_sharing(job), key=lambda each: _correlation(apart, each), default=[])
-    excess = job.excess.copy()
+    usual = job.own - job.excess
+    share = np.where((job.own > 0) & (usual > 0), job.own / np.maximum(usual, 1), 1)
+    length = np.ones_like(share)
     for members in groups:
         for rank in members.tolist():
-            excess[:, rank] -= np.median(job.excess[:, members[members != rank]], axis=1)
-    return excess
+            length[:, rank] = np.median(share[:, members[members != rank]], axis=1)
+    return beyond_role(job.own / length, job.own > 0, job.role)
 
 
-def _slow_steps(job: JobModel, ranks: tuple[int, ...]) -> int:
-    excess = job.excess[:, list(ranks)].sum(axis=1)
-    return int((excess >= OF_USUAL * max(excess.mean(), 0)).sum())
+def _slow_steps(excess: F64, ranks: tuple[int, ...]) -> int:
+    own = excess[:, list(ranks)].sum(axis=1)
+    return int((own >= OF_USUAL * max(own.mean(), 0)).sum())
 
 
 def _cause(job: JobModel, ranks: tuple[int, ...]) -> str:
@@ -255,11 +278,11 @@ def _cause(job: JobModel, ranks: tuple[int, ...]) -> str:
     return job.job.parts[int(more.argmax())] if more.max() > 0 else ""
 
 
-def links(job: JobModel, timing: Timing) -> list[Link]:
+def links(job: JobModel, timing: Timing, min_gain: float) -> list[Link]:
     """Groups with transfers of more than usual length on the critical path, in two steps at least. Groups of ranks that were not
-    read stand for these ranks."""
+    read stand for these ranks. `min_gain`: share of the step."""
     count, read = len(job.steps), set(job.job.ranks)
-    least = LINK * timing.total / count
+    least = min_gain * timing.total / count
     suspects: dict[tuple[int, ...], list[int]] = {}
     for n, group in enumerate(job.job.groups):
         unread = tuple(rank for rank in group if rank not in read)
@@ -284,20 +307,20 @@ def links(job: JobModel, timing: Timing) -> list[Link]:
     return sorted(found, key=lambda link: -link.gain_ns)
 
 
-def stage(job: JobModel) -> Stage | None:
-    """The role with most own time, where that is well above the median role."""
+def stage(job: JobModel, times: float) -> Stage | None:
+    """The role with most own time, where that is more than so many times that of the median role."""
     names, of = np.unique(job.role, return_inverse=True)
     if len(names) < 2:
         return None
     own = job.own.mean(axis=0)
     usual = np.array([np.median(own[of == n]) for n in range(len(names))])
     worst, middle = int(usual.argmax()), float(np.median(usual)) if len(usual) > 2 else float(usual.min())
-    if usual[worst] <= STAGE * middle:
+    if usual[worst] <= times * middle:
         return None
     return Stage(tuple(np.array(job.job.ranks)[of == worst].tolist()), float(usual[worst]) / middle)
 
 
-def batches(job: JobModel) -> Batches | None:
+def batches(job: JobModel, limits: WorkLimits) -> Batches | None:
     """Deviations of own time from that of the role, step by step: alike within a group that shares its samples?"""
     if len(job.steps) < 2:
         return None
@@ -305,10 +328,10 @@ def batches(job: JobModel) -> Batches | None:
     usual = own.mean(axis=0)
     apart = job.excess - job.excess.mean(axis=0)
     deviation = float(np.median(apart.std(axis=0, ddof=1) / np.maximum(usual, 1)))
-    if deviation < BATCHES:
+    if deviation < limits.min_deviation:
         return None
     correlation = max((_correlation(apart, group) for group in _sharing(job)), default=0.0)
-    return Batches(deviation, correlation) if correlation >= CORRELATED else None
+    return Batches(deviation, correlation) if correlation >= limits.min_correlation else None
 
 
 def _sharing(job: JobModel) -> list[list[I64]]:
