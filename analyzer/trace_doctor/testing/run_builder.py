@@ -3,11 +3,10 @@
 A builder has a clock (microseconds) that host calls move forward, and a GPU whose streams work in order:
 
     b = RunBuilder()
-    for _ in range(5):
-        with b.step():
-            b.loader(400)                       # the host waits for the next batch
-            with b.op("aten::mm"):
-                b.launch(100, "sgemm")          # asynchronous: the host goes on after the launch call
+    for _ in b.steps(5):
+        b.loader(400)                           # the host waits for the next batch
+        with b.op("aten::mm"):
+            b.launch(100, "sgemm")              # asynchronous: the host goes on after the launch call
     run = b.run()
 """
 
@@ -106,6 +105,12 @@ class RunBuilder:
         self._steps = n + 1
         with self.event(f"ProfilerStep#{n}", "user_annotation"):
             yield
+
+    def steps(self, count: int) -> Iterator[int]:
+        """`for n in b.steps(5):` one step after the other, with its place from 0 on; the body is what runs in it."""
+        for place in range(count):
+            with self.step():
+                yield place
 
     @contextmanager
     def annotation(self, name: str) -> Iterator[None]:

@@ -18,9 +18,8 @@ def _kernels(b: RunBuilder) -> None:
 
 def _marked() -> RunBuilder:
     b = RunBuilder()
-    for _ in range(3):
-        with b.step():
-            _kernels(b)
+    for _ in b.steps(3):
+        _kernels(b)
     return b
 
 

@@ -46,23 +46,22 @@ def _rank(
     """Steps of 2 ms compute and a collective: behind it on the same stream, or hidden on another one. The GPU may
     stand still between two kernels."""
     b = RunBuilder(rank=rank, world_size=world_size)
-    for n in range(steps):
-        with b.step():
-            b.loader(5)
-            with b.annotation(mark), b.op("aten::mm"):
-                b.launch(1000)
-            b.stall(stall_us)
-            takes = us + (first_us if n == 0 else 0.0)
-            if hidden:
-                b.launch(takes, name, stream=20)
-            with b.op("aten::mm"):
-                b.launch(1000)
-            if not hidden:
-                with b.annotation(asked) if asked else nullcontext():
-                    b.launch(takes, name)
-            for _ in range(small):
-                b.launch(small_us, name)
-            b.sync("cudaDeviceSynchronize")
+    for n in b.steps(steps):
+        b.loader(5)
+        with b.annotation(mark), b.op("aten::mm"):
+            b.launch(1000)
+        b.stall(stall_us)
+        takes = us + (first_us if n == 0 else 0.0)
+        if hidden:
+            b.launch(takes, name, stream=20)
+        with b.op("aten::mm"):
+            b.launch(1000)
+        if not hidden:
+            with b.annotation(asked) if asked else nullcontext():
+                b.launch(takes, name)
+        for _ in range(small):
+            b.launch(small_us, name)
+        b.sync("cudaDeviceSynchronize")
     return b
 
 
@@ -70,33 +69,31 @@ def _split_layers(*, trains: bool = True, fused: float = 0.0, group: str = "") -
     """Four layers of a product and an all-reduce each, forward and backward; `fused`: us of one of all gradients behind it."""
     b = RunBuilder(rank=0, world_size=8)
     said: dict[str, Any] = {"Process Group Description": group, "Group size": 8} if group else {}
-    for _ in range(5):
-        with b.step():
-            b.loader(5)
-            for backward in (False, True)[: 1 + trains]:
-                for _ in range(4):
-                    with b.op("autograd::engine::evaluate_function: MmBackward0" if backward else "aten::mm"):
-                        b.launch(200, "ampere_bf16_s16816gemm_bf16_128x128")
-                        b.launch(100, _ALL_REDUCE, **said)
-            if fused:
-                b.launch(fused, _ALL_REDUCE)
-            b.sync("cudaDeviceSynchronize")
+    for _ in b.steps(5):
+        b.loader(5)
+        for backward in (False, True)[: 1 + trains]:
+            for _ in range(4):
+                with b.op("autograd::engine::evaluate_function: MmBackward0" if backward else "aten::mm"):
+                    b.launch(200, "ampere_bf16_s16816gemm_bf16_128x128")
+                    b.launch(100, _ALL_REDUCE, **said)
+        if fused:
+            b.launch(fused, _ALL_REDUCE)
+        b.sync("cudaDeviceSynchronize")
     return b
 
 
 def _gradients_by_hand() -> RunBuilder:
     """Each gradient is reduced when backward is over."""
     b = RunBuilder(world_size=2)
-    for _ in range(5):
-        with b.step():
-            b.loader(5)
-            for name in ("aten::mm", "autograd::engine::evaluate_function: MmBackward0"):
-                for _ in range(4):
-                    with b.op(name):
-                        b.launch(200, "ampere_bf16_s16816gemm_bf16_128x128")
+    for _ in b.steps(5):
+        b.loader(5)
+        for name in ("aten::mm", "autograd::engine::evaluate_function: MmBackward0"):
             for _ in range(4):
-                b.launch(200, _ALL_REDUCE)
-            b.sync("cudaDeviceSynchronize")
+                with b.op(name):
+                    b.launch(200, "ampere_bf16_s16816gemm_bf16_128x128")
+        for _ in range(4):
+            b.launch(200, _ALL_REDUCE)
+        b.sync("cudaDeviceSynchronize")
     return b
 
 
@@ -105,27 +102,25 @@ def _with_backlog() -> RunBuilder:
     b = RunBuilder(world_size=2)
     for _ in range(4):
         b.launch(800, _ALL_REDUCE)
-    for _ in range(5):
-        with b.step():
-            b.loader(5)
-            with b.op("aten::mm"):
-                b.launch(2000)
-            b.launch(600, _ALL_REDUCE)
-            b.sync()
+    for _ in b.steps(5):
+        b.loader(5)
+        with b.op("aten::mm"):
+            b.launch(2000)
+        b.launch(600, _ALL_REDUCE)
+        b.sync()
     return b
 
 
 def _host_is_behind() -> RunBuilder:
     """The next kernels are launched late, whether data is exchanged meanwhile or not."""
     b = RunBuilder(world_size=2)
-    for _ in range(5):
-        with b.step():
-            b.loader(5)
-            with b.op("aten::mm"):
-                b.launch(1000)
-            b.launch(500, _ALL_REDUCE)
-            with b.op("aten::nonzero"):
-                b.wait(1800)
+    for _ in b.steps(5):
+        b.loader(5)
+        with b.op("aten::mm"):
+            b.launch(1000)
+        b.launch(500, _ALL_REDUCE)
+        with b.op("aten::nonzero"):
+            b.wait(1800)
     return b
 
 
@@ -157,14 +152,13 @@ def _hidden_on_the_other(beside: float = 1500) -> tuple[RunBuilder, ...]:
 def _once() -> RunBuilder:
     """One step of five has two long collectives."""
     b = RunBuilder(world_size=2)
-    for n in range(5):
-        with b.step():
-            b.loader(5)
-            with b.op("aten::mm"):
-                b.launch(2000)
-            for _ in range(2):
-                b.launch(1500 if n == 3 else 50, _ALL_REDUCE)
-            b.sync()
+    for n in b.steps(5):
+        b.loader(5)
+        with b.op("aten::mm"):
+            b.launch(2000)
+        for _ in range(2):
+            b.launch(1500 if n == 3 else 50, _ALL_REDUCE)
+        b.sync()
     return b
 
 

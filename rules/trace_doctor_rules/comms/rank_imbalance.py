@@ -20,15 +20,14 @@ def _job(*compute_us: float, gpu: bool = True, operators: tuple[int, ...] = ()) 
     device = "NVIDIA A100-SXM4-40GB" if gpu else None
     ranks = tuple(RunBuilder(gpu=device, rank=r, world_size=size) for r in range(size))
     for b, us, count in zip(ranks, compute_us, operators or (1,) * size, strict=True):
-        for _ in range(5):
-            with b.step():
-                b.loader(5)
-                for _ in range(count):
-                    with b.op("aten::mm"):
-                        b.compute(us / count)
-                b.wait(max(compute_us) - us)
-                if gpu:
-                    b.sync()
+        for _ in b.steps(5):
+            b.loader(5)
+            for _ in range(count):
+                with b.op("aten::mm"):
+                    b.compute(us / count)
+            b.wait(max(compute_us) - us)
+            if gpu:
+                b.sync()
     return ranks
 
 
@@ -38,12 +37,11 @@ def _with_backlog() -> tuple[RunBuilder, ...]:
     for b, before in zip(ranks, (0, 1500), strict=True):
         if before:
             b.launch(before)
-        for _ in range(5):
-            with b.step():
-                b.loader(5)
-                with b.op("aten::mm"):
-                    b.compute(1000)
-                b.sync()
+        for _ in b.steps(5):
+            b.loader(5)
+            with b.op("aten::mm"):
+                b.compute(1000)
+            b.sync()
     return ranks
 
 

@@ -17,16 +17,15 @@ from trace_doctor_rules.compile._cold_start_evidence import RepeatedBlocks
 
 def _first_steps(compile_s: float, *, steps: int = 3, step_s: float = 0.5, blocks: int = 12) -> RunBuilder:
     b = RunBuilder(stacks=True)
-    for n in range(steps):
-        with b.step():
-            b.loader(5)
-            if n == 0:
-                with b.event("_compile.compile_inner (dynamo_timed)", "cpu_op"):
-                    b.wait(compile_s * 1e6)
-            for i in range(blocks):
-                with b.event(f"nn.Module: DecoderLayer_{i}", "python_function"), b.op("aten::mm"):
-                    b.launch(step_s * 1e6 / blocks)
-            b.sync()
+    for n in b.steps(steps):
+        b.loader(5)
+        if n == 0:
+            with b.event("_compile.compile_inner (dynamo_timed)", "cpu_op"):
+                b.wait(compile_s * 1e6)
+        for i in range(blocks):
+            with b.event(f"nn.Module: DecoderLayer_{i}", "python_function"), b.op("aten::mm"):
+                b.launch(step_s * 1e6 / blocks)
+        b.sync()
     return b
 
 

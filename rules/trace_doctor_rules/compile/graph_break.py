@@ -84,14 +84,13 @@ def _chain_of_one(before: bool = True) -> RunBuilder:
 def _siblings() -> RunBuilder:
     """A compiled model and a compiled loss, and blocks compiled one by one."""
     b = RunBuilder(stacks=True)
-    for _ in range(5):
-        with b.step():
-            for recompile in (0, 1, 1):
-                with b.region(0, recompile), b.python("model.py", 7, "forward"):
-                    _compiled(b)
-                b.wait(100)
-            with b.region(1), b.python("train.py", 30, "loss"):
+    for _ in b.steps(5):
+        for recompile in (0, 1, 1):
+            with b.region(0, recompile), b.python("model.py", 7, "forward"):
                 _compiled(b)
+            b.wait(100)
+        with b.region(1), b.python("train.py", 30, "loss"):
+            _compiled(b)
     return b
 
 

@@ -101,14 +101,13 @@ def _evaluation() -> RunBuilder:
 def _unnumbered(*compiling: int, steps: int = 8) -> RunBuilder:
     """As torch before 2.5 marks it: regions without ids, and another name of what compiles a function."""
     b = RunBuilder()
-    for n in range(steps):
-        with b.step():
-            if n in compiling:
-                with b.event("_compile.<locals>.compile_inner (dynamo_timed)"):
-                    b.wait(5000)
-            with b.event("Torch-Compiled Region"), b.op("CompiledFunction", us=10):
-                b.launch(200)
-            b.sync()
+    for n in b.steps(steps):
+        if n in compiling:
+            with b.event("_compile.<locals>.compile_inner (dynamo_timed)"):
+                b.wait(5000)
+        with b.event("Torch-Compiled Region"), b.op("CompiledFunction", us=10):
+            b.launch(200)
+        b.sync()
     return b
 
 

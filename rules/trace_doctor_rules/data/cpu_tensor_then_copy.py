@@ -83,16 +83,15 @@ def _training(
 def _device_lost(fill_us: float, products: int = 20) -> RunBuilder:
     """Noise made on the host; the runtime's calls were recorded, and nothing of the GPU."""
     b = RunBuilder()
-    for _ in range(3):
-        with b.step():
-            with b.op("aten::randn"), b.op("aten::normal_", us=fill_us):
-                pass
-            with b.op("aten::to"), b.op("aten::copy_"):
-                b.runtime("cudaMemcpyAsync", 90)
-                b.runtime("cudaStreamSynchronize", 5)
-            for _ in range(products):
-                with b.op("aten::mm", us=20):
-                    b.runtime("cudaLaunchKernel", 5)
+    for _ in b.steps(3):
+        with b.op("aten::randn"), b.op("aten::normal_", us=fill_us):
+            pass
+        with b.op("aten::to"), b.op("aten::copy_"):
+            b.runtime("cudaMemcpyAsync", 90)
+            b.runtime("cudaStreamSynchronize", 5)
+        for _ in range(products):
+            with b.op("aten::mm", us=20):
+                b.runtime("cudaLaunchKernel", 5)
     return b
 
 

@@ -37,26 +37,25 @@ def _training(
     """Epochs of four steps of 4 ms; an epoch ends inside the step that begins the next."""
     b = RunBuilder(stacks=stacks) if gpu else RunBuilder(gpu=None, stacks=stacks)
     for epoch in range(epochs):
-        for step in range(4):
-            with b.step():
-                b.stall(stall)
-                if step == 0 and epoch:
-                    b.loader(stopping_us, workers=workers)
-                    with b.python("torch/utils/data/dataloader.py", 1101, frame):
-                        with b.op("aten::random_", us=5):
-                            pass
-                        b.wait(starting_us)
-                b.loader(first_us if step == 0 and epoch else 100, workers=workers)
-                if step == 0 and epoch and slow_us:
-                    with b.op("aten::add_", us=slow_us):
+        for step in b.steps(4):
+            b.stall(stall)
+            if step == 0 and epoch:
+                b.loader(stopping_us, workers=workers)
+                with b.python("torch/utils/data/dataloader.py", 1101, frame):
+                    with b.op("aten::random_", us=5):
                         pass
-                for _ in range(10):
-                    with b.op("aten::mm", us=20):
-                        b.compute(400)
-                with b.op("autograd::engine::evaluate_function: AddBackward0", us=20):
-                    b.compute(40)
-                with b.optimizer_step():
-                    b.wait(20)
+                    b.wait(starting_us)
+            b.loader(first_us if step == 0 and epoch else 100, workers=workers)
+            if step == 0 and epoch and slow_us:
+                with b.op("aten::add_", us=slow_us):
+                    pass
+            for _ in range(10):
+                with b.op("aten::mm", us=20):
+                    b.compute(400)
+            with b.op("autograd::engine::evaluate_function: AddBackward0", us=20):
+                b.compute(40)
+            with b.optimizer_step():
+                b.wait(20)
     return b
 
 

@@ -114,14 +114,13 @@ def _constant_of_the_model() -> RunBuilder:
 def _alone_and_together() -> RunBuilder:
     """A wait that costs time by itself, and behind other work two of which each hides the other."""
     b = RunBuilder()
-    for _ in range(6):
-        with b.step():
-            for part in ("synchronize", "one after the other"):
-                for _ in range(10):
-                    with b.op("aten::mm", us=30):
-                        b.launch(40)
-                _wait(b, part)
-                b.wait(100)
+    for _ in b.steps(6):
+        for part in ("synchronize", "one after the other"):
+            for _ in range(10):
+                with b.op("aten::mm", us=30):
+                    b.launch(40)
+            _wait(b, part)
+            b.wait(100)
     return b
 
 
@@ -134,28 +133,26 @@ def _copies_missing() -> RunBuilder:
 def _between_copies() -> RunBuilder:
     """The wait for a copy to the host keeps one to the device, on another stream, from running beside it."""
     b = RunBuilder()
-    for _ in range(6):
-        with b.step():
-            with b.op("aten::copy_", us=10):
-                b.copy(5000, "DtoH (Device -> Pinned)")
-            b.item()
-            with b.op("aten::copy_", us=10):
-                b.copy(8000, "HtoD (Pinned -> Device)", stream=20)
-            b.sync("cudaDeviceSynchronize")
+    for _ in b.steps(6):
+        with b.op("aten::copy_", us=10):
+            b.copy(5000, "DtoH (Device -> Pinned)")
+        b.item()
+        with b.op("aten::copy_", us=10):
+            b.copy(8000, "HtoD (Pinned -> Device)", stream=20)
+        b.sync("cudaDeviceSynchronize")
     return b
 
 
 def _gpu_bound() -> RunBuilder:
     """The host waits long, but the GPU never runs dry: a deep queue stands behind every wait."""
     b = RunBuilder()
-    for _ in range(6):
-        with b.step():
-            for _ in range(10):
-                with b.op("aten::mm", us=2):
-                    b.launch(300, stream=7)
+    for _ in b.steps(6):
+        for _ in range(10):
             with b.op("aten::mm", us=2):
-                b.launch(9000, stream=20)
-            b.item(stream=7)
+                b.launch(300, stream=7)
+        with b.op("aten::mm", us=2):
+            b.launch(9000, stream=20)
+        b.item(stream=7)
     return b
 
 

@@ -69,14 +69,13 @@ def _blocking(held: float = 1.0, *, kernel_us: float = 100, marked: bool = True)
 def _splitting(op: str) -> RunBuilder:
     """A few kernels a step, and one operator after the other that launches nothing."""
     b = RunBuilder()
-    for _ in range(6):
-        with b.step():
-            for _ in range(20):
-                with b.op("aten::add", us=5):
-                    b.launch(5)
-            for _ in range(60):
-                with b.op(op, us=50):
-                    pass
+    for _ in b.steps(6):
+        for _ in range(20):
+            with b.op("aten::add", us=5):
+                b.launch(5)
+        for _ in range(60):
+            with b.op(op, us=50):
+                pass
     return b
 
 

@@ -44,25 +44,22 @@ def _training(
 ) -> RunBuilder:
     b = RunBuilder(gpu="NVIDIA H100 80GB HBM3" if gpu else None, shapes=shapes, stacks=stacks)
     image, weight = [8, 32, 56, 56], [64, 32, 3, 3]
-    for _ in range(4):
-        with b.step():
-            for n in range(layers):
-                dims = [image, weight, [64] if bias else [], [], [], [], []]
-                with (
-                    b.python("model.py", 30 + n % places, "forward"),
-                    b.op(conv, dims=dims, types=["float"] * 3),
-                ):
-                    _convolve(b, bias and added)
-                if between:
-                    with b.op(between, us=5):
-                        b.compute(10, "relu")
-                with b.op(
-                    _NORM, us=5, dims=[[8, channels, 56, 56], [channels], [channels]], types=["float"] * 3
-                ):
-                    b.compute(30, "bn_fw_tr_1C11_kernel_NCHW")
-            if head:
-                with b.op(conv, dims=[image, weight, [64]], types=["float"] * 3):
-                    _convolve(b, True)
+    for _ in b.steps(4):
+        for n in range(layers):
+            dims = [image, weight, [64] if bias else [], [], [], [], []]
+            with (
+                b.python("model.py", 30 + n % places, "forward"),
+                b.op(conv, dims=dims, types=["float"] * 3),
+            ):
+                _convolve(b, bias and added)
+            if between:
+                with b.op(between, us=5):
+                    b.compute(10, "relu")
+            with b.op(_NORM, us=5, dims=[[8, channels, 56, 56], [channels], [channels]], types=["float"] * 3):
+                b.compute(30, "bn_fw_tr_1C11_kernel_NCHW")
+        if head:
+            with b.op(conv, dims=[image, weight, [64]], types=["float"] * 3):
+                _convolve(b, True)
     return b
 
 

@@ -108,27 +108,26 @@ def _by_hand(
 ) -> RunBuilder:
     """Training whose loop over all tensors is the user's own: of one shape after the other. `cold`: its first step."""
     b = RunBuilder(gpu="NVIDIA A100-SXM4-40GB" if gpu else None, shapes=bool(shapes))
-    for _ in range(1 if cold else 6):
-        with b.step():
-            for _ in range(10):
-                with b.op("aten::mm", us=10):
-                    if gpu:
-                        b.launch(100, "ampere_bf16_s16816gemm_bf16_128x128")
-            if backward:
-                with b.thread(2):
-                    for _ in range(gradients):
-                        with b.op("torch::autograd::AccumulateGrad"):
-                            pass
-            with b.optimizer_step(optimizer) if optimizer else nullcontext():
-                for i in range(tensors):
-                    dims = [[shapes[i % len(shapes)]]] if shapes else []
-                    for name in names:
-                        with b.op(name, us=us, dims=dims):
-                            if gpu:
-                                b.launch(2.0, f"{name}_kernel", call_us=5000 if cold and i == 0 else None)
-                    if between:
-                        with b.op(between, us=6):
-                            b.launch(2.0)
+    for _ in b.steps(1 if cold else 6):
+        for _ in range(10):
+            with b.op("aten::mm", us=10):
+                if gpu:
+                    b.launch(100, "ampere_bf16_s16816gemm_bf16_128x128")
+        if backward:
+            with b.thread(2):
+                for _ in range(gradients):
+                    with b.op("torch::autograd::AccumulateGrad"):
+                        pass
+        with b.optimizer_step(optimizer) if optimizer else nullcontext():
+            for i in range(tensors):
+                dims = [[shapes[i % len(shapes)]]] if shapes else []
+                for name in names:
+                    with b.op(name, us=us, dims=dims):
+                        if gpu:
+                            b.launch(2.0, f"{name}_kernel", call_us=5000 if cold and i == 0 else None)
+                if between:
+                    with b.op(between, us=6):
+                        b.launch(2.0)
     return b
 
 

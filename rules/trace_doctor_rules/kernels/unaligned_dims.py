@@ -67,12 +67,11 @@ def _training(
 def _alone(kernel: str, size: int = 4097, inner: int = 4097, bias: bool = False) -> RunBuilder:
     """Nothing but products of as many rows as columns."""
     b = RunBuilder(shapes=True)
-    for _ in range(4):
-        with b.step():
-            dims = [*[[size]] * bias, [size, inner], [inner, size]]
-            with b.op("aten::addmm" if bias else "aten::mm", us=2, dims=dims, types=["c10::BFloat16"] * 3):
-                b.launch(400, kernel)
-            b.wait(20)
+    for _ in b.steps(4):
+        dims = [*[[size]] * bias, [size, inner], [inner, size]]
+        with b.op("aten::addmm" if bias else "aten::mm", us=2, dims=dims, types=["c10::BFloat16"] * 3):
+            b.launch(400, kernel)
+        b.wait(20)
     return b
 
 
@@ -80,12 +79,11 @@ def _batched(align: int, *, shapes: bool = True, of: str = _GEMM) -> RunBuilder:
     """Batched products of 90 x 77 matrices, whose kernel names the width of its loads."""
     kernel = of.replace("align8", f"align{align}")
     b = RunBuilder(shapes=shapes)
-    for _ in range(4):
-        with b.step():
-            dims = [[64, 90, 64], [64, 64, 77]]
-            with b.op("aten::bmm", us=2, dims=dims, types=["c10::BFloat16"] * 2):
-                b.launch(400, kernel)
-            b.wait(20)
+    for _ in b.steps(4):
+        dims = [[64, 90, 64], [64, 64, 77]]
+        with b.op("aten::bmm", us=2, dims=dims, types=["c10::BFloat16"] * 2):
+            b.launch(400, kernel)
+        b.wait(20)
     return b
 
 

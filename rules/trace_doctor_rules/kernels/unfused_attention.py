@@ -147,24 +147,22 @@ def _training(
 def _in_two_functions() -> RunBuilder:
     """An encoder's attention and a decoder's, of which the second takes twice as long."""
     b = RunBuilder(shapes=True, stacks=True)
-    for _ in range(5):
-        with b.step():
-            for name, us in (("encode", 50), ("decode", 100)):
-                with b.python(f"{name}r.py", 40, name):
-                    _attention(b, us, False, True)
-                _linear(b, 400)
+    for _ in b.steps(5):
+        for name, us in (("encode", 50), ("decode", 100)):
+            with b.python(f"{name}r.py", 40, name):
+                _attention(b, us, False, True)
+            _linear(b, 400)
     return b
 
 
 def _in_math_form(layers: int) -> RunBuilder:
     """So many layers of four that are scaled_dot_product_attention, the others are written out."""
     b = RunBuilder(shapes=True)
-    for _ in range(5):
-        with b.step():
-            for n in range(4):
-                with b.op(SDPA) if n < layers else nullcontext(), b.op(MATH) if n < layers else nullcontext():
-                    _attention(b, 50, False, True)
-                _linear(b, 400)
+    for _ in b.steps(5):
+        for n in range(4):
+            with b.op(SDPA) if n < layers else nullcontext(), b.op(MATH) if n < layers else nullcontext():
+                _attention(b, 50, False, True)
+            _linear(b, 400)
     return b
 
 
@@ -206,11 +204,10 @@ def _without_any_operator() -> RunBuilder:
 def _ends_in_a_softmax() -> RunBuilder:
     """Attention in CUDA graphs, the last of them with a softmax of its output behind it."""
     b = RunBuilder()
-    for n in range(5):
-        with b.step():
-            _in_a_graph(b, 50, heads=64)
-            if n == 4:
-                b.launch(50, _SOFTMAX, call="cudaGraphLaunch")
+    for n in b.steps(5):
+        _in_a_graph(b, 50, heads=64)
+        if n == 4:
+            b.launch(50, _SOFTMAX, call="cudaGraphLaunch")
     return b
 
 
