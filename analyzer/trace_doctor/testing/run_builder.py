@@ -5,8 +5,7 @@ A builder has a clock (microseconds) that host calls move forward, and a GPU who
     b = RunBuilder()
     for _ in b.steps(5):
         b.loader(400)                           # the host waits for the next batch
-        with b.op("aten::mm"):
-            b.launch(100, "sgemm")              # asynchronous: the host goes on after the launch call
+        b.run_op("aten::mm", 100, "sgemm")      # asynchronous: the host goes on after the launch call
     run = b.run()
 """
 
@@ -22,6 +21,7 @@ from typing import Any
 from trace_doctor.run import Run
 
 BASE_NS = 1_700_000_000_000_000_000
+KERNEL = "void at::native::vectorized_elementwise_kernel<4>"
 
 
 class RunBuilder:
@@ -131,6 +131,21 @@ class RunBuilder:
             self.now += us
             yield
 
+    def run_op(
+        self,
+        name: str,
+        us: float,
+        kernel: str = KERNEL,
+        *,
+        host_us: float = 1.0,
+        dims: Sequence[Any] = (),
+        types: Sequence[str] = (),
+        **launch: Any,
+    ) -> None:
+        """An operator whose work is one kernel of `us`, as `op` and `compute`; `launch`: further options of its launch."""
+        with self.op(name, dims=dims, types=types, us=host_us):
+            self.compute(us, kernel, **launch)
+
     @contextmanager
     def python(self, file: str, line: int, function: str) -> Iterator[None]:
         """A Python frame, as `with_stack=True` records it. Ignored when the builder records no stacks."""
@@ -178,7 +193,7 @@ class RunBuilder:
     def launch(
         self,
         us: float,
-        name: str = "void at::native::vectorized_elementwise_kernel<4>",
+        name: str = KERNEL,
         *,
         stream: int = 7,
         call: str = "cudaLaunchKernel",
@@ -199,10 +214,10 @@ class RunBuilder:
         free = self._stream_free.get((self.device, stream), 0.0)
         self._stream_free[self.device, stream] = max(self.now, free) + us
 
-    def compute(self, us: float, name: str = "void at::native::vectorized_elementwise_kernel<4>") -> None:
+    def compute(self, us: float, name: str = KERNEL, **launch: Any) -> None:
         """The work of the open operator: a kernel; in a capture of the CPU alone time of its own."""
         if self.meta["deviceProperties"]:
-            self.launch(us, name)
+            self.launch(us, name, **launch)
         else:
             self.wait(us)
 
@@ -291,9 +306,8 @@ class RunBuilder:
 
     def run(self) -> Run:
         """The trace through the real loader."""
-        from trace_doctor.loaders.kineto.trace import (
-            load_trace,  # rules import this module, and need no loader
-        )
+        # rules import this module, and need no loader
+        from trace_doctor.loaders.kineto.trace import load_trace
 
         with tempfile.TemporaryDirectory() as folder:
             return load_trace(self.write(Path(folder) / "trace.json"), "trace.json")

@@ -58,8 +58,7 @@ def _thinned_out(keep: int, *, runtime: bool = False, count: int = 200) -> RunBu
     for _ in b.steps(6):
         for n in range(count):
             kept = len(b.events)
-            with b.op("aten::mm", us=20):
-                b.launch(15)
+            b.run_op("aten::mm", 15, host_us=20)
             if n % keep:
                 del b.events[kept:]
     for n, event in enumerate(e for e in b.events if runtime and e["cat"] == "cpu_op"):
@@ -71,8 +70,7 @@ def _graphs(us: float = 5000, call: str = "cudaGraphLaunch") -> RunBuilder:
     """In each step a launch that arrives while the GPU is at work; it stands still for so long before it begins with that."""
     b = RunBuilder()
     for _ in b.steps(6):
-        with b.op("aten::mm", us=20):
-            b.launch(1000)
+        b.run_op("aten::mm", 1000, host_us=20)
         b.stall(us)
         b.launch(2000, call=call)
         b.sync()
@@ -86,8 +84,7 @@ def _halved(
     `last`: nodes that the launch of the last step has more; `host`: a function of the host runs between two."""
     b = RunBuilder()
     for step in b.steps(6):
-        with b.op("aten::mm", us=20):
-            b.launch(1000)
+        b.run_op("aten::mm", 1000, host_us=20)
         first = len(b.events)
         b.launch(us, call="cudaGraphLaunch_v10000")
         kernel = next(e for e in b.events[first:] if e["cat"] == "kernel")

@@ -21,8 +21,7 @@ def _job(**differs: str) -> tuple[RunBuilder, ...]:
         if rank == 1:
             b.meta |= {k: v for k, v in differs.items() if k != "gpu"}
         for _ in b.steps(3):
-            with b.op("aten::mm"):
-                b.launch(100)
+            b.run_op("aten::mm", 100)
             b.sync()
         ranks.append(b)
     return tuple(ranks)

@@ -12,8 +12,7 @@ from trace_doctor_rules._shared import advice
 
 
 def _kernels(b: RunBuilder) -> None:
-    with b.op("aten::mm"):
-        b.launch(100)
+    b.run_op("aten::mm", 100)
 
 
 def _marked() -> RunBuilder:

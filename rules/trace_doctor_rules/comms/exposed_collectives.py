@@ -54,8 +54,7 @@ def _rank(
         takes = us + (first_us if n == 0 else 0.0)
         if hidden:
             b.launch(takes, name, stream=20)
-        with b.op("aten::mm"):
-            b.launch(1000)
+        b.run_op("aten::mm", 1000)
         if not hidden:
             with b.annotation(asked) if asked else nullcontext():
                 b.launch(takes, name)
@@ -89,8 +88,7 @@ def _gradients_by_hand() -> RunBuilder:
         b.loader(5)
         for name in ("aten::mm", "autograd::engine::evaluate_function: MmBackward0"):
             for _ in range(4):
-                with b.op(name):
-                    b.launch(200, "ampere_bf16_s16816gemm_bf16_128x128")
+                b.run_op(name, 200, "ampere_bf16_s16816gemm_bf16_128x128")
         for _ in range(4):
             b.launch(200, _ALL_REDUCE)
         b.sync("cudaDeviceSynchronize")
@@ -104,8 +102,7 @@ def _with_backlog() -> RunBuilder:
         b.launch(800, _ALL_REDUCE)
     for _ in b.steps(5):
         b.loader(5)
-        with b.op("aten::mm"):
-            b.launch(2000)
+        b.run_op("aten::mm", 2000)
         b.launch(600, _ALL_REDUCE)
         b.sync()
     return b
@@ -116,8 +113,7 @@ def _host_is_behind() -> RunBuilder:
     b = RunBuilder(world_size=2)
     for _ in b.steps(5):
         b.loader(5)
-        with b.op("aten::mm"):
-            b.launch(1000)
+        b.run_op("aten::mm", 1000)
         b.launch(500, _ALL_REDUCE)
         with b.op("aten::nonzero"):
             b.wait(1800)
@@ -139,12 +135,10 @@ def _hidden_on_the_other(beside: float = 1500) -> tuple[RunBuilder, ...]:
             with b.step():
                 b.loader(5)
                 b.launch(500, _ALL_REDUCE, stream=stream)
-                with b.op("aten::mm"):
-                    b.launch(compute)
+                b.run_op("aten::mm", compute)
                 b.sync("cudaDeviceSynchronize")
                 if b is second:
-                    with b.op("aten::mm"):
-                        b.launch(1500 - beside)
+                    b.run_op("aten::mm", 1500 - beside)
                     b.sync()
     return first, second
 
@@ -154,8 +148,7 @@ def _once() -> RunBuilder:
     b = RunBuilder(world_size=2)
     for n in b.steps(5):
         b.loader(5)
-        with b.op("aten::mm"):
-            b.launch(2000)
+        b.run_op("aten::mm", 2000)
         for _ in range(2):
             b.launch(1500 if n == 3 else 50, _ALL_REDUCE)
         b.sync()
@@ -176,8 +169,7 @@ def _waiting_for_the_other(exchange: float = 20) -> tuple[RunBuilder, ...]:
         for b, compute, collective in ((first, 1000, 500 + exchange), (second, 1500, exchange)):
             with b.step():
                 b.loader(5)
-                with b.op("aten::mm"):
-                    b.launch(compute)
+                b.run_op("aten::mm", compute)
                 b.launch(collective, _ALL_REDUCE)
                 b.sync()
     return first, second

@@ -26,8 +26,7 @@ def _training(units: int, *, fsdp: bool = True, ahead: bool = False, dtype: str 
             with b.annotation("FSDP::pre_forward" if fsdp else "gather"), b.op("record_param_comms"):
                 sizes: dict[str, Any] = {"Out msg nelems": 800_000_000 // units, "dtype": dtype}
                 b.launch(2000 / units, _ALL_GATHER, stream=20, **sizes)
-            with b.op("aten::mm"):
-                b.launch(1000 / units)
+            b.run_op("aten::mm", 1000 / units)
         if not ahead:
             b.sync("cudaDeviceSynchronize")
     return b

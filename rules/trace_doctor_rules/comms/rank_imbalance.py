@@ -23,8 +23,7 @@ def _job(*compute_us: float, gpu: bool = True, operators: tuple[int, ...] = ()) 
         for _ in b.steps(5):
             b.loader(5)
             for _ in range(count):
-                with b.op("aten::mm"):
-                    b.compute(us / count)
+                b.run_op("aten::mm", us / count)
             b.wait(max(compute_us) - us)
             if gpu:
                 b.sync()
@@ -39,8 +38,7 @@ def _with_backlog() -> tuple[RunBuilder, ...]:
             b.launch(before)
         for _ in b.steps(5):
             b.loader(5)
-            with b.op("aten::mm"):
-                b.compute(1000)
+            b.run_op("aten::mm", 1000)
             b.sync()
     return ranks
 
@@ -49,11 +47,9 @@ def _first_use() -> tuple[RunBuilder, ...]:
     """One kernel of rank 0 takes 2.4 ms in the only step, where it takes 10 us otherwise."""
     ranks = RunBuilder(rank=0, world_size=2), RunBuilder(rank=1, world_size=2)
     for b, first in zip(ranks, (2400, 10), strict=True):
-        with b.op("aten::mm"):
-            b.compute(first)
+        b.run_op("aten::mm", first)
         for _ in range(20):
-            with b.op("aten::mm"):
-                b.compute(10)
+            b.run_op("aten::mm", 10)
         b.wait(2410 - first)
         b.sync()
     return ranks
@@ -66,8 +62,7 @@ def _unsteady() -> tuple[RunBuilder, ...]:
         for b in ranks:
             with b.step():
                 b.loader(5)
-                with b.op("aten::mm"):
-                    b.compute(3000 if n == 3 and b is ranks[1] else 1000)
+                b.run_op("aten::mm", 3000 if n == 3 and b is ranks[1] else 1000)
                 b.wait(2000 if n == 3 and b is ranks[0] else 0)
                 b.sync()
     return ranks

@@ -25,11 +25,9 @@ def _training(
             with b.region(0):
                 b.compute(1000, "triton_poi_fused_0")
                 if inside:
-                    with b.op("aten::cross_entropy_loss"):
-                        b.compute(loss_us, "triton_red_fused_1")
+                    b.run_op("aten::cross_entropy_loss", loss_us, "triton_red_fused_1")
         else:
-            with b.op("aten::mm"):
-                b.compute(1000)
+            b.run_op("aten::mm", 1000)
         if by_hand:
             _by_hand(b, loss_us, by_hand)
         elif not inside:

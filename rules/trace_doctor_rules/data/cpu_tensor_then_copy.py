@@ -65,8 +65,7 @@ def _training(
                         else:
                             b.wait(60)
                 if creation == "between":
-                    with b.op("aten::mm", us=10):
-                        b.launch(5)
+                    b.run_op("aten::mm", 5, host_us=10)
                 for name in _BETWEEN.get(creation, ()):
                     with b.op(name, dims=[list(shape)] * (2 if creation == "another" else 1), us=5):
                         pass
@@ -75,8 +74,7 @@ def _training(
             if n == 1:
                 b.stall(stall)
             for _ in range(20):
-                with b.op("aten::mm", us=20):
-                    b.launch(30)
+                b.run_op("aten::mm", 30, host_us=20)
     return b
 
 

@@ -49,8 +49,7 @@ def _training(
         if launch_us is not None:
             b.launch(10, call_us=launch_us)
         for _ in range(4):
-            with b.op("aten::mm", us=10):
-                b.compute(gpu_us / 4)
+            b.run_op("aten::mm", gpu_us / 4, host_us=10)
         with b.optimizer_step():
             b.wait(20)
     return b
@@ -61,8 +60,7 @@ def _alternating(*, gpu: bool = True) -> RunBuilder:
     b = RunBuilder() if gpu else RunBuilder(gpu=None)
     for n in b.steps(10):
         b.loader(1500 if n == 5 else 2)
-        with b.op("aten::mm", us=10):
-            b.compute(600)
+        b.run_op("aten::mm", 600, host_us=10)
         if gpu:
             b.sync()
     return b
@@ -73,8 +71,7 @@ def _named_loader() -> RunBuilder:
     for _ in b.steps(5):
         with b.annotation("dali_next"):
             b.wait(400)
-        with b.op("aten::mm", us=10):
-            b.launch(300)
+        b.run_op("aten::mm", 300, host_us=10)
         b.sync()
     return b
 
@@ -96,8 +93,7 @@ def _transforms() -> RunBuilder:
                 b.wait(100)
                 with b.event("<built-in method zoom_shift of PyCapsule object at 0x7f0>", "python_function"):
                     b.wait(250)
-        with b.op("aten::mm", us=10):
-            b.launch(300)
+        b.run_op("aten::mm", 300, host_us=10)
         b.sync()
     return b
 
@@ -115,8 +111,7 @@ def _pipeline(*times: float, inputs: int = 5) -> RunBuilder:
             b.python("transformers/image_processing_utils.py", 40, "__call__") if times else nullcontext(),
         ):
             b.wait(times[n] if times else 400)
-        with b.op("aten::mm", us=10):
-            b.launch(300)
+        b.run_op("aten::mm", 300, host_us=10)
         b.sync()
     return b
 

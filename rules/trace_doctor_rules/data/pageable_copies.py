@@ -49,8 +49,7 @@ def _training(
             if n == 1:
                 b.stall(stall)
             for _ in range(40):
-                with b.op("aten::mm", us=20):
-                    b.launch(gpu_us / 40)
+                b.run_op("aten::mm", gpu_us / 40, host_us=20)
     return b
 
 
@@ -71,8 +70,7 @@ def _beside_pinned() -> RunBuilder:
                 if kind != _PINNED:
                     b.sync()
         for _ in range(40):
-            with b.op("aten::mm", us=20):
-                b.launch(50)
+            b.run_op("aten::mm", 50, host_us=20)
     return b
 
 
@@ -103,8 +101,7 @@ def _made_on_the_host(us: float = 50) -> RunBuilder:
             b.copy(400, bytes=4 << 20)
             b.sync()
         for _ in range(40):
-            with b.op("aten::mm", us=20):
-                b.launch(50)
+            b.run_op("aten::mm", 50, host_us=20)
     return b
 
 

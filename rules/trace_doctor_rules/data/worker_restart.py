@@ -50,10 +50,8 @@ def _training(
                 with b.op("aten::add_", us=slow_us):
                     pass
             for _ in range(10):
-                with b.op("aten::mm", us=20):
-                    b.compute(400)
-            with b.op("autograd::engine::evaluate_function: AddBackward0", us=20):
-                b.compute(40)
+                b.run_op("aten::mm", 400, host_us=20)
+            b.run_op("autograd::engine::evaluate_function: AddBackward0", 40, host_us=20)
             with b.optimizer_step():
                 b.wait(20)
     return b

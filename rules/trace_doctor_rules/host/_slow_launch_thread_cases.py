@@ -56,8 +56,7 @@ def loads_inside() -> RunBuilder:
             b.loader(5000)
             b.wait(1000)
         for _ in range(20):
-            with b.op("aten::mm", us=10):
-                b.launch(50)
+            b.run_op("aten::mm", 50, host_us=10)
         b.sync()
     return b
 
@@ -67,12 +66,10 @@ def optimizer_on_the_host(us: float = 5000) -> RunBuilder:
     b = RunBuilder()
     for _ in b.steps(6):
         for _ in range(20):
-            with b.op("aten::mm", us=10):
-                b.launch(50)
+            b.run_op("aten::mm", 50, host_us=10)
         with b.optimizer_step("Shampoo"):
             b.wait(us)
-            with b.op("aten::add_", us=10):
-                b.launch(50)
+            b.run_op("aten::add_", 50, host_us=10)
     return b
 
 
@@ -81,8 +78,7 @@ def captures_a_graph() -> RunBuilder:
     b = RunBuilder()
     for _ in b.steps(6):
         for name in ("aten::mm", "aten::add"):
-            with b.op(name, us=10):
-                b.launch(1000)
+            b.run_op(name, 1000, host_us=10)
             if name == "aten::mm":
                 b.runtime("cudaStreamBeginCapture", 5)
                 b.wait(5000)
@@ -117,12 +113,10 @@ def in_many_places(*, stacks: bool = False) -> RunBuilder:
     b = RunBuilder(stacks=stacks)
     for _ in range(6):
         with b.step(), b.python("train.py", 10, "train"):
-            with b.op("aten::mm"):
-                b.launch(60_000)
+            b.run_op("aten::mm", 60_000)
             b.sync()
             for n in range(10):
-                with b.op(f"aten::op{n}"):
-                    b.launch(10)
+                b.run_op(f"aten::op{n}", 10)
                 b.wait(1200)
     return b
 
@@ -131,12 +125,10 @@ def in_one_step() -> RunBuilder:
     b = RunBuilder()
     for n in b.steps(6):
         for _ in range(20):
-            with b.op("aten::mm", us=10):
-                b.launch(50)
+            b.run_op("aten::mm", 50, host_us=10)
         for _ in range(3 if n == 4 else 0):
             b.wait(3000)
-            with b.op("aten::mul"):
-                b.launch(5)
+            b.run_op("aten::mul", 5)
         b.sync()
     return b
 
@@ -173,8 +165,7 @@ def between_gradients() -> RunBuilder:
     b = RunBuilder()
     for _ in b.steps(6):
         for name in ("MmBackward0", "TanhBackward0"):
-            with b.op(f"autograd::engine::evaluate_function: {name}"):
-                b.launch(1000)
+            b.run_op(f"autograd::engine::evaluate_function: {name}", 1000)
             b.wait(5000 if name == "MmBackward0" else 100)
         b.sync()
     return b
@@ -252,8 +243,7 @@ def decorated() -> RunBuilder:
     for _ in range(6):
         with b.step(), b.python("train.py", 10, "train"):
             for _ in range(20):
-                with b.op("aten::mm", us=10):
-                    b.launch(50)
+                b.run_op("aten::mm", 50, host_us=10)
             decorator = b.python("torch/utils/_contextlib.py", 117, "decorate_context")
             with decorator, b.python("train.py", 30, "count_tokens"):
                 b.wait(5000)

@@ -41,8 +41,7 @@ def _training(
                 b.stall(stall)
             for _ in range(per_step):
                 for _ in range(10):
-                    with b.op("aten::mm", us=30):
-                        b.launch(gpu_us / 10)
+                    b.run_op("aten::mm", gpu_us / 10, host_us=30)
                 if n % every == 0 and n != missing:
                     _wait(b, sync)
                 b.wait(100)
@@ -72,8 +71,7 @@ def _wait(b: RunBuilder, sync: str) -> None:
             b.sync()
     elif sync == "both":
         b.item()
-        with b.op("aten::mul", us=2):
-            b.launch(2)
+        b.run_op("aten::mul", 2, host_us=2)
         _wait(b, "to_device")
     elif sync == "one after the other":
         b.item()
@@ -97,15 +95,13 @@ def _constant_of_the_model() -> RunBuilder:
         with b.step(), b.python("train.py", 12, "train_step"):
             with b.event("nn.Module: Detector_0", "python_function"):
                 for _ in range(10):
-                    with b.op("aten::mm", us=30):
-                        b.launch(60)
+                    b.run_op("aten::mm", 60, host_us=30)
                 with (
                     b.python("transformers/models/detector.py", 1421, "box_predictor"),
                     b.python("torch/utils/_device.py", 100, "__torch_function__"),
                 ):
                     _wait(b, "to_device")
-                with b.op("aten::add", us=5):
-                    b.launch(3)
+                b.run_op("aten::add", 3, host_us=5)
             b.item()
             b.wait(100)
     return b
@@ -117,8 +113,7 @@ def _alone_and_together() -> RunBuilder:
     for _ in b.steps(6):
         for part in ("synchronize", "one after the other"):
             for _ in range(10):
-                with b.op("aten::mm", us=30):
-                    b.launch(40)
+                b.run_op("aten::mm", 40, host_us=30)
             _wait(b, part)
             b.wait(100)
     return b
@@ -148,10 +143,8 @@ def _gpu_bound() -> RunBuilder:
     b = RunBuilder()
     for _ in b.steps(6):
         for _ in range(10):
-            with b.op("aten::mm", us=2):
-                b.launch(300, stream=7)
-        with b.op("aten::mm", us=2):
-            b.launch(9000, stream=20)
+            b.run_op("aten::mm", 300, host_us=2, stream=7)
+        b.run_op("aten::mm", 9000, host_us=2, stream=20)
         b.item(stream=7)
     return b
 
@@ -161,12 +154,10 @@ def _results() -> RunBuilder:
     b = RunBuilder()
     for _ in range(2):
         for _ in range(20):
-            with b.op("aten::mm", us=30):
-                b.launch(2)
+            b.run_op("aten::mm", 2, host_us=30)
             b.wait(50)
             _wait(b, "cpu")
-        with b.op("aten::mm", us=30):
-            b.launch(5000)
+        b.run_op("aten::mm", 5000, host_us=30)
         _wait(b, "cpu")
         b.wait(5000)
     return b

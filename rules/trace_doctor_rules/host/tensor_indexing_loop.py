@@ -39,8 +39,7 @@ def _training(
     for n in range(5):
         with b.step(), b.python("train.py", 8, "train"):
             for _ in range(4):
-                with b.op("aten::mm", us=10):
-                    b.compute(30)
+                b.run_op("aten::mm", 30, host_us=10)
             with b.python("train.py", 3, "pairwise"):
                 if unbound:
                     with b.op("aten::unbind", us=3):
@@ -70,8 +69,7 @@ def _layers(*, stacks: bool) -> RunBuilder:
             for n in range(12):
                 with b.python(f"nn.Module: Block_{n}", 1, "x"), b.python("model.py", 30, "block"):
                     for name in ("linear", "slice", "mul"):
-                        with b.op(f"aten::{name}", us=20):
-                            b.launch(5)
+                        b.run_op(f"aten::{name}", 5, host_us=20)
     return b
 
 

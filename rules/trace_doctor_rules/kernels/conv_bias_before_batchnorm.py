@@ -53,8 +53,7 @@ def _training(
             ):
                 _convolve(b, bias and added)
             if between:
-                with b.op(between, us=5):
-                    b.compute(10, "relu")
+                b.run_op(between, 10, "relu", host_us=5)
             with b.op(_NORM, us=5, dims=[[8, channels, 56, 56], [channels], [channels]], types=["float"] * 3):
                 b.compute(30, "bn_fw_tr_1C11_kernel_NCHW")
         if head:
@@ -64,11 +63,9 @@ def _training(
 
 
 def _convolve(b: RunBuilder, adds: bool) -> None:
-    with b.op("aten::cudnn_convolution", us=5):
-        b.compute(200, "sm80_xmma_fprop_implicit_gemm_tf32f32")
+    b.run_op("aten::cudnn_convolution", 200, "sm80_xmma_fprop_implicit_gemm_tf32f32", host_us=5)
     if adds:
-        with b.op("aten::add_", us=5):
-            b.compute(10, _ADD)
+        b.run_op("aten::add_", 10, _ADD, host_us=5)
 
 
 class ConvBiasBeforeBatchnorm(Rule):

@@ -54,8 +54,7 @@ def _host_bound() -> RunBuilder:
     b = RunBuilder(gpu="NVIDIA A100-SXM4-40GB", compute_capability=(8, 0))
     for _ in b.steps(5):
         for _ in range(10):
-            with b.op("aten::addmm", us=300):
-                b.launch(20, "ampere_sgemm_128x64_tn")
+            b.run_op("aten::addmm", 20, "ampere_sgemm_128x64_tn", host_us=300)
     return b
 
 

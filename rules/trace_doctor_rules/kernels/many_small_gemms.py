@@ -124,8 +124,7 @@ def _product(b: RunBuilder, rows: int, inner: int, columns: int, us: float) -> N
 
 
 def _small(b: RunBuilder, name: str) -> None:
-    with b.op(name, us=2, dims=[[64, 512]], types=["c10::BFloat16"]):
-        b.compute(3)
+    b.run_op(name, 3, host_us=2, dims=[[64, 512]], types=["c10::BFloat16"])
 
 
 class ManySmallGemms(Rule):

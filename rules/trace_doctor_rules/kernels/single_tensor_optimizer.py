@@ -126,8 +126,7 @@ def _by_hand(
                         if gpu:
                             b.launch(2.0, f"{name}_kernel", call_us=5000 if cold and i == 0 else None)
                 if between:
-                    with b.op(between, us=6):
-                        b.launch(2.0)
+                    b.run_op(between, 2.0, host_us=6)
     return b
 
 

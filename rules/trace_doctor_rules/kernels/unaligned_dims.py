@@ -81,15 +81,13 @@ def _batched(align: int, *, shapes: bool = True, of: str = _GEMM) -> RunBuilder:
     b = RunBuilder(shapes=shapes)
     for _ in b.steps(4):
         dims = [[64, 90, 64], [64, 64, 77]]
-        with b.op("aten::bmm", us=2, dims=dims, types=["c10::BFloat16"] * 2):
-            b.launch(400, kernel)
+        b.run_op("aten::bmm", 400, kernel, host_us=2, dims=dims, types=["c10::BFloat16"] * 2)
         b.wait(20)
     return b
 
 
 def _mm(b: RunBuilder, a: Sequence[int], w: Sequence[int], dtype: str, us: float) -> None:
-    with b.op("aten::mm", us=2, dims=[list(a), list(w)], types=[dtype] * 2):
-        b.launch(us, _GEMM)
+    b.run_op("aten::mm", us, _GEMM, host_us=2, dims=[list(a), list(w)], types=[dtype] * 2)
 
 
 class UnalignedDims(Rule):

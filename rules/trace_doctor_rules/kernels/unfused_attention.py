@@ -49,11 +49,9 @@ def _attention(
 ) -> None:
     """`inner`: operands of a product between the softmax and the second batched one."""
     keys = [64, 64, 512]
-    with b.op("aten::bmm", us=2, dims=[list(_SHAPE), keys], types=["c10::BFloat16"] * 2):
-        b.compute(us, _GEMM)
+    b.run_op("aten::bmm", us, _GEMM, host_us=2, dims=[list(_SHAPE), keys], types=["c10::BFloat16"] * 2)
     for name in ("aten::mul", "aten::masked_fill") if mask else ("aten::mul",):
-        with b.op(name, us=2, dims=[list(_SCORES)], types=["c10::BFloat16"]):
-            b.compute(us)
+        b.run_op(name, us, host_us=2, dims=[list(_SCORES)], types=["c10::BFloat16"])
     with b.op("aten::softmax"), b.op("aten::_softmax", us=2, dims=[list(scores)], types=["c10::BFloat16"]):
         b.compute(us, _SOFTMAX)
     if dropout:
@@ -84,8 +82,7 @@ def _inner(b: RunBuilder, us: float, operands: tuple[tuple[int, ...], ...]) -> N
     if operands:
         convolution = len(operands[0]) == 4
         name = "aten::cudnn_convolution" if convolution else "aten::mm"
-        with b.op(name, us=2, dims=[list(o) for o in operands], types=["c10::BFloat16"] * 2):
-            b.compute(us, _GEMM)
+        b.run_op(name, us, _GEMM, host_us=2, dims=[list(o) for o in operands], types=["c10::BFloat16"] * 2)
 
 
 def _training(
@@ -177,13 +174,10 @@ def _in_module(name: str) -> RunBuilder:
 
 def _by_hand(b: RunBuilder, us: float, *, divided: bool) -> None:
     """`exp(x - max) / sum`; other things use exponentials and sums, too."""
-    with b.op("aten::bmm", us=2, dims=[list(_SHAPE), [64, 64, 512]], types=["float"] * 2):
-        b.compute(us, _GEMM)
+    b.run_op("aten::bmm", us, _GEMM, host_us=2, dims=[list(_SHAPE), [64, 64, 512]], types=["float"] * 2)
     for name in ("amax", "sub", "exp", "sum", "div" if divided else "mul"):
-        with b.op(f"aten::{name}", us=2, dims=[list(_SCORES)], types=["float"]):
-            b.compute(us)
-    with b.op("aten::bmm", us=2, dims=[list(_SCORES), list(_SHAPE)], types=["float"] * 2):
-        b.compute(us, _GEMM)
+        b.run_op(f"aten::{name}", us, host_us=2, dims=[list(_SCORES)], types=["float"])
+    b.run_op("aten::bmm", us, _GEMM, host_us=2, dims=[list(_SCORES), list(_SHAPE)], types=["float"] * 2)
 
 
 def _in_a_graph(b: RunBuilder, us: float, *, heads: int, grids: bool = True) -> None:
@@ -212,8 +206,7 @@ def _ends_in_a_softmax() -> RunBuilder:
 
 
 def _linear(b: RunBuilder, us: float) -> None:
-    with b.op("aten::addmm", us=2):
-        b.compute(us, _GEMM)
+    b.run_op("aten::addmm", us, _GEMM, host_us=2)
 
 
 def _without_operators() -> RunBuilder:

@@ -35,8 +35,7 @@ def _steps(
         if loader_us:
             b.loader(loader_us)
         for _ in range(50):
-            with b.op("aten::mm", us=40):
-                b.launch(kernel_us)
+            b.run_op("aten::mm", kernel_us, host_us=40)
         if train == "optimizer":
             with b.optimizer_step():
                 b.wait(5)
