@@ -134,7 +134,7 @@ class RunBuilder:
     def run_op(
         self,
         name: str,
-        us: float,
+        us: float | None = None,
         kernel: str = KERNEL,
         *,
         host_us: float = 1.0,
@@ -142,9 +142,11 @@ class RunBuilder:
         types: Sequence[str] = (),
         **launch: Any,
     ) -> None:
-        """An operator whose work is one kernel of `us`, as `op` and `compute`; `launch`: further options of its launch."""
+        """An operator whose work is one kernel of `us` (None: it has none), as `op` and `compute`; `launch`: further options of its
+        launch."""
         with self.op(name, dims=dims, types=types, us=host_us):
-            self.compute(us, kernel, **launch)
+            if us is not None:
+                self.compute(us, kernel, **launch)
 
     @contextmanager
     def python(self, file: str, line: int, function: str) -> Iterator[None]:
@@ -371,9 +373,8 @@ class RunBuilder:
 def without_gpu(operator: str = "aten::mm", us: float = 100.0) -> RunBuilder:
     """Three steps of one operator on the CPU: what rules about the GPU abstain from."""
     b = RunBuilder(gpu=None, shapes=True)
-    for _ in range(3):
-        with b.step(), b.op(operator, us=us):
-            pass
+    for _ in b.steps(3):
+        b.run_op(operator, host_us=us)
     return b
 
 

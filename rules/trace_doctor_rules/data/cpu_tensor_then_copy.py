@@ -54,10 +54,8 @@ def _training(
         with b.step() if marked else nullcontext(), b.python("train.py", 4, "train"):
             if n % every == 0:
                 if creation == "in place":
-                    with b.op("aten::empty", us=3):
-                        pass
-                    with b.op("aten::normal_", dims=[list(shape)], us=60):
-                        pass
+                    b.run_op("aten::empty", host_us=3)
+                    b.run_op("aten::normal_", dims=[list(shape)], host_us=60)
                 else:
                     with b.op("aten::zeros", us=5), b.op("aten::zero_", dims=[list(shape)]):
                         if creation == "gpu":
@@ -67,8 +65,7 @@ def _training(
                 if creation == "between":
                     b.run_op("aten::mm", 5, host_us=10)
                 for name in _BETWEEN.get(creation, ()):
-                    with b.op(name, dims=[list(shape)] * (2 if creation == "another" else 1), us=5):
-                        pass
+                    b.run_op(name, dims=[list(shape)] * (2 if creation == "another" else 1), host_us=5)
                 if creation != "gpu":
                     _copy(b)
             if n == 1:

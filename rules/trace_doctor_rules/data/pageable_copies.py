@@ -95,8 +95,7 @@ def _made_on_the_host(us: float = 50) -> RunBuilder:
     """4 MB are copied after something of the host's was filled for so long."""
     b = RunBuilder()
     for _ in b.steps(6):
-        with b.op("aten::zeros", us=us):
-            pass
+        b.run_op("aten::zeros", host_us=us)
         with b.op("aten::to"), b.op("aten::_to_copy"), b.op("aten::copy_"):
             b.copy(400, bytes=4 << 20)
             b.sync()

@@ -42,13 +42,11 @@ def _training(
             if step == 0 and epoch:
                 b.loader(stopping_us, workers=workers)
                 with b.python("torch/utils/data/dataloader.py", 1101, frame):
-                    with b.op("aten::random_", us=5):
-                        pass
+                    b.run_op("aten::random_", host_us=5)
                     b.wait(starting_us)
             b.loader(first_us if step == 0 and epoch else 100, workers=workers)
             if step == 0 and epoch and slow_us:
-                with b.op("aten::add_", us=slow_us):
-                    pass
+                b.run_op("aten::add_", host_us=slow_us)
             for _ in range(10):
                 b.run_op("aten::mm", 400, host_us=20)
             b.run_op("autograd::engine::evaluate_function: AddBackward0", 40, host_us=20)

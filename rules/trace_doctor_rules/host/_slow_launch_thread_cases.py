@@ -137,11 +137,9 @@ def in_no_function() -> RunBuilder:
     """On a CPU, with stacks: what waits in each step is no function of the script's."""
     b = RunBuilder(gpu=None, stacks=True)
     for _ in b.steps(6):
-        with b.op("aten::mm", us=1000):
-            pass
+        b.run_op("aten::mm", host_us=1000)
         b.wait(5000)
-        with b.op("aten::mul", us=100):
-            pass
+        b.run_op("aten::mul", host_us=100)
     with b.python("train.py", 90, "report"):
         b.wait(10)
     return b
@@ -152,11 +150,9 @@ def model_that_waits() -> RunBuilder:
     b = RunBuilder(gpu=None)
     for _ in b.steps(6):
         with b.annotation("encode"):
-            with b.op("aten::mm", us=4000):
-                pass
+            b.run_op("aten::mm", host_us=4000)
             b.wait(900)
-        with b.op("aten::mul", us=100):
-            pass
+        b.run_op("aten::mul", host_us=100)
     return b
 
 
@@ -176,8 +172,7 @@ def held_up() -> RunBuilder:
     b = RunBuilder(gpu=None, stacks=True)
     for n in range(6):
         with b.step(), b.python("train.py", 10, "train"), b.python("train.py", 30, "forward"):
-            with b.op("aten::mm", us=4000):
-                pass
+            b.run_op("aten::mm", host_us=4000)
             if n % 3 == 2:
                 b.wait(60_000)
     return b
@@ -188,8 +183,7 @@ def held_up_anywhere() -> RunBuilder:
     b = RunBuilder(gpu=None, stacks=True)
     for n in range(6):
         with b.step(), b.python("train.py", 10, "train"):
-            with b.op("aten::mm", us=60_000):
-                pass
+            b.run_op("aten::mm", host_us=60_000)
             with b.python("torch/nn/utils/clip_grad.py", 184, "clip_grad_norm_"):
                 b.wait(500)
                 for callee in range(4):
@@ -203,11 +197,9 @@ def waits_on_a_cpu(*us: float) -> RunBuilder:
     b = RunBuilder(gpu=None)
     for each in us:
         with b.step():
-            with b.op("aten::mm", us=60_000):
-                pass
+            b.run_op("aten::mm", host_us=60_000)
             b.wait(each)
-            with b.op("aten::mul", us=100):
-                pass
+            b.run_op("aten::mul", host_us=100)
     return b
 
 
@@ -217,11 +209,9 @@ def meets_other_ranks() -> RunBuilder:
     for _ in range(6):
         with b.step(), b.python("train.py", 10, "train"):
             with b.python("torch/nn/parallel/distributed.py", 1744, "_pre_forward"):
-                with b.op("c10d::broadcast_", us=50):
-                    pass
+                b.run_op("c10d::broadcast_", host_us=50)
                 b.wait(20_000)
-            with b.op("aten::mm", us=60_000):
-                pass
+            b.run_op("aten::mm", host_us=60_000)
     return b
 
 
@@ -230,8 +220,7 @@ def most_of_the_step() -> RunBuilder:
     b = RunBuilder(gpu=None, stacks=True)
     with b.python("train.py", 1, "<module>"):
         for _ in b.steps(6):
-            with b.op("aten::mm", us=4000):
-                pass
+            b.run_op("aten::mm", host_us=4000)
             with b.python("train.py", 3, "tidy"):
                 b.wait(60_000)
     return b

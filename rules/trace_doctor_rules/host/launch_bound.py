@@ -72,8 +72,7 @@ def _splitting(op: str) -> RunBuilder:
         for _ in range(20):
             b.run_op("aten::add", 5, host_us=5)
         for _ in range(60):
-            with b.op(op, us=50):
-                pass
+            b.run_op(op, host_us=50)
     return b
 
 

@@ -42,22 +42,18 @@ def _training(
                 b.run_op("aten::mm", 30, host_us=10)
             with b.python("train.py", 3, "pairwise"):
                 if unbound:
-                    with b.op("aten::unbind", us=3):
-                        pass
+                    b.run_op("aten::unbind", host_us=3)
                 for i in range(repeats if n < steps else 0):
                     with b.python("train.py", 20, "one") if each else nullcontext():
                         if indexing:
-                            with b.op("aten::select", us=3):
-                                pass
+                            b.run_op("aten::select", host_us=3)
                         with b.python("nn.py", 5 + i, calls) if calls else b.op("aten::mul", us=body_us):
                             b.compute(2)
                     if branches and i * i % 7 < 3:
-                        with b.op("aten::flip", us=3):
-                            pass
+                        b.run_op("aten::flip", host_us=3)
                     b.wait(2 + held_up_us * (i == 7))
             for node in backward * repeats:
-                with b.op(f"autograd::engine::evaluate_function: {node}", us=20):
-                    pass
+                b.run_op(f"autograd::engine::evaluate_function: {node}", host_us=20)
     return b
 
 

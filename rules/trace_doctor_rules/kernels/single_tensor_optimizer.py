@@ -116,8 +116,7 @@ def _by_hand(
         if backward:
             with b.thread(2):
                 for _ in range(gradients):
-                    with b.op("torch::autograd::AccumulateGrad"):
-                        pass
+                    b.run_op("torch::autograd::AccumulateGrad")
         with b.optimizer_step(optimizer) if optimizer else nullcontext():
             for i in range(tensors):
                 dims = [[shapes[i % len(shapes)]]] if shapes else []

@@ -48,8 +48,7 @@ def _training(
                     if gpu:
                         b.launch(us, "ampere_bf16_s16816gemm_bf16_128x128")
             for _ in range(gradients):
-                with b.op("torch::autograd::AccumulateGrad", us=0.1):
-                    pass
+                b.run_op("torch::autograd::AccumulateGrad", host_us=0.1)
             with b.optimizer_step():
                 _operator(b, "aten::_fused_adamw_", 50)
             with b.annotation(mark):
