@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import hypot
 
-from trace_doctor import NOTE_FROM, Claim, Context, Fix, NotCaptured, Rule, Saving, threshold
+from trace_doctor import NOTE_FROM, Claim, Context, NotCaptured, Rule, Saving, threshold
 from trace_doctor.evidence.distributed.blame.evidence import JobBlame
 from trace_doctor.evidence.distributed.ranks import Ranks
 from trace_doctor.evidence.durations import milliseconds
 from trace_doctor.evidence.idle.cpu_timeline import Processor
 from trace_doctor.testing import Invalid, RunBuilder, Valid
+from trace_doctor_rules._shared import advice
 from trace_doctor_rules.comms._blame_claims import imbalance
 
 
@@ -219,19 +220,15 @@ def _error(ranks: Ranks, busiest: int) -> float | None:
 
 
 _ALIKE = " All ranks run as many operators, so other processes may have preempted it."
-_RECORD = Fix(
+_RECORD = advice(
     title="Record several steps after warm-up",
-    kind="advice",
-    safety="display",
     text="one long kernel, lazy initialization or another process makes a single step uneven: "
     "torch.profiler.schedule(wait=5, warmup=2, active=6) on every rank, with profiler.step() after each step",
     verify="record all ranks again: a difference that remains is in every step",
     risk="none: nothing is changed",
 )
-_EVEN = Fix(
+_EVEN = advice(
     title="Balance the work",
-    kind="advice",
-    safety="display",
     text=(
         "Sequences of different length: sort by length and deal them out in turn (transformers: group_by_length=True), or "
         "pack them to equal token counts. Sharded tables or experts: place them by their cost. Pipeline stages: move "

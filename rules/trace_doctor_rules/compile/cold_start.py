@@ -11,7 +11,7 @@ from trace_doctor.evidence.trace.recorded_operators import RecordedOperators
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules import techniques
-from trace_doctor_rules._shared import table
+from trace_doctor_rules._shared import advice, table
 from trace_doctor_rules.compile._cold_start_evidence import RepeatedBlocks
 
 
@@ -148,10 +148,8 @@ class ColdStart(Rule):
         )
 
 
-_RECORD_LATER = Fix(
+_RECORD_LATER = advice(
     title="Start recording after compilation",
-    kind="advice",
-    safety="display",
     text="with profile(schedule=schedule(wait=3, warmup=2, active=5, repeat=1)) as prof:   # or call the model a few times before\n"
     "    for batch in loader:\n        train_step(batch)\n        prof.step()",
     verify="A new capture shows steps and no compilation.",

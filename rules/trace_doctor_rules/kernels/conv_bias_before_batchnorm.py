@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from trace_doctor import Claim, Context, Fix, Rule, Saving, Table, threshold
+from trace_doctor import Claim, Context, Rule, Saving, Table, threshold
 from trace_doctor.evidence.compute.kernels import Kernels
 from trace_doctor.evidence.replay.what_if import Replay
 from trace_doctor.evidence.trace.call_sites import CallSites, Site, location
@@ -17,7 +17,7 @@ from trace_doctor.evidence.trace.recorded_operators import OperatorsOfWork, Reco
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
-from trace_doctor_rules._shared import table
+from trace_doctor_rules._shared import advice, table
 from trace_doctor_rules.kernels._shared import by_model
 
 Rows = npt.NDArray[np.int64]
@@ -229,10 +229,8 @@ def _table(convolutions: list[Inputs]) -> Table:
     )
 
 
-_FIX = Fix(
+_FIX = advice(
     title="Set bias=False",
-    kind="advice",
-    safety="display",
     text="nn.Conv2d(in_channels, out_channels, kernel_size, bias=False)   # where nn.BatchNorm2d follows",
     verify="Record the same steps again: the convolutions have no bias and TD307 is gone.",
     risk="parameters are initialized with other random numbers from there on; checkpoints lose the bias",

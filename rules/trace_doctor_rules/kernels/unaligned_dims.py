@@ -21,7 +21,7 @@ from trace_doctor.evidence.trace.recorded_operators import OperatorsOfWork, Reco
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid, without_gpu
-from trace_doctor_rules._shared import table, target
+from trace_doctor_rules._shared import advice, table, target
 from trace_doctor_rules.kernels._shared import by_model, cost, kernel_table, longest_of, negligible
 
 _GEMM = "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_bf16_128x128_32x3_tn_align8>"
@@ -370,10 +370,8 @@ def _table(bad: Sequence[Product], per_step: float) -> Table:
 
 
 def _any_fix(multiple: int) -> Fix:
-    return Fix(
+    return advice(
         title=f"Pad the dimensions to a multiple of {multiple}",
-        kind="advice",
-        safety="display",
         text=f"the last dimension of each operand, and where it is transposed the one before: a multiple of {multiple} numbers\n"
         "# sequence lengths: DataCollatorWithPadding(tokenizer, pad_to_multiple_of=8); an attention mask hides what is padded\n"
         "# views that begin at an odd offset: .contiguous() copies them to an aligned one",
@@ -384,10 +382,8 @@ def _any_fix(multiple: int) -> Fix:
 
 def _fix(size: int, multiple: int, site: Site | None) -> Fix:
     padded = -(-size // 64) * 64
-    return Fix(
+    return advice(
         title=f"Pad {size} to {padded}",
-        kind="advice",
-        safety="display",
         target=target(site),
         text=(
             f"a layer with {size} inputs or outputs: use {padded} (a multiple of {multiple}, better of 64)\n"

@@ -12,7 +12,7 @@ from trace_doctor.evidence.memory.timeline import BEFORE, CAPTURE_ADVICE
 from trace_doctor.evidence.memory.whole_steps import OwnFrames, WholeSteps
 from trace_doctor.evidence.trace.call_sites import Site, location
 from trace_doctor.testing import MIB, Invalid, SnapshotBuilder, Valid
-from trace_doctor_rules._shared import table, target
+from trace_doctor_rules._shared import patch, table, target
 from trace_doctor_rules.memory._retained_gradients_evidence import Retention, peak_when_freed, retentions
 from trace_doctor_rules.memory._shared import MiB, breakdown, peak_saving, size
 
@@ -328,9 +328,8 @@ def _fix(how: str, site: Site | None) -> Fix:
         "missing": "Call zero_grad() after step()",
     }
     modes = {"after_forward": "move", "to_zero": "drop-set-to-none-false", "missing": "add"}
-    return Fix(
+    return patch(
         title=titles[how],
-        kind="patch",
         safety="unsafe",
         codemod="zero-grad",
         params={"mode": modes[how]},
