@@ -116,6 +116,16 @@ def git(folder: Path, *arguments: str, input_bytes: bytes = b"", timeout: float 
     return output
 
 
+def _answer(folder: Path, *arguments: str) -> bytes | None:
+    """As `git`, but None where git says that it fails. Raises GitUnanswered."""
+    try:
+        return git(folder, *arguments)
+    except GitUnanswered:
+        raise
+    except GitFailed:
+        return None
+
+
 def _read(process: subprocess.Popen[bytes], timeout: float) -> bytes:
     """What a process writes until it ends. Raises GitUnanswered where that takes too long, or is too much to be kept."""
     pipe, pieces, end = process.stdout, list[bytes](), time.monotonic() + timeout
@@ -211,9 +221,8 @@ def _survey(root: Path, files: Sequence[Path]) -> tuple[list[str], list[Path]]:
                 own = [f for f in own if not f.is_relative_to(place)]
         tracked = {entry.path for entry in entries}
         names = {os.fsencode(f.relative_to(here).as_posix()): f for f in own}
-        work_tree = _WorkTree(
-            here, _index_written(here), _truth(here, "core.fileMode", unless_set=True), compared
-        )
+        modes = _setting(here, "core.fileMode")
+        work_tree = _WorkTree(here, _index_written(here), modes is None or modes in _YES, compared)
         turned = {entry.path for entry in entries if work_tree.is_turned(entry)}
         others = [entry for entry in entries if entry.path not in turned]
         changed = [entry for entry in others if not work_tree.same(entry, entry.path in names)]
@@ -248,22 +257,13 @@ def _above(path: bytes) -> Iterator[bytes]:
 
 def _is_kept(root: Path, digest: str, kind: bytes) -> bool:
     """Whether git has an object, and that is what its name says."""
-    try:
-        return _digest_of(git(root, "cat-file", kind.decode(), digest), digest, kind) == digest
-    except GitUnanswered:
-        raise
-    except GitFailed:
-        return False
+    content = _answer(root, "cat-file", kind.decode(), digest)
+    return content is not None and _digest_of(content, digest, kind) == digest
 
 
 def _commit(root: Path) -> str:
     """What a work tree is at; empty where nothing is committed yet."""
-    try:
-        return git(root, "rev-parse", "--quiet", "--verify", "HEAD^{commit}").decode().strip()
-    except GitUnanswered:
-        raise
-    except GitFailed:
-        return ""
+    return (_answer(root, "rev-parse", "--quiet", "--verify", "HEAD^{commit}") or b"").decode().strip()
 
 
 @dataclass(frozen=True)
@@ -482,18 +482,8 @@ def _line_ends(root: Path) -> tuple[bool, bool]:
 
 def _setting(root: Path, name: str) -> bytes | None:
     """A setting in small letters; None where it is not set."""
-    try:
-        return git(root, "config", "--get", name).strip().lower()
-    except GitUnanswered:
-        raise
-    except GitFailed:
-        return None
-
-
-def _truth(root: Path, setting: str, *, unless_set: bool) -> bool:
-    """A setting that is yes or no."""
-    value = _setting(root, setting)
-    return unless_set if value is None else value in _YES
+    value = _answer(root, "config", "--get", name)
+    return None if value is None else value.strip().lower()
 
 
 def _gets_crlf(attributes: dict[str, str], automatic: bool, own: bool) -> bool:

@@ -12,7 +12,7 @@ from trace_doctor.evidence.memory.blocks import DeviceBlocks, category_name
 from trace_doctor.evidence.memory.device_memory import DeviceMemory
 from trace_doctor_rules._shared import patch, table
 
-KiB, MiB, GiB = 1 << 10, 1 << 20, 1 << 30
+MiB = 1 << 20
 NEARLY_FULL = 0.80
 """Peak, as a share of the device, from which a large part of the memory is a problem and not only a fact."""
 

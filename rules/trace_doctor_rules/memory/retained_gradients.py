@@ -79,14 +79,13 @@ def _recorded_later(
     *,
     to_zero: bool = False,
     ends_in_forward: bool = False,
-    state: bool = True,
     micro_batches: int = 1,
 ) -> SnapshotBuilder:
     """A script without zero_grad(), recorded when it has trained for a while: parameters, gradients and state are there."""
     b = SnapshotBuilder()
     parameters = [64 * MIB, 32 * MIB]
     gradients: list[Any] = []
-    for of in range(4 if state else 2):
+    for of in range(4):
         blocks = [b.held(p, frames=_ENGINE if of == 1 else None) for p in parameters]
         gradients = blocks if of == 1 else gradients
     for step in range(steps * micro_batches):
