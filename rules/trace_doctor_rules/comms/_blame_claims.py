@@ -9,7 +9,7 @@ from trace_doctor import Claim, Confidence, Context, Fix, Location, Saving, Seve
 from trace_doctor.evidence.compute.gpu_clock import RankClocks
 from trace_doctor.evidence.distributed.blame.evidence import JobBlame
 from trace_doctor.evidence.distributed.blame.verdicts import Link, Root
-from trace_doctor.evidence.distributed.collectives import RankedCollectives
+from trace_doctor.evidence.distributed.ranked_collectives import RankedCollectives
 from trace_doctor.evidence.distributed.ranks import Ranks, listed, named
 from trace_doctor.evidence.durations import milliseconds
 from trace_doctor.evidence.intervals import total

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from trace_doctor import NOTE_FROM, Claim, Confidence, Context, Fix, Rule, Saving, Table, threshold
 from trace_doctor.evidence.distributed.blame.evidence import JobBlame
-from trace_doctor.evidence.distributed.collectives import RankedCollectives
+from trace_doctor.evidence.distributed.ranked_collectives import RankedCollectives
 from trace_doctor.evidence.distributed.ranks import listed, named
 from trace_doctor.evidence.durations import milliseconds
 from trace_doctor.evidence.intervals import NOTHING, covered, intervals, subtract, total
