@@ -327,7 +327,7 @@ def _names(path: Path, only: str | None) -> set[str]:
         for node in ast.walk(todo.pop()):
             if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "techniques":
                 found.add(node.attr)
-            elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Fix":
+            elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("Fix", "patch"):
                 found |= {
                     n.value
                     for k in node.keywords

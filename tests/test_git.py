@@ -15,8 +15,9 @@ import pytest
 from repositories import committed, git
 
 from trace_doctor import git as asking
-from trace_doctor.git import GitFailed, GitUnanswered, in_git, top, uncommitted
+from trace_doctor.git import GitFailed, GitUnanswered, in_git, top, work_tree
 from trace_doctor.git import git as asked
+from trace_doctor.git.work_tree import uncommitted
 from trace_doctor.treatment.copy import worktree
 
 
@@ -301,7 +302,7 @@ def test_a_file_that_became_executable_is_a_change_where_git_looks_at_that(
 
 
 def test_more_than_can_be_read_is_not_clean(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "_MAX_COMPARED", 5)
+    monkeypatch.setattr(work_tree, "_MAX_COMPARED", 5)
     (job / "pkg" / "model.py").touch()
     assert "cannot be told" in (uncommitted(job, []) or "")
 
@@ -364,9 +365,9 @@ def test_a_git_that_writes_without_end_takes_no_memory(job: Path, tmp_path: Path
     )
     talking.chmod(0o755)
     ask = (
-        "import re, sys; from pathlib import Path; from trace_doctor import git\n"
+        "import re, sys; from pathlib import Path; from trace_doctor import git; from trace_doctor.git import work_tree\n"
         "git._LONGEST_ANSWER = 1 << 20\n"
-        "print(git.uncommitted(Path(sys.argv[1]), [Path(sys.argv[1], 'train.py')]))\n"
+        "print(work_tree.uncommitted(Path(sys.argv[1]), [Path(sys.argv[1], 'train.py')]))\n"
         "print(re.search(r'VmHWM:\\s*(\\d+)', Path('/proc/self/status').read_text())[1])"
     )
     environment = {**os.environ, "PATH": os.pathsep.join([str(tmp_path / "bin"), os.environ["PATH"]])}

@@ -23,7 +23,7 @@ from checks import Checker
 from evidence import Site, findings
 
 from trace_doctor.fixes import Plan, plan
-from trace_doctor.fixes.plan import requirements
+from trace_doctor.fixes.resolve import requirements
 from trace_doctor.fixes.resolved import PlannedFix
 from trace_doctor.model import Finding, Result
 from trace_doctor.program.source_tree import SourceTree

@@ -35,7 +35,7 @@ def patch(title: str, codemod: str, text: str, risk: str, verify: str, **more: A
     return Fix(title=title, kind="patch", codemod=codemod, text=text, risk=risk, verify=verify, **more)
 
 
-def advice(title: str, text: str, risk: str, verify: str, **more: Any) -> Fix:
+def advice(title: str, text: str, risk: str = "", verify: str = "", **more: Any) -> Fix:
     """A fix that people make by hand."""
     return Fix(title=title, kind="advice", safety="display", text=text, risk=risk, verify=verify, **more)
 

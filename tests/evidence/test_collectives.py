@@ -14,7 +14,8 @@ import trace_doctor
 from trace_doctor.capture import Capture
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Facts
-from trace_doctor.evidence.distributed.collectives import Collectives, RankedCollectives, kind_of
+from trace_doctor.evidence.distributed.collectives import Collectives, kind_of
+from trace_doctor.evidence.distributed.ranked_collectives import RankedCollectives
 from trace_doctor.evidence.intervals import intersect, intervals, total
 from trace_doctor.evidence.names.event_names import is_collective_kernel
 from trace_doctor.evidence.rank_summary import RankOfJob, RankSummary, ranks_of_jobs

@@ -26,7 +26,7 @@ from trace_doctor.fixes.apply import apply
 from trace_doctor.fixes.codemods import codemods
 from trace_doctor.fixes.diffs import unified_diff
 from trace_doctor.fixes.exchange import exchange
-from trace_doctor.git import uncommitted
+from trace_doctor.git.work_tree import uncommitted
 from trace_doctor.model import Finding, Fix, Input, Location, Result, TorchVersion
 
 SCRIPT = """\

@@ -228,7 +228,7 @@ def test_an_edit_that_may_not_run_is_shown_and_not_made(
 
     mod = home.Codemod("careless", careless, "call", ("torch",), False, "")
     monkeypatch.setattr(
-        importlib.import_module("trace_doctor.fixes.plan"), "codemods", lambda: {"careless": mod}
+        importlib.import_module("trace_doctor.fixes.resolve"), "codemods", lambda: {"careless": mod}
     )
     (tmp_path / "train.py").write_text(SCRIPT)
     given = Result(findings=[finding(Fix(title="t", kind="patch", codemod="careless"))])

@@ -70,16 +70,12 @@ def _meant(parsed: dict[str, Any], settings: Set[str]) -> Iterator[tuple[str, ..
         for key, inner in value.items():
             path = (above, key)
             placed = not depth or (depth == 1 and above is not None and above[1] == "tool")
-            if placed or (isinstance(inner, dict) and _any_of(telling, inner)):
+            if placed or (isinstance(inner, dict) and any(key.replace("_", "-") in telling for key in inner)):
                 names = (key,) if above is None else (key, f"{above[1]}-{key}")
                 if any(map(_nearly_ours, names)):
                     yield _keys(path)
             if isinstance(inner, dict | list):
                 rest.append((path, depth + 1, inner))
-
-
-def _any_of(settings: Set[str], table: dict[str, Any]) -> bool:
-    return any(key.replace("_", "-") in settings for key in table)
 
 
 def _keys(path: _Path) -> tuple[str, ...]:

@@ -110,7 +110,7 @@ def severity(rule: Rule, claim: Claim, settings: Settings) -> Severity:
     if claim.minor:
         return "info"
     if override := settings.severity.get(rule.code) or settings.severity.get(rule.name):
-        return _severity(override)
+        return next(s for s in LEVEL if s == override)
     share = _share(claim.saving)
     if share is None:
         level = LEVEL[claim.severity or "info"]
@@ -122,10 +122,6 @@ def severity(rule: Rule, claim: Claim, settings: Settings) -> Severity:
     elif claim.confidence == "medium":
         level = min(level, 1)
     return ("info", "warning", "critical")[level]
-
-
-def _severity(text: str) -> Severity:
-    return next(s for s in LEVEL if s == text)
 
 
 def _share(saving: Saving | None) -> float | None:
@@ -267,7 +263,7 @@ def merge(filings: Sequence[Filing], settings: Settings, jobs: Mapping[int, int]
             others = [f for f in group if f.input != worst.input] if own is worst else []
             pairs.append((_with_others(own.finding, others), own))
             elsewhere[id(own)] = others
-    at_least = WEIGHT[_confidence(settings.min_confidence)]
+    at_least = WEIGHT[next(c for c in WEIGHT if c == settings.min_confidence)]
     visible = [
         (finding, f)
         for finding, f in pairs
@@ -320,10 +316,6 @@ def _with_causes(
     if missing is not None:
         fixes = enough_first(fixes, missing)
     return replace(finding, refers_to=[cause.id for cause in causes], fixes=fixes)
-
-
-def _confidence(text: str) -> Confidence:
-    return next(c for c in WEIGHT if c == text)
 
 
 def _too_small(finding: Finding, least: float) -> bool:

@@ -30,7 +30,8 @@ from trace_doctor.fixes.journal import (
     sync_folder,
 )
 from trace_doctor.fixes.plan import Plan
-from trace_doctor.git import in_git, uncommitted
+from trace_doctor.git import in_git
+from trace_doctor.git.work_tree import uncommitted
 
 try:
     import fcntl

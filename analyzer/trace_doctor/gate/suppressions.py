@@ -23,7 +23,7 @@ import msgspec
 
 from trace_doctor.config.suppress_entry import SuppressEntry, check_selector, dotted, means
 from trace_doctor.errors import UsageError
-from trace_doctor.model import LOOKED, Finding, Location, Result, Suppressed
+from trace_doctor.model import LOOKED, Finding, Result, Suppressed
 from trace_doctor.program.source_tree import SourceTree
 
 _MARK = b"trace-doctor:"
@@ -85,7 +85,7 @@ class Suppressions:
         located = {f.id: f.location for f in locate(findings)} if self.comments else {}
         silenced = []
         for finding in findings:
-            placed = _at(finding, located.get(finding.id, finding.location))
+            placed = msgspec.structs.replace(finding, location=located.get(finding.id, finding.location))
             comment = next((c for c in self.comments if c.covers(placed)), None)
             entry = next((e for e in self.entries if e.covers(placed, self._function(placed, e))), None)
             if comment is not None:
@@ -146,10 +146,6 @@ class Suppressions:
                 why = f"it is {known}" if known != recorded else f"of which class {known} is, {where}"
                 lines.append(f"suppress.{entry.key!r} does not silence {finding.id}: {why}")
         return lines
-
-
-def _at(finding: Finding, location: Location) -> Finding:
-    return msgspec.structs.replace(finding, location=location)
 
 
 def _comments(tree: SourceTree, notes: list[str]) -> list[Comment]:

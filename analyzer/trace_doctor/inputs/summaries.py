@@ -36,8 +36,6 @@ class Summaries:
     remote: Remote | None = None
     own: Sequence[CaptureGroup] = ()
     """the groups of the shard"""
-    reused: int = 0
-    """of them, those that the store held"""
     _keys: dict[str, str] = field(default_factory=dict)
     _lost: dict[str, str] = field(default_factory=dict)
     _asked: str = ""
@@ -56,19 +54,17 @@ class Summaries:
         self._asked, self._discovered, self._total = asked_of(request), discovered(groups), len(groups)
         self.own = [group for group in groups if self.shard is None or self.shard.holds(group)]
         self._keys = {group.name: key_of(group, self._asked, self.remote) for group in self.own}
-        self._lost, self.reused = {}, 0
+        self._lost = {}
 
     def known(self, group: CaptureGroup, rules: Sequence[Rule]) -> GroupExamination | None:
         """What the store holds of a group; None where it has to be read."""
         if (data := self.store.read(self._keys[group.name])) is None:
             return None
         try:
-            examined = decode(data, rules)
+            return decode(data, rules)
         except UnusableSummary as why:
             log.info("%s: its summary is made anew: %s", group.name, why)
             return None
-        self.reused += 1
-        return examined
 
     def note(self, group: CaptureGroup, outcome: bytes | TraceDoctorError) -> None:
         """Keeps what a group came to. One whose process ended is not kept: it is tried again."""

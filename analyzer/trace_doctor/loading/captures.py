@@ -98,7 +98,7 @@ def _of_recording(recording: Recording | None, files: Files, all_ranks: bool) ->
     dump = {rank: own[0] for rank, own in dumps.items() if len(own) == 1}
     ranks = {*by_rank, *(recording.ranks if recording else ())}
     logs = _logs([c for _, c in files if isinstance(c, CompileLog)], recording, sorted(ranks))
-    warnings = _warnings(recording)
+    warnings = {rank: record.warnings for rank, record in recording.ranks.items()} if recording else {}
     if all_ranks and recording is not None:
         first = min([*by_rank, *dump], default=0)
         warnings[first] = (*launcher_warnings(recording), *warnings.get(first, ()))
@@ -121,11 +121,6 @@ def began_of(spans: Iterable[tuple[int, int] | None]) -> int | None:
     known = [span for span in spans if span is not None]
     first, last = min((s for s, _ in known), default=0), max((e for _, e in known), default=0)
     return first if known and last - first < _LONGEST_NS else None
-
-
-def _warnings(recording: Recording | None) -> dict[int, tuple[str, ...]]:
-    """By rank."""
-    return {rank: record.warnings for rank, record in recording.ranks.items()} if recording else {}
 
 
 def launcher_warnings(recording: Recording) -> tuple[str, ...]:

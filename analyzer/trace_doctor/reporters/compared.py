@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from trace_doctor.model import Saving
 from trace_doctor.model.comparison import Appeared, Comparison, Fate, Followed, StepChange, StepTime
 from trace_doctor.reporters.labels import SYMBOL, claim_words, cost_words, where_briefly
 from trace_doctor.reporters.terminal import Terminal
@@ -57,7 +56,7 @@ def followed(terminal: Terminal, one: Followed) -> None:
     symbol, word, style = FATES[one.fate]
     _head(terminal, f"{symbol} {word}", one.id, one.name, where_briefly(one.location), style)
     if one.after_saving is not None:
-        before, now = (_cost(s) for s in (one.promised, one.after_saving))
+        before, now = (cost_words(s) or "an unknown amount" for s in (one.promised, one.after_saving))
         terminal.put(f"cost {before} before, {now} after", indent=INDENT)
     elif promised := claim_words(one.promised):
         terminal.put(f"predicted: {promised}", indent=INDENT)
@@ -69,10 +68,6 @@ def followed(terminal: Terminal, one: Followed) -> None:
 
 def _head(terminal: Terminal, first: str, id: str, name: str, where: str, style: str) -> None:
     terminal.put("  ".join(p for p in (f"{id} {name}", where) if p), style, indent=INDENT, first=first)
-
-
-def _cost(saving: Saving | None) -> str:
-    return cost_words(saving) or "an unknown amount"
 
 
 def signed(value: float, words: Callable[[float], str]) -> str:

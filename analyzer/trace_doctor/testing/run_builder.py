@@ -3,11 +3,9 @@
 A builder has a clock (microseconds) that host calls move forward, and a GPU whose streams work in order:
 
     b = RunBuilder()
-    for _ in range(5):
-        with b.step():
-            b.loader(400)                       # the host waits for the next batch
-            with b.op("aten::mm"):
-                b.launch(100, "sgemm")          # asynchronous: the host goes on after the launch call
+    for _ in b.steps(5):
+        b.loader(400)                           # the host waits for the next batch
+        b.run_op("aten::mm", 100, "sgemm")      # asynchronous: the host goes on after the launch call
     run = b.run()
 """
 
@@ -23,6 +21,7 @@ from typing import Any
 from trace_doctor.run import Run
 
 BASE_NS = 1_700_000_000_000_000_000
+KERNEL = "void at::native::vectorized_elementwise_kernel<4>"
 
 
 class RunBuilder:
@@ -109,6 +108,12 @@ class RunBuilder:
         with self.event(f"ProfilerStep#{n}", "user_annotation"):
             yield
 
+    def steps(self, count: int) -> Iterator[int]:
+        """`for n in b.steps(5):` one step after the other, with its place from 0 on; the body is what runs in it."""
+        for place in range(count):
+            with self.step():
+                yield place
+
     @contextmanager
     def annotation(self, name: str) -> Iterator[None]:
         """A `record_function` of the user."""
@@ -127,6 +132,23 @@ class RunBuilder:
         with self.event(name, "cpu_op", **args):
             self.now += us
             yield
+
+    def run_op(
+        self,
+        name: str,
+        us: float | None = None,
+        kernel: str = KERNEL,
+        *,
+        host_us: float = 1.0,
+        dims: Sequence[Any] = (),
+        types: Sequence[str] = (),
+        **launch: Any,
+    ) -> None:
+        """An operator whose work is one kernel of `us` (None: it has none), as `op` and `compute`; `launch`: further options of its
+        launch."""
+        with self.op(name, dims=dims, types=types, us=host_us):
+            if us is not None:
+                self.compute(us, kernel, **launch)
 
     @contextmanager
     def python(self, file: str, line: int, function: str) -> Iterator[None]:
@@ -175,7 +197,7 @@ class RunBuilder:
     def launch(
         self,
         us: float,
-        name: str = "void at::native::vectorized_elementwise_kernel<4>",
+        name: str = KERNEL,
         *,
         stream: int = 7,
         call: str = "cudaLaunchKernel",
@@ -196,10 +218,10 @@ class RunBuilder:
         free = self._stream_free.get((self.device, stream), 0.0)
         self._stream_free[self.device, stream] = max(self.now, free) + us
 
-    def compute(self, us: float, name: str = "void at::native::vectorized_elementwise_kernel<4>") -> None:
+    def compute(self, us: float, name: str = KERNEL, **launch: Any) -> None:
         """The work of the open operator: a kernel; in a capture of the CPU alone time of its own."""
         if self.meta["deviceProperties"]:
-            self.launch(us, name)
+            self.launch(us, name, **launch)
         else:
             self.wait(us)
 
@@ -288,9 +310,8 @@ class RunBuilder:
 
     def run(self) -> Run:
         """The trace through the real loader."""
-        from trace_doctor.loaders.kineto.trace import (
-            load_trace,  # rules import this module, and need no loader
-        )
+        # rules import this module, and need no loader
+        from trace_doctor.loaders.kineto.trace import load_trace
 
         with tempfile.TemporaryDirectory() as folder:
             return load_trace(self.write(Path(folder) / "trace.json"), "trace.json")
@@ -354,9 +375,8 @@ class RunBuilder:
 def without_gpu(operator: str = "aten::mm", us: float = 100.0) -> RunBuilder:
     """Three steps of one operator on the CPU: what rules about the GPU abstain from."""
     b = RunBuilder(gpu=None, shapes=True)
-    for _ in range(3):
-        with b.step(), b.op(operator, us=us):
-            pass
+    for _ in b.steps(3):
+        b.run_op(operator, host_us=us)
     return b
 
 

@@ -148,7 +148,7 @@ class Trial:
         pairs = min(len(self.before), len(self.after))
         if not pairs:
             return Effects()
-        time_, memory = self._figures(_time), self._figures(_peak)
+        time_, memory = self._figures(Measured.time_us), self._figures(lambda run: run.peak_bytes)
         if time_ and self.samples:
             time_ = time_[0], [us / self.samples for us in time_[1]]
         least, alpha = self.rules.least_gain, self.rules.alpha(pairs)
@@ -158,14 +158,6 @@ class Trial:
             losses=self.losses() if self.samples is None else None,
             pairs=pairs,
         )
-
-
-def _time(run: Measured) -> float | None:
-    return run.time_us()
-
-
-def _peak(run: Measured) -> float | None:
-    return run.peak_bytes
 
 
 def _effect(unit: str, before: Sequence[float], after: Sequence[float], least: float, alpha: float) -> Effect:

@@ -55,14 +55,12 @@ def _thinned_out(keep: int, *, runtime: bool = False, count: int = 200) -> RunBu
     """Steps of so many operators, of which each of so many is left, with the kernel that it launched. `runtime`: calls and operators
     share one number, as Kineto for ROCm counts, and operators have one of their own beside."""
     b = RunBuilder()
-    for _ in range(6):
-        with b.step():
-            for n in range(count):
-                kept = len(b.events)
-                with b.op("aten::mm", us=20):
-                    b.launch(15)
-                if n % keep:
-                    del b.events[kept:]
+    for _ in b.steps(6):
+        for n in range(count):
+            kept = len(b.events)
+            b.run_op("aten::mm", 15, host_us=20)
+            if n % keep:
+                del b.events[kept:]
     for n, event in enumerate(e for e in b.events if runtime and e["cat"] == "cpu_op"):
         event["args"] |= {"External id": 10 * n + 1, "Record function id": n + 1}
     return b
@@ -71,13 +69,11 @@ def _thinned_out(keep: int, *, runtime: bool = False, count: int = 200) -> RunBu
 def _graphs(us: float = 5000, call: str = "cudaGraphLaunch") -> RunBuilder:
     """In each step a launch that arrives while the GPU is at work; it stands still for so long before it begins with that."""
     b = RunBuilder()
-    for _ in range(6):
-        with b.step():
-            with b.op("aten::mm", us=20):
-                b.launch(1000)
-            b.stall(us)
-            b.launch(2000, call=call)
-            b.sync()
+    for _ in b.steps(6):
+        b.run_op("aten::mm", 1000, host_us=20)
+        b.stall(us)
+        b.launch(2000, call=call)
+        b.sync()
     return b
 
 
@@ -87,25 +83,23 @@ def _halved(
     """In each step a graph of so many kernels, of which each of so many is left. `ids`: the nodes say which graph they are of;
     `last`: nodes that the launch of the last step has more; `host`: a function of the host runs between two."""
     b = RunBuilder()
-    for step in range(6):
-        with b.step():
-            with b.op("aten::mm", us=20):
-                b.launch(1000)
-            first = len(b.events)
-            b.launch(us, call="cudaGraphLaunch_v10000")
-            kernel = next(e for e in b.events[first:] if e["cat"] == "kernel")
-            if not nodes:
-                b.events.remove(kernel)
-            if ids:
-                kernel["args"] |= {"graph id": 3, "graph node id": (3 << 32) + 1}
-            for n in range(1, nodes + last * (step == 5)):
-                at = {"ts": kernel["ts"] + n * (us + 1), "args": {**kernel["args"]}}
-                if n % keep == 0:
-                    b.events.append({**kernel, **at})
-                elif host:
-                    b.events.append({**kernel, **at, "cat": "graph_host_node", "name": "HostNode: callback"})
-            b.stall(nodes * (us + 1))
-            b.sync()
+    for step in b.steps(6):
+        b.run_op("aten::mm", 1000, host_us=20)
+        first = len(b.events)
+        b.launch(us, call="cudaGraphLaunch_v10000")
+        kernel = next(e for e in b.events[first:] if e["cat"] == "kernel")
+        if not nodes:
+            b.events.remove(kernel)
+        if ids:
+            kernel["args"] |= {"graph id": 3, "graph node id": (3 << 32) + 1}
+        for n in range(1, nodes + last * (step == 5)):
+            at = {"ts": kernel["ts"] + n * (us + 1), "args": {**kernel["args"]}}
+            if n % keep == 0:
+                b.events.append({**kernel, **at})
+            elif host:
+                b.events.append({**kernel, **at, "cat": "graph_host_node", "name": "HostNode: callback"})
+        b.stall(nodes * (us + 1))
+        b.sync()
     return b
 
 

@@ -20,11 +20,9 @@ def _job(**differs: str) -> tuple[RunBuilder, ...]:
         b.meta |= {"cuda_runtime_version": 12060, "cuda_driver_version": 12080}
         if rank == 1:
             b.meta |= {k: v for k, v in differs.items() if k != "gpu"}
-        for _ in range(3):
-            with b.step():
-                with b.op("aten::mm"):
-                    b.launch(100)
-                b.sync()
+        for _ in b.steps(3):
+            b.run_op("aten::mm", 100)
+            b.sync()
         ranks.append(b)
     return tuple(ranks)
 

@@ -46,8 +46,7 @@ def _of_a_script(device: str) -> RunBuilder:
 
 def _outside_the_window() -> RunBuilder:
     b = RunBuilder()
-    with b.op("aten::mm"):
-        b.launch(100)
+    b.run_op("aten::mm", 100)
     b.wait(10_000)
     for _ in range(3):
         with b.step(), b.op("aten::mm", us=50):

@@ -12,15 +12,13 @@ from trace_doctor_rules._shared import advice
 
 
 def _kernels(b: RunBuilder) -> None:
-    with b.op("aten::mm"):
-        b.launch(100)
+    b.run_op("aten::mm", 100)
 
 
 def _marked() -> RunBuilder:
     b = RunBuilder()
-    for _ in range(3):
-        with b.step():
-            _kernels(b)
+    for _ in b.steps(3):
+        _kernels(b)
     return b
 
 

@@ -34,8 +34,7 @@ def _profiled(
             if flush_us:
                 with b.event(name, "overhead"):
                     b.wait(flush_us)
-            with b.op("aten::mm"):
-                b.launch(1000)
+            b.run_op("aten::mm", 1000)
             if waits:
                 b.sync()
     return b

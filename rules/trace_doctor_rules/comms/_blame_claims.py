@@ -9,12 +9,12 @@ from trace_doctor import Claim, Confidence, Context, Fix, Location, Saving, Seve
 from trace_doctor.evidence.compute.gpu_clock import RankClocks
 from trace_doctor.evidence.distributed.blame.evidence import JobBlame
 from trace_doctor.evidence.distributed.blame.verdicts import Link, Root
-from trace_doctor.evidence.distributed.collectives import RankedCollectives
+from trace_doctor.evidence.distributed.ranked_collectives import RankedCollectives
 from trace_doctor.evidence.distributed.ranks import Ranks, listed, named
 from trace_doctor.evidence.durations import milliseconds
 from trace_doctor.evidence.intervals import total
 from trace_doctor.evidence.trace.steps import Steps
-from trace_doctor_rules._shared import spans_of, table
+from trace_doctor_rules._shared import advice, spans_of, table
 from trace_doctor_rules.comms._straggler_causes import LOWER_CLOCK, lower_clock
 
 ENOUGH_STEPS = 3
@@ -224,10 +224,8 @@ def _investigate(found: JobBlame, slower: float | None, clocks: tuple[float, flo
             f"Run `{_CLOCKS}` on both. As many kernels that take longer: the GPU runs at lower clocks (heat, a power limit), shares its device, or works on "
             "larger inputs. If the clocks agree, compare the sizes of the batches."
         )
-    return Fix(
+    return advice(
         title=title,
-        kind="advice",
-        safety="display",
         text=text,
         verify="record all ranks again: TD602 is gone and the step is shorter",
         risk="none: nothing is changed",
@@ -235,35 +233,27 @@ def _investigate(found: JobBlame, slower: float | None, clocks: tuple[float, flo
 
 
 _CLOCKS = "nvidia-smi -q -d CLOCK,PERFORMANCE,TEMPERATURE"
-_CHECK_LINK = Fix(
+_CHECK_LINK = advice(
     title="Check the link between these ranks",
-    kind="advice",
-    safety="display",
     text="Run nccl-tests between these ranks and between others. Check `nvidia-smi topo -m`, `nvidia-smi nvlink -s` and the "
     "counters of the network interfaces.",
     verify="record all ranks again: TD602 is gone and the step is shorter",
     risk="none: nothing is changed",
 )
-_RECORD_ALL = Fix(
+_RECORD_ALL = advice(
     title="Record all ranks",
-    kind="advice",
-    safety="display",
     text="The others wait for these ranks, or the transfer to them is slow: only their own trace tells which.",
     verify="analyze the folder with all traces: TD602 names a rank or a link",
     risk="none: nothing is changed",
 )
-_BALANCE_STAGES = Fix(
+_BALANCE_STAGES = advice(
     title="Balance the pipeline stages",
-    kind="advice",
-    safety="display",
     text="Move layers to stages with less work. The first stage also has the embedding, the last one the loss.",
     verify="record all ranks again: the stages take the same time",
     risk="the layout of checkpoints changes",
 )
-_BALANCE_BATCHES = Fix(
+_BALANCE_BATCHES = advice(
     title="Balance the batches",
-    kind="advice",
-    safety="display",
     text="Pack sequences to equal token counts, or sort them by length and deal them out in turn.",
     verify="record all ranks again: steps take the same time",
     risk="the order of samples changes, and with it the losses",

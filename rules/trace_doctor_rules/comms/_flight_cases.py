@@ -156,8 +156,7 @@ def traced() -> tuple[FlightBuilder | RunBuilder, ...]:
     b = RunBuilder(rank=0, world_size=4)
     for number in (1, 2, 3):
         with b.step():
-            with b.op("aten::mm"):
-                b.launch(1000)
+            b.run_op("aten::mm", 1000)
             for group in ("0", "7"):
                 args: dict[str, Any] = {
                     "Process Group Name": group,

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trace_doctor import Cell, Table, Unit
-from trace_doctor.evidence.distributed.collectives import RankedCollectives
+from trace_doctor.evidence.distributed.ranked_collectives import RankedCollectives
 from trace_doctor.evidence.durations import milliseconds
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor_rules._shared import table

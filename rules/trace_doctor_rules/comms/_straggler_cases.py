@@ -23,8 +23,7 @@ def job(
                 step.enter_context(b.step())
                 late = us if n % every == 0 else 0.0
                 b.loader(10 + late if r in loading else 10)
-                with b.op("aten::mm"):
-                    b.launch(1000 if r in loading else 1000 + late)
+                b.run_op("aten::mm", 1000 if r in loading else 1000 + late)
             all_reduce(ranks)
             for _ in range(small):
                 for b in ranks:
@@ -46,8 +45,7 @@ def two_causes(compute_us: float, loading_us: float, waited: Sequence[float] = (
             for r, b in enumerate(ranks):
                 step.enter_context(b.step())
                 b.loader(10 + loading_us * (r == 1))
-                with b.op("aten::mm"):
-                    b.launch(1000 + compute_us * (r == 1))
+                b.run_op("aten::mm", 1000 + compute_us * (r == 1))
             all_reduce(ranks)
             for b in ranks:
                 b.sync()
@@ -69,8 +67,7 @@ def at_clocks(*mhz: float | None, other: str = "", fell: bool = False) -> tuple[
                 for _ in range(10):
                     if clock is not None:
                         b.counter("SM Clock (MHz)", mhz[0] if early and mhz[0] else clock)
-                    with b.op("aten::mm"):
-                        b.launch(140 if b is ranks[1] and not early else 100)
+                    b.run_op("aten::mm", 140 if b is ranks[1] and not early else 100)
                     b.sync()
             all_reduce(ranks)
             for b in ranks:
@@ -88,8 +85,7 @@ def late_in(*late_us: Sequence[float], size: int = 8) -> tuple[RunBuilder, ...]:
                 b.loader(10)
                 with b.annotation("preprocess") if r < len(late_us) else nullcontext():
                     b.wait(late_us[r][n % len(late_us[r])] if r < len(late_us) else 0)
-                with b.op("aten::mm"):
-                    b.launch(1000)
+                b.run_op("aten::mm", 1000)
             all_reduce(ranks)
             for b in ranks:
                 b.sync()
@@ -105,8 +101,7 @@ def began_apart() -> tuple[RunBuilder, ...]:
         for r, b in enumerate(ranks):
             step.enter_context(b.step())
             b.loader(10)
-            with b.op("aten::mm"):
-                b.launch(800 if r == 3 else 1000)
+            b.run_op("aten::mm", 800 if r == 3 else 1000)
         all_reduce(ranks)
         for r, b in enumerate(ranks):
             b.launch(1500 if r == 1 else 1000)

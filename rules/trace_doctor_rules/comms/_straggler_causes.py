@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from trace_doctor import Fix
 from trace_doctor.evidence.compute.gpu_clock import RankClocks
-from trace_doctor.evidence.distributed.collectives import RankedCollectives
+from trace_doctor.evidence.distributed.ranked_collectives import RankedCollectives
 from trace_doctor.evidence.distributed.ranks import PARTS, Ranks, listed, named
 from trace_doctor.evidence.durations import milliseconds
 

@@ -6,8 +6,8 @@ import numpy as np
 from msgspec import Struct
 
 from trace_doctor.arrays import I64
-from trace_doctor.evidence.distributed.collectives import (
-    Collectives,
+from trace_doctor.evidence.distributed.collectives import Collectives
+from trace_doctor.evidence.distributed.ranked_collectives import (
     Match,
     RankedCollectives,
     steady_alone,

@@ -18,18 +18,17 @@ from trace_doctor_rules._shared import table
 def _training(devices: int, *, marked: bool = True, stacks: bool = False) -> RunBuilder:
     """One process scatters a batch, copies the model to each device and computes there, one after the other."""
     b = RunBuilder(devices=devices, stacks=stacks)
-    for _ in range(4):
-        with b.step():
-            b.loader(5)
-            mark = b.annotation("DataParallel.forward" if marked else "forward")
-            with mark, b.python("torch/nn/parallel/data_parallel.py", 140, "forward"):
-                for device in range(devices):
-                    b.device = device
-                    with b.op("aten::mm"):
-                        b.wait(300)
-                        b.launch(600)
-            b.device = 0
-            b.idle_until_done()
+    for _ in b.steps(4):
+        b.loader(5)
+        mark = b.annotation("DataParallel.forward" if marked else "forward")
+        with mark, b.python("torch/nn/parallel/data_parallel.py", 140, "forward"):
+            for device in range(devices):
+                b.device = device
+                with b.op("aten::mm"):
+                    b.wait(300)
+                    b.launch(600)
+        b.device = 0
+        b.idle_until_done()
     return b
 
 

@@ -3,191 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
-from typing import Any
 
 import numpy as np
 from msgspec import Struct
 
 from trace_doctor import NOTE_FROM, Claim, Confidence, Context, Fix, Rule, Saving, Table, threshold
 from trace_doctor.evidence.distributed.blame.evidence import JobBlame
-from trace_doctor.evidence.distributed.collectives import RankedCollectives
+from trace_doctor.evidence.distributed.ranked_collectives import RankedCollectives
 from trace_doctor.evidence.distributed.ranks import listed, named
 from trace_doctor.evidence.durations import milliseconds
 from trace_doctor.evidence.intervals import NOTHING, covered, intervals, subtract, total
 from trace_doctor.evidence.trace.recorded_operators import RecordedLaunches
-from trace_doctor.testing import Invalid, RunBuilder, Valid
+from trace_doctor.testing import Invalid, Valid
 from trace_doctor_rules import techniques
 from trace_doctor_rules._shared import spans_of, table
+from trace_doctor_rules.comms import _exposed_collectives_cases as cases
 from trace_doctor_rules.comms._exposed_collectives_evidence import TENSOR, CollectiveExposure, ExposedKind
-
-_ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*, unsigned long, ncclWork*)"
-_SEND = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
-_GENERIC = "ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)"
-_COMBINE = "void deep_ep::internode_ll::combine<3, 10, 7168, 9>(void*, void*, int*)"
-_ALL_GATHER = "ncclDevKernel_AllGather_RING_LL(ncclDevComm*, unsigned long, ncclWork*)"
-
-
-def _rank(
-    us: float,
-    *,
-    hidden: bool = False,
-    rank: int = 0,
-    first_us: float = 0.0,
-    name: str = _ALL_REDUCE,
-    stall_us: float = 0.0,
-    steps: int = 5,
-    small: int = 0,
-    small_us: float = 5.0,
-    mark: str = "DistributedDataParallel.forward",
-    asked: str = "",
-    world_size: int = 2,
-) -> RunBuilder:
-    """Steps of 2 ms compute and a collective: behind it on the same stream, or hidden on another one. The GPU may
-    stand still between two kernels."""
-    b = RunBuilder(rank=rank, world_size=world_size)
-    for n in range(steps):
-        with b.step():
-            b.loader(5)
-            with b.annotation(mark), b.op("aten::mm"):
-                b.launch(1000)
-            b.stall(stall_us)
-            takes = us + (first_us if n == 0 else 0.0)
-            if hidden:
-                b.launch(takes, name, stream=20)
-            with b.op("aten::mm"):
-                b.launch(1000)
-            if not hidden:
-                with b.annotation(asked) if asked else nullcontext():
-                    b.launch(takes, name)
-            for _ in range(small):
-                b.launch(small_us, name)
-            b.sync("cudaDeviceSynchronize")
-    return b
-
-
-def _split_layers(*, trains: bool = True, fused: float = 0.0, group: str = "") -> RunBuilder:
-    """Four layers of a product and an all-reduce each, forward and backward; `fused`: us of one of all gradients behind it."""
-    b = RunBuilder(rank=0, world_size=8)
-    said: dict[str, Any] = {"Process Group Description": group, "Group size": 8} if group else {}
-    for _ in range(5):
-        with b.step():
-            b.loader(5)
-            for backward in (False, True)[: 1 + trains]:
-                for _ in range(4):
-                    with b.op("autograd::engine::evaluate_function: MmBackward0" if backward else "aten::mm"):
-                        b.launch(200, "ampere_bf16_s16816gemm_bf16_128x128")
-                        b.launch(100, _ALL_REDUCE, **said)
-            if fused:
-                b.launch(fused, _ALL_REDUCE)
-            b.sync("cudaDeviceSynchronize")
-    return b
-
-
-def _gradients_by_hand() -> RunBuilder:
-    """Each gradient is reduced when backward is over."""
-    b = RunBuilder(world_size=2)
-    for _ in range(5):
-        with b.step():
-            b.loader(5)
-            for name in ("aten::mm", "autograd::engine::evaluate_function: MmBackward0"):
-                for _ in range(4):
-                    with b.op(name):
-                        b.launch(200, "ampere_bf16_s16816gemm_bf16_128x128")
-            for _ in range(4):
-                b.launch(200, _ALL_REDUCE)
-            b.sync("cudaDeviceSynchronize")
-    return b
-
-
-def _with_backlog() -> RunBuilder:
-    """The GPU still exchanges what was launched before the first step."""
-    b = RunBuilder(world_size=2)
-    for _ in range(4):
-        b.launch(800, _ALL_REDUCE)
-    for _ in range(5):
-        with b.step():
-            b.loader(5)
-            with b.op("aten::mm"):
-                b.launch(2000)
-            b.launch(600, _ALL_REDUCE)
-            b.sync()
-    return b
-
-
-def _host_is_behind() -> RunBuilder:
-    """The next kernels are launched late, whether data is exchanged meanwhile or not."""
-    b = RunBuilder(world_size=2)
-    for _ in range(5):
-        with b.step():
-            b.loader(5)
-            with b.op("aten::mm"):
-                b.launch(1000)
-            b.launch(500, _ALL_REDUCE)
-            with b.op("aten::nonzero"):
-                b.wait(1800)
-    return b
-
-
-def _of_two_kinds() -> RunBuilder:
-    b = _rank(600, small=1, small_us=300)
-    for n, event in enumerate(e for e in b.events if e["name"] == _ALL_REDUCE):
-        event["name"] = _ALL_GATHER if n % 2 else _ALL_REDUCE
-    return b
-
-
-def _hidden_on_the_other(beside: float = 1500) -> tuple[RunBuilder, ...]:
-    """Rank 1 computes beside the exchange, for so many us, and sets the pace; rank 0 could only wait for it later on."""
-    first, second = RunBuilder(rank=0, world_size=2), RunBuilder(rank=1, world_size=2)
-    for _ in range(5):
-        for b, compute, stream in ((first, 1000, 7), (second, beside, 20)):
-            with b.step():
-                b.loader(5)
-                b.launch(500, _ALL_REDUCE, stream=stream)
-                with b.op("aten::mm"):
-                    b.launch(compute)
-                b.sync("cudaDeviceSynchronize")
-                if b is second:
-                    with b.op("aten::mm"):
-                        b.launch(1500 - beside)
-                    b.sync()
-    return first, second
-
-
-def _once() -> RunBuilder:
-    """One step of five has two long collectives."""
-    b = RunBuilder(world_size=2)
-    for n in range(5):
-        with b.step():
-            b.loader(5)
-            with b.op("aten::mm"):
-                b.launch(2000)
-            for _ in range(2):
-                b.launch(1500 if n == 3 else 50, _ALL_REDUCE)
-            b.sync()
-    return b
-
-
-def _cut_down() -> RunBuilder:
-    """Somebody kept the collectives alone."""
-    b = _rank(600)
-    b.events = [e for e in b.events if e["cat"] != "kernel" or e["name"] == _ALL_REDUCE]
-    return b
-
-
-def _waiting_for_the_other(exchange: float = 20) -> tuple[RunBuilder, ...]:
-    """Rank 1 computes 500 us longer; the exchange itself takes so many us."""
-    first, second = RunBuilder(rank=0, world_size=2), RunBuilder(rank=1, world_size=2)
-    for _ in range(5):
-        for b, compute, collective in ((first, 1000, 500 + exchange), (second, 1500, exchange)):
-            with b.step():
-                b.loader(5)
-                with b.op("aten::mm"):
-                    b.launch(compute)
-                b.launch(collective, _ALL_REDUCE)
-                b.sync()
-    return first, second
-
 
 _WORTH_SAYING = 0.05
 """share of the time in collectives from which on a part of it is told apart"""
@@ -267,72 +98,72 @@ class ExposedCollectives(Rule):
     )
 
     VALID = [
-        Valid("hidden behind compute", lambda: _rank(600, hidden=True)),
-        Valid("too short to matter", lambda: _rank(40)),
-        Valid("a small part", lambda: _rank(600), thresholds={"min_share": 0.9}),
-        Valid("little to be had", lambda: _rank(600), thresholds={"min_saving": 0.9}),
-        Valid("a communicator is set up", lambda: _rank(20, first_us=5000)),
-        Valid("short, the replay explains too little, and other ranks are not at hand", lambda: _rank(200, stall_us=400)),
-        Valid("one long collective in one step", lambda: _rank(5, first_us=2000, steps=1, small=3)),
-        Valid("a file cut down to collectives", _cut_down, skipped="concurrent work not recorded"),
-        Valid("the other rank has no more to win", _hidden_on_the_other),
-        Valid("no collectives", lambda: _rank(1, name="gemm"), skipped="no collective"),
-        Valid("waiting for the other rank, not transferring", _waiting_for_the_other),
+        Valid("hidden behind compute", lambda: cases.rank(600, hidden=True)),
+        Valid("too short to matter", lambda: cases.rank(40)),
+        Valid("a small part", lambda: cases.rank(600), thresholds={"min_share": 0.9}),
+        Valid("little to be had", lambda: cases.rank(600), thresholds={"min_saving": 0.9}),
+        Valid("a communicator is set up", lambda: cases.rank(20, first_us=5000)),
+        Valid("short, the replay explains too little, and other ranks are not at hand", lambda: cases.rank(200, stall_us=400)),
+        Valid("one long collective in one step", lambda: cases.rank(5, first_us=2000, steps=1, small=3)),
+        Valid("a file cut down to collectives", cases.cut_down, skipped="concurrent work not recorded"),
+        Valid("the other rank has no more to win", cases.hidden_on_the_other),
+        Valid("no collectives", lambda: cases.rank(1, name="gemm"), skipped="no collective"),
+        Valid("waiting for the other rank, not transferring", cases.waiting_for_the_other),
     ]  # fmt: skip
     INVALID = [
         Invalid(
             "600 us after each step",
-            lambda: _rank(600),
+            lambda: cases.rank(600),
             saving_us=600,
             message="Communication (all-reduce) is exposed for 0.600 ms per step (23%). One rank's trace",
             shown="all-reduce | 5 | 3000.0 | 3000.0",
             fixes=("bucket_cap_mb", "bf16_compress_hook", "no_sync()"),
             confidence="medium",
         ),
-        Invalid("behind a backlog of such", _with_backlog, saving_us=600, message="exposed for 0.600 ms"),
-        Invalid("a communicator is set up first", lambda: _rank(600, first_us=9000), saving_us=600, tolerance=0.3),
-        Invalid("one step with two equal ones", lambda: _rank(600, steps=1, small=1, small_us=600), confidence="low"),
+        Invalid("behind a backlog of such", cases.with_backlog, saving_us=600, message="exposed for 0.600 ms"),
+        Invalid("a communicator is set up first", lambda: cases.rank(600, first_us=9000), saving_us=600, tolerance=0.3),
+        Invalid("one step with two equal ones", lambda: cases.rank(600, steps=1, small=1, small_us=600), confidence="low"),
         Invalid(
-            "most of it in one step", _once, severity="info", message="Most of it is in one step.",
+            "most of it in one step", cases.once, severity="info", message="Most of it is in one step.",
         ),
-        Invalid("in many buckets", lambda: _rank(200, small=5, small_us=200), fixes=("bf16_compress_hook", "bucket_cap_mb", "no_sync()")),
-        Invalid("of FSDP", lambda: _rank(600, name=_ALL_GATHER, mark="FSDP::pre_forward"), message="(all-gather)", fixes=("forward_prefetch",)),
-        Invalid("of tensor parallelism inside FSDP", lambda: _rank(600, mark="FSDP::pre_forward"), fixes=("dist.all_reduce",)),
-        Invalid("of DeepSpeed", lambda: _rank(600, name=_ALL_GATHER, mark="DeepSpeedEngine.forward"), fixes=("overlap_comm",)),
-        Invalid("of the user's own", lambda: _rank(600, mark="forward"), fixes=("async_op",)),
-        Invalid("of a host that is behind", _host_is_behind, message="hardly shorten the simulated step: the next kernels are launched so late", severity="info", thresholds={"min_saving": NOTE_FROM}),
-        Invalid("in part waiting for the other rank", lambda: _waiting_for_the_other(400), saving_us=400, claims=2, message="exposed for 0.900 ms per step (47%). Of it 0.500 ms is waiting for other ranks and 0.400 ms transfer."),
+        Invalid("in many buckets", lambda: cases.rank(200, small=5, small_us=200), fixes=("bf16_compress_hook", "bucket_cap_mb", "no_sync()")),
+        Invalid("of FSDP", lambda: cases.rank(600, name=cases.ALL_GATHER, mark="FSDP::pre_forward"), message="(all-gather)", fixes=("forward_prefetch",)),
+        Invalid("of tensor parallelism inside FSDP", lambda: cases.rank(600, mark="FSDP::pre_forward"), fixes=("dist.all_reduce",)),
+        Invalid("of DeepSpeed", lambda: cases.rank(600, name=cases.ALL_GATHER, mark="DeepSpeedEngine.forward"), fixes=("overlap_comm",)),
+        Invalid("of the user's own", lambda: cases.rank(600, mark="forward"), fixes=("async_op",)),
+        Invalid("of a host that is behind", cases.host_is_behind, message="hardly shorten the simulated step: the next kernels are launched so late", severity="info", thresholds={"min_saving": NOTE_FROM}),
+        Invalid("in part waiting for the other rank", lambda: cases.waiting_for_the_other(400), saving_us=400, claims=2, message="exposed for 0.900 ms per step (47%). Of it 0.500 ms is waiting for other ranks and 0.400 ms transfer."),
         Invalid(
             "the other rank has less to win",
-            lambda: _hidden_on_the_other(300),
+            lambda: cases.hidden_on_the_other(300),
             saving_us=200,
             claims=2,
             message="Rank 1 limits the gain to 0.200 ms.",
         ),
         Invalid(
             "of ranks most of which were not read",
-            lambda: tuple(_rank(600 - 50 * r, rank=r, world_size=8, first_us=-500) for r in range(2)),
+            lambda: tuple(cases.rank(600 - 50 * r, rank=r, world_size=8, first_us=-500) for r in range(2)),
             message="Of it 0.0500 ms is waiting for other ranks, 0.0500 ms transfer and 0.400 ms waiting or transfer: 2 of 8",
             confidence="medium",
             claims=2,
         ),
-        Invalid("of tensor-parallel layers", _split_layers, message="(all-reduce of tensor-parallel layers)", fixes=("_micro_pipeline_tp",)),
-        Invalid("of such layers in inference", lambda: _split_layers(trains=False), message="of tensor-parallel layers", fixes=("disable_custom_all_reduce",)),
-        Invalid("of such layers, as their group says", lambda: _split_layers(group="mesh_tp"), fixes=("<smaller> (now 8)",)),
-        Invalid("of replicas, as their group says", lambda: _split_layers(group="mesh_dp"), fixes=("DistributedDataParallel reduces them",)),
-        Invalid("of such layers, and more of gradients", lambda: _split_layers(fused=1000), fixes=("DistributedDataParallel reduces them",)),
-        Invalid("of gradients, one by one", _gradients_by_hand, fixes=("DistributedDataParallel reduces them",)),
-        Invalid("of two kinds", _of_two_kinds, message="(all-reduce and all-gather) is exposed"),
-        Invalid("gathering, and nothing is sharded", lambda: _rank(600, name=_ALL_GATHER), message="all-gather", fixes=("dist.all_gather_into_tensor",)),
-        Invalid("all-to-all by sends and receives", lambda: _rank(600, name=_SEND, asked="nccl:all_to_all"), message="Communication (all-to-all)", fixes=("dist.all_to_all_single",)),
-        Invalid("all-to-all of TorchRec without its pipeline", lambda: _rank(600, name=_SEND, asked="nccl:all_to_all"), fixes=("while the other computes; TorchRec: TrainPipelineSparseDist",)),
-        Invalid("all-to-all of TorchRec in its pipeline", lambda: _rank(600, name=_SEND, asked="nccl:all_to_all", mark="## wait_sparse_data_dist ##"), fixes=("while the other computes; TorchRec's pipeline, which runs already",)),
-        Invalid("a kernel for everything", lambda: _rank(600, name=_GENERIC, asked="nccl:all_reduce"), message="Communication (all-reduce)", fixes=("bucket_cap_mb", "bf16_compress_hook", "no_sync()")),
-        Invalid("stages of a pipeline", lambda: _rank(600, name=_SEND), message="send and receive", fixes=("micro-batches",)),
-        Invalid("experts of other ranks", lambda: _rank(600, name=_COMBINE), message="expert combine"),
+        Invalid("of tensor-parallel layers", cases.split_layers, message="(all-reduce of tensor-parallel layers)", fixes=("_micro_pipeline_tp",)),
+        Invalid("of such layers in inference", lambda: cases.split_layers(trains=False), message="of tensor-parallel layers", fixes=("disable_custom_all_reduce",)),
+        Invalid("of such layers, as their group says", lambda: cases.split_layers(group="mesh_tp"), fixes=("<smaller> (now 8)",)),
+        Invalid("of replicas, as their group says", lambda: cases.split_layers(group="mesh_dp"), fixes=("DistributedDataParallel reduces them",)),
+        Invalid("of such layers, and more of gradients", lambda: cases.split_layers(fused=1000), fixes=("DistributedDataParallel reduces them",)),
+        Invalid("of gradients, one by one", cases.gradients_by_hand, fixes=("DistributedDataParallel reduces them",)),
+        Invalid("of two kinds", cases.of_two_kinds, message="(all-reduce and all-gather) is exposed"),
+        Invalid("gathering, and nothing is sharded", lambda: cases.rank(600, name=cases.ALL_GATHER), message="all-gather", fixes=("dist.all_gather_into_tensor",)),
+        Invalid("all-to-all by sends and receives", lambda: cases.rank(600, name=cases.SEND, asked="nccl:all_to_all"), message="Communication (all-to-all)", fixes=("dist.all_to_all_single",)),
+        Invalid("all-to-all of TorchRec without its pipeline", lambda: cases.rank(600, name=cases.SEND, asked="nccl:all_to_all"), fixes=("while the other computes; TorchRec: TrainPipelineSparseDist",)),
+        Invalid("all-to-all of TorchRec in its pipeline", lambda: cases.rank(600, name=cases.SEND, asked="nccl:all_to_all", mark="## wait_sparse_data_dist ##"), fixes=("while the other computes; TorchRec's pipeline, which runs already",)),
+        Invalid("a kernel for everything", lambda: cases.rank(600, name=cases.GENERIC, asked="nccl:all_reduce"), message="Communication (all-reduce)", fixes=("bucket_cap_mb", "bf16_compress_hook", "no_sync()")),
+        Invalid("stages of a pipeline", lambda: cases.rank(600, name=cases.SEND), message="send and receive", fixes=("micro-batches",)),
+        Invalid("experts of other ranks", lambda: cases.rank(600, name=cases.COMBINE), message="expert combine"),
         Invalid(
             "both ranks transfer as long",
-            lambda: (_rank(600), _rank(600, rank=1)),
+            lambda: (cases.rank(600), cases.rank(600, rank=1)),
             saving_us=600,
             message="exposed for 0.600 ms per step (23%).",
             confidence="high",
@@ -340,13 +171,13 @@ class ExposedCollectives(Rule):
         ),
         Invalid(
             "the replay explains too little, and other ranks are not at hand",
-            lambda: _rank(600, stall_us=400),
+            lambda: cases.rank(600, stall_us=400),
             confidence="low",
             severity="info",
         ),
         Invalid(
             "the replay explains too little, but the ranks show what is transfer",
-            lambda: (_rank(600, stall_us=400), _rank(600, rank=1, stall_us=400)),
+            lambda: (cases.rank(600, stall_us=400), cases.rank(600, rank=1, stall_us=400)),
             saving_us=600,
             confidence="medium",
             claims=2,

@@ -20,17 +20,15 @@ _ALL_GATHER = "ncclDevKernel_AllGather_RING_LL(ncclDevComm*, unsigned long, nccl
 def _training(units: int, *, fsdp: bool = True, ahead: bool = False, dtype: str = "BFloat16") -> RunBuilder:
     """Each unit gathers its parameters for forward and again for backward. The host may run ahead of the GPU."""
     b = RunBuilder(rank=0, world_size=8)
-    for _ in range(4):
-        with b.step():
-            b.loader(1 if ahead else 5)
-            for _ in range(2 * units):
-                with b.annotation("FSDP::pre_forward" if fsdp else "gather"), b.op("record_param_comms"):
-                    sizes: dict[str, Any] = {"Out msg nelems": 800_000_000 // units, "dtype": dtype}
-                    b.launch(2000 / units, _ALL_GATHER, stream=20, **sizes)
-                with b.op("aten::mm"):
-                    b.launch(1000 / units)
-            if not ahead:
-                b.sync("cudaDeviceSynchronize")
+    for _ in b.steps(4):
+        b.loader(1 if ahead else 5)
+        for _ in range(2 * units):
+            with b.annotation("FSDP::pre_forward" if fsdp else "gather"), b.op("record_param_comms"):
+                sizes: dict[str, Any] = {"Out msg nelems": 800_000_000 // units, "dtype": dtype}
+                b.launch(2000 / units, _ALL_GATHER, stream=20, **sizes)
+            b.run_op("aten::mm", 1000 / units)
+        if not ahead:
+            b.sync("cudaDeviceSynchronize")
     return b
 
 

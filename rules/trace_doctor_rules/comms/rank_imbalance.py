@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import hypot
 
-from trace_doctor import NOTE_FROM, Claim, Context, Fix, NotCaptured, Rule, Saving, threshold
+from trace_doctor import NOTE_FROM, Claim, Context, NotCaptured, Rule, Saving, threshold
 from trace_doctor.evidence.distributed.blame.evidence import JobBlame
 from trace_doctor.evidence.distributed.blame.verdicts import WORK, WorkLimits
 from trace_doctor.evidence.distributed.ranks import Ranks
 from trace_doctor.evidence.durations import milliseconds
 from trace_doctor.evidence.idle.cpu_timeline import Processor
 from trace_doctor.testing import Invalid, RunBuilder, Valid
+from trace_doctor_rules._shared import advice
 from trace_doctor_rules.comms._blame_cases import WORK_INVALID, WORK_VALID
 from trace_doctor_rules.comms._blame_claims import imbalance
 
@@ -22,15 +23,13 @@ def _job(*compute_us: float, gpu: bool = True, operators: tuple[int, ...] = ()) 
     device = "NVIDIA A100-SXM4-40GB" if gpu else None
     ranks = tuple(RunBuilder(gpu=device, rank=r, world_size=size) for r in range(size))
     for b, us, count in zip(ranks, compute_us, operators or (1,) * size, strict=True):
-        for _ in range(5):
-            with b.step():
-                b.loader(5)
-                for _ in range(count):
-                    with b.op("aten::mm"):
-                        b.compute(us / count)
-                b.wait(max(compute_us) - us)
-                if gpu:
-                    b.sync()
+        for _ in b.steps(5):
+            b.loader(5)
+            for _ in range(count):
+                b.run_op("aten::mm", us / count)
+            b.wait(max(compute_us) - us)
+            if gpu:
+                b.sync()
     return ranks
 
 
@@ -40,12 +39,10 @@ def _with_backlog() -> tuple[RunBuilder, ...]:
     for b, before in zip(ranks, (0, 1500), strict=True):
         if before:
             b.launch(before)
-        for _ in range(5):
-            with b.step():
-                b.loader(5)
-                with b.op("aten::mm"):
-                    b.compute(1000)
-                b.sync()
+        for _ in b.steps(5):
+            b.loader(5)
+            b.run_op("aten::mm", 1000)
+            b.sync()
     return ranks
 
 
@@ -53,11 +50,9 @@ def _first_use() -> tuple[RunBuilder, ...]:
     """One kernel of rank 0 takes 2.4 ms in the only step, where it takes 10 us otherwise."""
     ranks = RunBuilder(rank=0, world_size=2), RunBuilder(rank=1, world_size=2)
     for b, first in zip(ranks, (2400, 10), strict=True):
-        with b.op("aten::mm"):
-            b.compute(first)
+        b.run_op("aten::mm", first)
         for _ in range(20):
-            with b.op("aten::mm"):
-                b.compute(10)
+            b.run_op("aten::mm", 10)
         b.wait(2410 - first)
         b.sync()
     return ranks
@@ -70,8 +65,7 @@ def _unsteady() -> tuple[RunBuilder, ...]:
         for b in ranks:
             with b.step():
                 b.loader(5)
-                with b.op("aten::mm"):
-                    b.compute(3000 if n == 3 and b is ranks[1] else 1000)
+                b.run_op("aten::mm", 3000 if n == 3 and b is ranks[1] else 1000)
                 b.wait(2000 if n == 3 and b is ranks[0] else 0)
                 b.sync()
     return ranks
@@ -247,19 +241,15 @@ def _error(ranks: Ranks, busiest: int) -> float | None:
 
 
 _ALIKE = " All ranks run as many operators, so other processes may have preempted it."
-_RECORD = Fix(
+_RECORD = advice(
     title="Record several steps after warm-up",
-    kind="advice",
-    safety="display",
     text="one long kernel, lazy initialization or another process makes a single step uneven: "
     "torch.profiler.schedule(wait=5, warmup=2, active=6) on every rank, with profiler.step() after each step",
     verify="record all ranks again: a difference that remains is in every step",
     risk="none: nothing is changed",
 )
-_EVEN = Fix(
+_EVEN = advice(
     title="Balance the work",
-    kind="advice",
-    safety="display",
     text=(
         "Sequences of different length: sort by length and deal them out in turn (transformers: group_by_length=True), or "
         "pack them to equal token counts. Sharded tables or experts: place them by their cost. Pipeline stages: move "

@@ -11,7 +11,7 @@ from trace_doctor import NOTE_FROM, Claim, Confidence, Context, Location, Rule, 
 from trace_doctor.evidence.compute.gpu_clock import RankClocks
 from trace_doctor.evidence.distributed.blame.evidence import JobBlame
 from trace_doctor.evidence.distributed.blame.verdicts import DELAY, DelayLimits
-from trace_doctor.evidence.distributed.collectives import RankedCollectives
+from trace_doctor.evidence.distributed.ranked_collectives import RankedCollectives
 from trace_doctor.evidence.distributed.ranks import Ranks, named
 from trace_doctor.evidence.durations import milliseconds
 from trace_doctor.evidence.trace.steps import Steps

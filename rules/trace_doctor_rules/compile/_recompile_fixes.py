@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from trace_doctor import Fix, Target
 from trace_doctor_rules import techniques
+from trace_doctor_rules._shared import advice, patch
 
 VERIFY = "Record the same steps again: TD502 is gone and TORCH_LOGS=recompiles prints nothing after the first steps."
 _SIZE = re.compile(r"tensor '(.+?)' (?:size|stride) mismatch at index (\d+)")
@@ -38,9 +39,8 @@ def _for_shapes(file: str | None, size: re.Match[str] | None) -> list[Fix]:
     name, dim = (size.group(1), size.group(2)) if size else ("x", "0")
     variable = name.removeprefix("L['").removesuffix("']")
     return [
-        Fix(
+        patch(
             title="Set dynamic=True",
-            kind="patch",
             codemod="set-call-args",
             params={"callee": "torch.compile", "args": {"dynamic": True}, "remove": []},
             target=Target(file=file),
@@ -51,10 +51,8 @@ def _for_shapes(file: str | None, size: re.Match[str] | None) -> list[Fix]:
         techniques.mark_dynamic(
             VERIFY, variable, int(dim), Target(file=file), known=size is not None and variable.isidentifier()
         ),
-        Fix(
+        advice(
             title="Pad inputs to a few shapes",
-            kind="advice",
-            safety="display",
             text="pad every batch to one of a few sizes; DataLoader(..., drop_last=True) for the smaller last batch",
             verify=VERIFY,
         ),
@@ -62,20 +60,16 @@ def _for_shapes(file: str | None, size: re.Match[str] | None) -> list[Fix]:
 
 
 def _for_numbers() -> Fix:
-    return Fix(
+    return advice(
         title="Pass changing numbers as tensors",
-        kind="advice",
-        safety="display",
         text="scale = torch.tensor(scale, device=x.device)  # a Python float or int is compiled in as a constant",
         verify=VERIFY,
     )
 
 
 def _for_flags(reason: str) -> Fix:
-    return Fix(
+    return advice(
         title="Keep guarded flags constant between calls",
-        kind="advice",
-        safety="display",
         text=f"the guard that failed: {reason}\ncompile one function per variant where both are needed",
         verify=VERIFY,
     )

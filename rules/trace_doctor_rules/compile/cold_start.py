@@ -11,22 +11,21 @@ from trace_doctor.evidence.trace.recorded_operators import RecordedOperators
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules import techniques
-from trace_doctor_rules._shared import table
+from trace_doctor_rules._shared import advice, table
 from trace_doctor_rules.compile._cold_start_evidence import RepeatedBlocks
 
 
 def _first_steps(compile_s: float, *, steps: int = 3, step_s: float = 0.5, blocks: int = 12) -> RunBuilder:
     b = RunBuilder(stacks=True)
-    for n in range(steps):
-        with b.step():
-            b.loader(5)
-            if n == 0:
-                with b.event("_compile.compile_inner (dynamo_timed)", "cpu_op"):
-                    b.wait(compile_s * 1e6)
-            for i in range(blocks):
-                with b.event(f"nn.Module: DecoderLayer_{i}", "python_function"), b.op("aten::mm"):
-                    b.launch(step_s * 1e6 / blocks)
-            b.sync()
+    for n in b.steps(steps):
+        b.loader(5)
+        if n == 0:
+            with b.event("_compile.compile_inner (dynamo_timed)", "cpu_op"):
+                b.wait(compile_s * 1e6)
+        for i in range(blocks):
+            with b.event(f"nn.Module: DecoderLayer_{i}", "python_function"), b.op("aten::mm"):
+                b.launch(step_s * 1e6 / blocks)
+        b.sync()
     return b
 
 
@@ -149,10 +148,8 @@ class ColdStart(Rule):
         )
 
 
-_RECORD_LATER = Fix(
+_RECORD_LATER = advice(
     title="Start recording after compilation",
-    kind="advice",
-    safety="display",
     text="with profile(schedule=schedule(wait=3, warmup=2, active=5, repeat=1)) as prof:   # or call the model a few times before\n"
     "    for batch in loader:\n        train_step(batch)\n        prof.step()",
     verify="A new capture shows steps and no compilation.",

@@ -36,11 +36,9 @@ def _training(
                 elif compiled and not given_up:
                     with b.event(compiled):
                         b.launch(50, call="cuLaunchKernel")
-                with b.op("aten::mm", us=host_us):
-                    b.launch(kernel_us * 2, "sgemm")
+                b.run_op("aten::mm", kernel_us * 2, "sgemm", host_us=host_us)
                 for _ in range(chain):
-                    with b.op("aten::add", us=host_us):
-                        b.launch(kernel_us, _ADD)
+                    b.run_op("aten::add", kernel_us, _ADD, host_us=host_us)
     return b
 
 

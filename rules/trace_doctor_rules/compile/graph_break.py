@@ -26,145 +26,13 @@ from trace_doctor.evidence.replay.what_if import Removal, Replay, ReplayOutcome
 from trace_doctor.evidence.trace.recorded_operators import RecordedOperators
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
-from trace_doctor.testing import Invalid, RunBuilder, Valid
+from trace_doctor.testing import Invalid, Valid
 from trace_doctor.user_frames import called
 from trace_doctor_rules import techniques
 from trace_doctor_rules._shared import table
+from trace_doctor_rules.compile import _graph_break_cases as cases
 
-_LINE = 8
 _LEFT_OUT = "what one graph saves by fusion across the break is left out, only the interval allows for it"
-
-
-def _compiled(b: RunBuilder, gpu_us: float = 5.0) -> None:
-    """One graph: some kernels."""
-    with b.op("CompiledFunction", us=10):
-        for _ in range(3):
-            b.compute(gpu_us)
-
-
-def _broken(
-    *,
-    stacks: bool = True,
-    gpu: bool = True,
-    between_us: float = 120,
-    gpu_us: float = 5,
-    steps: int = 5,
-    stall: float = 0,
-) -> RunBuilder:
-    """`forward` prints in its middle: what follows runs as a region inside the first."""
-    b = RunBuilder(stacks=stacks) if gpu else RunBuilder(stacks=stacks, gpu=None)
-    for _ in range(steps):
-        with b.step(), b.region(0), b.python("train.py", 5, "forward"):
-            if stall:
-                b.stall(stall)
-            _compiled(b, gpu_us)
-            b.wait(between_us)
-            resumed = b.python("train.py", _LINE, f"torch_dynamo_resume_in_forward_at_{_LINE}")
-            with b.region(1), resumed:
-                _compiled(b, gpu_us)
-                b.wait(between_us)
-                with b.region(2), b.python("train.py", _LINE, f"torch_dynamo_resume_in_forward_at_{_LINE}"):
-                    _compiled(b, gpu_us)
-    return b
-
-
-def _chain_of_one(before: bool = True) -> RunBuilder:
-    """A compiled function inside another, no stacks: it may be meant."""
-    b = RunBuilder()
-    for _ in range(5):
-        with b.step(), b.region(0):
-            if before:
-                _compiled(b)
-                b.wait(100)
-            with b.region(1):
-                _compiled(b)
-    return b
-
-
-def _siblings() -> RunBuilder:
-    """A compiled model and a compiled loss, and blocks compiled one by one."""
-    b = RunBuilder(stacks=True)
-    for _ in range(5):
-        with b.step():
-            for recompile in (0, 1, 1):
-                with b.region(0, recompile), b.python("model.py", 7, "forward"):
-                    _compiled(b)
-                b.wait(100)
-            with b.region(1), b.python("train.py", 30, "loss"):
-                _compiled(b)
-    return b
-
-
-def _called_by(event: str, cat: str = "cpu_op") -> RunBuilder:
-    """A compiled function inside an event that lies in a compiled function."""
-    b = RunBuilder()
-    for _ in range(5):
-        with b.step(), b.region(0), b.event(event, cat):
-            b.compute(5)
-            b.wait(100)
-            with b.region(1):
-                _compiled(b)
-    return b
-
-
-def _broken_inside_a_graph() -> RunBuilder:
-    """What the graph calls has a break of its own."""
-    b = RunBuilder(stacks=True)
-    for _ in range(5):
-        with b.step(), b.region(0), b.op("mine::op"), b.region(1), b.python("train.py", 5, "forward"):
-            _compiled(b)
-            b.wait(120)
-            with b.region(2), b.python("train.py", _LINE, f"torch_dynamo_resume_in_forward_at_{_LINE}"):
-                _compiled(b)
-    return b
-
-
-def _without_ids() -> RunBuilder:
-    b = RunBuilder()
-    for _ in range(5):
-        with b.step(), b.event("Torch-Compiled Region"), b.event("Torch-Compiled Region"):
-            _compiled(b)
-    return b
-
-
-def _eager_inside() -> RunBuilder:
-    """Dynamo gave `forward_blocks` up (a break in a loop): it runs as plain Python inside the region."""
-    b = RunBuilder(stacks=True)
-    for _ in range(5):
-        forward, blocks = b.python("train.py", 5, "forward"), b.python("train.py", 15, "forward_blocks")
-        with b.step(), b.region(0), forward, blocks, b.op("aten::mm"):
-            b.launch(20)
-    return b
-
-
-def _given_up() -> RunBuilder:
-    """A break in a loop at the top of what is compiled: torch.compile leaves all of it to Python."""
-    b = RunBuilder(stacks=True)
-    for _ in range(5):
-        wrapper = b.python("torch/_dynamo/eval_frame.py", 1076, "compile_wrapper")
-        with b.step(), wrapper, b.python("train.py", 12, "forward"), b.op("aten::mm"):
-            b.launch(20)
-    return b
-
-
-def _plain() -> RunBuilder:
-    b = RunBuilder()
-    for _ in range(3):
-        with b.step(), b.op("aten::mm"):
-            b.launch(100)
-    return b
-
-
-_SCRIPT = """import torch
-
-@torch.compile
-class Net(torch.nn.Module):
-    def forward(self, x):
-        x = self.a(x)
-        y = x.relu()
-        print("shape", y.shape)
-        return self.b(y)
-"""
 
 
 class GraphBreak(Rule):
@@ -239,63 +107,63 @@ class GraphBreak(Rule):
     )
 
     VALID = [
-        Valid("a compiled model, its blocks and a compiled loss", _siblings),
-        Valid("a running graph calls a compiled function", lambda: _called_by("CompiledFunction")),
-        Valid("the body of a custom operator is compiled", lambda: _called_by("mine::op")),
-        Valid("nothing is compiled", _plain),
-        Valid("regions without ids", _without_ids, skipped="numbers"),
+        Valid("a compiled model, its blocks and a compiled loss", cases.siblings),
+        Valid("a running graph calls a compiled function", lambda: cases.called_by("CompiledFunction")),
+        Valid("the body of a custom operator is compiled", lambda: cases.called_by("mine::op")),
+        Valid("nothing is compiled", cases.plain),
+        Valid("regions without ids", cases.without_ids, skipped="numbers"),
     ]
     INVALID = [
         Invalid(
             "a print in forward",
-            _broken,
+            cases.broken,
             message="forward() breaks at train.py:8 into 2 extra graphs in each of 5 calls.",
             confidence="high",
             fixes=("train.py:8", "fullgraph"),
             saving_us=240,
             tolerance=0.1,
             file="train.py",
-            line=_LINE,
+            line=cases.LINE,
             codemod="graph-break-line",
-            before=_SCRIPT,
-            after=_SCRIPT.replace('        print("shape", y.shape)\n', ""),
+            before=cases.SCRIPT,
+            after=cases.SCRIPT.replace('        print("shape", y.shape)\n', ""),
         ),
         Invalid(
             "the same without stacks",
-            lambda: _broken(stacks=False),
+            lambda: cases.broken(stacks=False),
             message="in each of 5 calls. The line was not recorded.",
             confidence="medium",
             fixes=("TORCH_LOGS", "fullgraph"),
             saving_us=240,
             tolerance=0.1,
         ),
-        Invalid("a queue that stands still", lambda: _broken(stall=300), confidence="low"),
-        Invalid("in an annotation", lambda: _called_by("FSDP::forward", "user_annotation"), severity="info", confidence="low"),
-        Invalid("in what a running graph calls", _broken_inside_a_graph, message="forward() breaks at train.py:8 into 1 extra graph in"),
-        Invalid("on the CPU", lambda: _broken(gpu=False), confidence="medium", message="train.py:8", saving_us=290),
+        Invalid("a queue that stands still", lambda: cases.broken(stall=300), confidence="low"),
+        Invalid("in an annotation", lambda: cases.called_by("FSDP::forward", "user_annotation"), severity="info", confidence="low"),
+        Invalid("in what a running graph calls", cases.broken_inside_a_graph, message="forward() breaks at train.py:8 into 1 extra graph in"),
+        Invalid("on the CPU", lambda: cases.broken(gpu=False), confidence="medium", message="train.py:8", saving_us=290),
         Invalid(
             "hidden behind GPU work",
-            lambda: _broken(gpu_us=300),
+            lambda: cases.broken(gpu_us=300),
             message="The time between the graphs overlaps other work.",
             severity="info",
             saving_us=0,
         ),
-        Invalid("a chain of one without names", _chain_of_one, severity="info", confidence="low", message="into 1 extra graph in"),
+        Invalid("a chain of one without names", cases.chain_of_one, severity="info", confidence="low", message="into 1 extra graph in"),
         Invalid(
             "a chain of one, with nothing between",
-            lambda: _chain_of_one(before=False),
+            lambda: cases.chain_of_one(before=False),
             message="function of region 0 breaks into 1 extra graph in each of 5 calls. No time passes",
             severity="info",
             confidence="low",
         ),
         Invalid(
             "given up whole",
-            _eager_inside,
+            cases.eager_inside,
             severity="info",
             confidence="medium",
             message="forward_blocks() (defined at train.py:15) runs eager because",
         ),
-        Invalid("given up whole, and nothing around it", _given_up, severity="info", message="train.py:12"),
+        Invalid("given up whole, and nothing around it", cases.given_up, severity="info", message="train.py:12"),
     ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:

@@ -19,27 +19,24 @@ def _training(
     loss_us: float, *, compiled: bool = True, inside: bool = False, by_hand: str = "", gpu: bool = True
 ) -> RunBuilder:
     b = RunBuilder(gpu="NVIDIA H100 80GB HBM3" if gpu else None)
-    for _ in range(4):
-        with b.step():
-            b.loader(5)
-            if compiled:
-                with b.region(0):
-                    b.compute(1000, "triton_poi_fused_0")
-                    if inside:
-                        with b.op("aten::cross_entropy_loss"):
-                            b.compute(loss_us, "triton_red_fused_1")
-            else:
-                with b.op("aten::mm"):
-                    b.compute(1000)
-            if by_hand:
-                _by_hand(b, loss_us, by_hand)
-            elif not inside:
-                with b.op("aten::cross_entropy_loss"), b.op("aten::_log_softmax"):
-                    b.compute(loss_us / 2, "cunn_SoftMaxForward")
-                with b.op("autograd::engine::evaluate_function: LogSoftmaxBackward0"):
-                    b.compute(loss_us / 2, "cunn_SoftMaxBackward")
-            if gpu:
-                b.sync()
+    for _ in b.steps(4):
+        b.loader(5)
+        if compiled:
+            with b.region(0):
+                b.compute(1000, "triton_poi_fused_0")
+                if inside:
+                    b.run_op("aten::cross_entropy_loss", loss_us, "triton_red_fused_1")
+        else:
+            b.run_op("aten::mm", 1000)
+        if by_hand:
+            _by_hand(b, loss_us, by_hand)
+        elif not inside:
+            with b.op("aten::cross_entropy_loss"), b.op("aten::_log_softmax"):
+                b.compute(loss_us / 2, "cunn_SoftMaxForward")
+            with b.op("autograd::engine::evaluate_function: LogSoftmaxBackward0"):
+                b.compute(loss_us / 2, "cunn_SoftMaxBackward")
+        if gpu:
+            b.sync()
     return b
 
 

@@ -3,16 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 
-from trace_doctor import (
-    Claim,
-    Context,
-    Rule,
-    Saving,
-    Table,
-    threshold,
-)
+from trace_doctor import Claim, Context, Rule, Saving, Table, threshold
 from trace_doctor.evidence.compile.cache_misses import UncompiledCalls
 from trace_doctor.evidence.compile.compile_events import CompileEvents
 from trace_doctor.evidence.compile.recompiles import Compilation
@@ -24,131 +16,10 @@ from trace_doctor.evidence.trace.gpu_timeline import GpuTimeline
 from trace_doctor.evidence.trace.recorded_operators import RecordedOperators
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
-from trace_doctor.testing import Invalid, RunBuilder, Valid
+from trace_doctor.testing import Invalid, Valid
 from trace_doctor_rules._shared import table
+from trace_doctor_rules.compile import _recompile_cases as cases
 from trace_doctor_rules.compile._recompile_fixes import because, fixes
-
-
-def _step(b: RunBuilder, frame: int, recompile: int, *, compile_us: float = 0, ids: bool = True) -> None:
-    """One step that runs compiled code, compiling it first where `compile_us` is given."""
-    with b.step():
-        if compile_us:
-            if ids:
-                with b.annotation(f"dynamo_data: compile_id={frame}/{recompile}"):
-                    b.wait(5)
-            with b.event("_compile.compile_inner (dynamo_timed)"):
-                b.wait(compile_us)
-        with b.region(frame, recompile), b.python("train.py", 20, "forward"):
-            size = 8 + recompile
-            with b.op("CompiledFunction", dims=[[32, 32], [size, 32]], types=["float", "float"], us=10):
-                b.compute(200)
-        if b.meta["deviceProperties"]:
-            b.sync()
-
-
-def _recompiling(
-    *, ids: bool = True, shapes: bool = False, healthy: int = 2, times: int = 3, gpu: bool = True
-) -> RunBuilder:
-    """Every other step of the rest is compiled; without healthy steps before, every one."""
-    b = RunBuilder(gpu="NVIDIA H100 80GB HBM3" if gpu else None, shapes=shapes, stacks=True)
-    for _ in range(healthy):
-        _step(b, 0, 0)
-    for n in range(1, times + 1):
-        _step(b, 0, n, compile_us=5000, ids=ids)
-        if healthy:
-            _step(b, 0, n)
-    return b
-
-
-def _warming_up() -> RunBuilder:
-    """The first steps compile, with one automatic change to dynamic shapes; then nothing does."""
-    b = RunBuilder()
-    for recompile in (0, 1):
-        _step(b, 0, recompile, compile_us=8000)
-    for _ in range(6):
-        _step(b, 0, 1)
-    return b
-
-
-def _recompiled_earlier() -> RunBuilder:
-    """The code that runs is the second that was made; nothing is compiled here."""
-    b = RunBuilder()
-    for _ in range(4):
-        _step(b, 0, 1)
-    return b
-
-
-def _graph_capture() -> RunBuilder:
-    b = RunBuilder()
-    for _ in range(4):
-        _step(b, 0, 0)
-        with b.event("CUDAGraphNode.record (dynamo_timed)"):
-            b.wait(3000)
-    return b
-
-
-def _evaluation() -> RunBuilder:
-    """Another function is compiled for the first time in a late step: no recompilation."""
-    b = RunBuilder()
-    for _ in range(3):
-        _step(b, 0, 0)
-    _step(b, 1, 0, compile_us=5000)
-    for _ in range(3):
-        _step(b, 0, 0)
-    return b
-
-
-def _unnumbered(*compiling: int, steps: int = 8) -> RunBuilder:
-    """As torch before 2.5 marks it: regions without ids, and another name of what compiles a function."""
-    b = RunBuilder()
-    for n in range(steps):
-        with b.step():
-            if n in compiling:
-                with b.event("_compile.<locals>.compile_inner (dynamo_timed)"):
-                    b.wait(5000)
-            with b.event("Torch-Compiled Region"), b.op("CompiledFunction", us=10):
-                b.launch(200)
-            b.sync()
-    return b
-
-
-def _looked_up(
-    *,
-    lookups: str = "00000",
-    regions: bool = True,
-    stacks: bool = True,
-    runs: bool = True,
-    version: int | None = None,
-) -> RunBuilder:
-    """Each call asks for compiled code that fits; past the limit there is none (0), and the function itself runs, which
-    may be one without tensors. The first step may compile a version."""
-    b = RunBuilder(stacks=stacks)
-    if version is not None:
-        _step(b, 0, version, compile_us=5000)
-    for one in lookups:
-        hit = one == "1"
-        with b.step():
-            with b.event("TorchDynamo Cache Lookup"), b.python("torch/_dynamo/guards.py", 2545, "fn"):
-                b.wait(50)
-            called, what = b.python("train.py", 20, "forward"), "CompiledFunction" if hit else "aten::mm"
-            region = b.region(0) if regions and hit else nullcontext()
-            with region, called, b.op(what, us=10) if runs or hit else nullcontext():
-                b.launch(200)
-            b.sync()
-    return b
-
-
-def _looked_up_by_the_compiler() -> RunBuilder:
-    """The compiler calls compiled functions of its own, as it runs what it compiles."""
-    b = RunBuilder(stacks=True)
-    for _ in range(5):
-        with b.step(), b.event("_compile.compile_inner (dynamo_timed)"):
-            for _ in range(2):
-                with b.event("TorchDynamo Cache Lookup"):
-                    b.wait(50)
-                with b.python("train.py", 20, "forward"), b.op("aten::mm"):
-                    b.launch(20)
-    return b
 
 
 class Recompile(Rule):
@@ -227,42 +98,42 @@ class Recompile(Rule):
     )
 
     VALID = [
-        Valid("compiles in its first steps only", _warming_up),
-        Valid("was recompiled before the capture", _recompiled_earlier),
-        Valid("every lookup finds its code", lambda: _looked_up(lookups="11111")),
-        Valid("without regions, as torch 2.0 has it", lambda: _looked_up(lookups="11111", regions=False)),
-        Valid("looked up in vain, not that often", _looked_up, thresholds={"min_misses": 1000}),
-        Valid("no operator runs where no code is found", lambda: _looked_up(runs=False)),
-        Valid("the compiler looks up", _looked_up_by_the_compiler, thresholds={"min_steps": 1000}),
-        Valid("without numbers, in what may be its first steps", lambda: _unnumbered(3, 5, 7), thresholds={"first_steps": 100}),
-        Valid("captures CUDA graphs", _graph_capture),
-        Valid("compiles a second function late", _evaluation),
-        Valid("without numbers, a second function late", lambda: _unnumbered(2, 7)),
-        Valid("without numbers, in its first steps only", lambda: _unnumbered(0, 1, steps=2)),
+        Valid("compiles in its first steps only", cases.warming_up),
+        Valid("was recompiled before the capture", cases.recompiled_earlier),
+        Valid("every lookup finds its code", lambda: cases.looked_up(lookups="11111")),
+        Valid("without regions, as torch 2.0 has it", lambda: cases.looked_up(lookups="11111", regions=False)),
+        Valid("looked up in vain, not that often", cases.looked_up, thresholds={"min_misses": 1000}),
+        Valid("no operator runs where no code is found", lambda: cases.looked_up(runs=False)),
+        Valid("the compiler looks up", cases.looked_up_by_the_compiler, thresholds={"min_steps": 1000}),
+        Valid("without numbers, in what may be its first steps", lambda: cases.unnumbered(3, 5, 7), thresholds={"first_steps": 100}),
+        Valid("captures CUDA graphs", cases.graph_capture),
+        Valid("compiles a second function late", cases.evaluation),
+        Valid("without numbers, a second function late", lambda: cases.unnumbered(2, 7)),
+        Valid("without numbers, in its first steps only", lambda: cases.unnumbered(0, 1, steps=2)),
     ]  # fmt: skip
     INVALID = [
-        Invalid("three times in eight steps", _recompiling, message="forward() (train.py:20) recompiled 3 times in 8 steps. Compilation takes 15 ms", confidence="high", saving_us=3 * 5000 / 8, file="train.py"),
-        Invalid("ids from the code that runs next", lambda: _recompiling(ids=False), message="3 times"),
+        Invalid("three times in eight steps", cases.recompiling, message="forward() (train.py:20) recompiled 3 times in 8 steps. Compilation takes 15 ms", confidence="high", saving_us=3 * 5000 / 8, file="train.py"),
+        Invalid("ids from the code that runs next", lambda: cases.recompiling(ids=False), message="3 times"),
         Invalid(
             "shapes recorded",
-            lambda: _recompiling(shapes=True),
+            lambda: cases.recompiling(shapes=True),
             message="[8, 32] became [9, 32]",
             codemod="set-call-args",
             before="import torch\nmodel = torch.compile(model)\n",
             after="import torch\nmodel = torch.compile(model, dynamic=True)\n",
         ),
-        Invalid("without numbers", lambda: _unnumbered(3, 5, 7), message="Functions without frame ids compiled 3 times after the warm-up in 8 steps.", confidence="medium"),
-        Invalid("without numbers, in every step", lambda: _unnumbered(*range(8)), message="8 times"),
-        Invalid("past the limit", _looked_up, message="falls back to eager in 5 calls in 5 steps: none of its compiled versions fits and no new one is compiled. No later call", confidence="high", severity="warning", file="train.py", line=20),
-        Invalid("past the limit, no stacks", lambda: _looked_up(stacks=False), message="No later call", confidence="medium", severity="warning"),
-        Invalid("past the limit of a capture that holds all versions", lambda: _looked_up(version=0), message="none of its 1 compiled versions fits"),
-        Invalid("past the limit, the first version older than the capture", lambda: _looked_up(version=1), message="its compiled versions fits"),
-        Invalid("a later call finds its code", lambda: _looked_up(lookups="0001001"), message="in 5 calls in 7 steps: none of its compiled versions fits and no new one is compiled. Other calls", confidence="medium", severity="info"),
-        Invalid("a later call finds its code, no stacks", lambda: _looked_up(lookups="0001001", stacks=False), confidence="low", severity="info"),
-        Invalid("on a CPU", lambda: _recompiling(gpu=False), message="in 8 steps", saving_us=3 * 5000 / 8),
-        Invalid("the only step", lambda: _recompiling(healthy=0, times=1), message="once in 1 step. "),
-        Invalid("once", lambda: _recompiling(healthy=4, times=1), severity="info", confidence="medium"),
-        Invalid("in every step of the capture", lambda: _recompiling(healthy=0, times=4), message="4 times"),
+        Invalid("without numbers", lambda: cases.unnumbered(3, 5, 7), message="Functions without frame ids compiled 3 times after the warm-up in 8 steps.", confidence="medium"),
+        Invalid("without numbers, in every step", lambda: cases.unnumbered(*range(8)), message="8 times"),
+        Invalid("past the limit", cases.looked_up, message="falls back to eager in 5 calls in 5 steps: none of its compiled versions fits and no new one is compiled. No later call", confidence="high", severity="warning", file="train.py", line=20),
+        Invalid("past the limit, no stacks", lambda: cases.looked_up(stacks=False), message="No later call", confidence="medium", severity="warning"),
+        Invalid("past the limit of a capture that holds all versions", lambda: cases.looked_up(version=0), message="none of its 1 compiled versions fits"),
+        Invalid("past the limit, the first version older than the capture", lambda: cases.looked_up(version=1), message="its compiled versions fits"),
+        Invalid("a later call finds its code", lambda: cases.looked_up(lookups="0001001"), message="in 5 calls in 7 steps: none of its compiled versions fits and no new one is compiled. Other calls", confidence="medium", severity="info"),
+        Invalid("a later call finds its code, no stacks", lambda: cases.looked_up(lookups="0001001", stacks=False), confidence="low", severity="info"),
+        Invalid("on a CPU", lambda: cases.recompiling(gpu=False), message="in 8 steps", saving_us=3 * 5000 / 8),
+        Invalid("the only step", lambda: cases.recompiling(healthy=0, times=1), message="once in 1 step. "),
+        Invalid("once", lambda: cases.recompiling(healthy=4, times=1), severity="info", confidence="medium"),
+        Invalid("in every step of the capture", lambda: cases.recompiling(healthy=0, times=4), message="4 times"),
     ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:

@@ -9,7 +9,7 @@ from trace_doctor import Fix, Target
 from trace_doctor.evidence.durations import milliseconds
 from trace_doctor.evidence.host.data_waits import DataWaits
 from trace_doctor_rules import techniques
-from trace_doctor_rules._shared import advice
+from trace_doctor_rules._shared import advice, advised
 
 _COUNT = "count the samples of one epoch with and without workers: the numbers must agree"
 
@@ -67,14 +67,12 @@ def call_without_pipeline(verify: str, title: str = "Call processor and model wi
     )
 
 
-def fewer_batches(verify: str) -> Fix:
-    """For batches that take less time than a worker needs to hand one over."""
-    return advice(
-        "Increase the batch size, or drop the loader",
-        "DataLoader(dataset, batch_size=<larger>)\n"
-        "# a data set that is in memory needs no loader:\n"
-        "for index in torch.randperm(len(x), device=x.device).split(batch_size):\n"
-        "    train(x[index], y[index])",
-        "in training another batch size changes the result; without the loader samples come in another order",
-        verify,
-    )
+fewer_batches = advised(
+    "Increase the batch size, or drop the loader",
+    "DataLoader(dataset, batch_size=<larger>)\n"
+    "# a data set that is in memory needs no loader:\n"
+    "for index in torch.randperm(len(x), device=x.device).split(batch_size):\n"
+    "    train(x[index], y[index])",
+    "in training another batch size changes the result; without the loader samples come in another order",
+)
+"""For batches that take less time than a worker needs to hand one over."""

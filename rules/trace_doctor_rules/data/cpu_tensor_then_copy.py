@@ -54,10 +54,8 @@ def _training(
         with b.step() if marked else nullcontext(), b.python("train.py", 4, "train"):
             if n % every == 0:
                 if creation == "in place":
-                    with b.op("aten::empty", us=3):
-                        pass
-                    with b.op("aten::normal_", dims=[list(shape)], us=60):
-                        pass
+                    b.run_op("aten::empty", host_us=3)
+                    b.run_op("aten::normal_", dims=[list(shape)], host_us=60)
                 else:
                     with b.op("aten::zeros", us=5), b.op("aten::zero_", dims=[list(shape)]):
                         if creation == "gpu":
@@ -65,34 +63,30 @@ def _training(
                         else:
                             b.wait(60)
                 if creation == "between":
-                    with b.op("aten::mm", us=10):
-                        b.launch(5)
+                    b.run_op("aten::mm", 5, host_us=10)
                 for name in _BETWEEN.get(creation, ()):
-                    with b.op(name, dims=[list(shape)] * (2 if creation == "another" else 1), us=5):
-                        pass
+                    b.run_op(name, dims=[list(shape)] * (2 if creation == "another" else 1), host_us=5)
                 if creation != "gpu":
                     _copy(b)
             if n == 1:
                 b.stall(stall)
             for _ in range(20):
-                with b.op("aten::mm", us=20):
-                    b.launch(30)
+                b.run_op("aten::mm", 30, host_us=20)
     return b
 
 
 def _device_lost(fill_us: float, products: int = 20) -> RunBuilder:
     """Noise made on the host; the runtime's calls were recorded, and nothing of the GPU."""
     b = RunBuilder()
-    for _ in range(3):
-        with b.step():
-            with b.op("aten::randn"), b.op("aten::normal_", us=fill_us):
-                pass
-            with b.op("aten::to"), b.op("aten::copy_"):
-                b.runtime("cudaMemcpyAsync", 90)
-                b.runtime("cudaStreamSynchronize", 5)
-            for _ in range(products):
-                with b.op("aten::mm", us=20):
-                    b.runtime("cudaLaunchKernel", 5)
+    for _ in b.steps(3):
+        with b.op("aten::randn"), b.op("aten::normal_", us=fill_us):
+            pass
+        with b.op("aten::to"), b.op("aten::copy_"):
+            b.runtime("cudaMemcpyAsync", 90)
+            b.runtime("cudaStreamSynchronize", 5)
+        for _ in range(products):
+            with b.op("aten::mm", us=20):
+                b.runtime("cudaLaunchKernel", 5)
     return b
 
 

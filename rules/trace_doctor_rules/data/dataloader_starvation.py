@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 
 from trace_doctor import NOTE_FROM, Claim, Confidence, Context, Fix, Table, threshold
 from trace_doctor.evidence.durations import milliseconds
@@ -15,9 +14,10 @@ from trace_doctor.evidence.replay.what_if import Removal, Replay, ReplayOutcome
 from trace_doctor.evidence.trace.call_sites import CallSites, Site, location
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
-from trace_doctor.testing import Invalid, RunBuilder, Valid
+from trace_doctor.testing import Invalid, Valid
 from trace_doctor_rules import techniques
 from trace_doctor_rules._shared import TimeRule
+from trace_doctor_rules.data import _dataloader_starvation_cases as cases
 from trace_doctor_rules.data._remedies import (
     call_without_pipeline,
     fewer_batches,
@@ -27,126 +27,6 @@ from trace_doctor_rules.data._remedies import (
     workers_that_keep_up,
 )
 from trace_doctor_rules.data._starved_cores_evidence import StarvedCores
-
-
-def _training(
-    loader_us: float,
-    *,
-    gpu_us: float = 300.0,
-    workers: int = 0,
-    steps: int = 5,
-    gpu: bool = True,
-    stall: float = 0,
-    every: int = 1,
-    launch_us: float | None = None,
-) -> RunBuilder:
-    """Steps that load a batch, launch some kernels and end without waiting for them; others than every n-th have it ready."""
-    b = RunBuilder() if gpu else RunBuilder(gpu=None)
-    for n in range(steps):
-        with b.step():
-            b.loader(loader_us if n % every == 0 else 3, workers=workers)
-            if n == 1:
-                b.stall(stall)
-            if launch_us is not None:
-                b.launch(10, call_us=launch_us)
-            for _ in range(4):
-                with b.op("aten::mm", us=10):
-                    b.compute(gpu_us / 4)
-            with b.optimizer_step():
-                b.wait(20)
-    return b
-
-
-def _alternating(*, gpu: bool = True) -> RunBuilder:
-    """One long wait in ten steps."""
-    b = RunBuilder() if gpu else RunBuilder(gpu=None)
-    for n in range(10):
-        with b.step():
-            b.loader(1500 if n == 5 else 2)
-            with b.op("aten::mm", us=10):
-                b.compute(600)
-            if gpu:
-                b.sync()
-    return b
-
-
-def _named_loader() -> RunBuilder:
-    b = RunBuilder()
-    for _ in range(5):
-        with b.step():
-            with b.annotation("dali_next"):
-                b.wait(400)
-            with b.op("aten::mm", us=10):
-                b.launch(300)
-            b.sync()
-    return b
-
-
-def _transforms() -> RunBuilder:
-    """Half of loading is in a library function below the dataset's own."""
-    b = RunBuilder(stacks=True)
-    for _ in range(5):
-        with b.step():
-            with (
-                b.annotation("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"),
-                b.python("torch/utils/data/_utils/fetch.py", 52, "fetch"),
-                b.python("data.py", 40, "__getitem__"),
-            ):
-                b.wait(50)
-                with (
-                    b.python("data.py", 90, "augment"),
-                    b.python("scipy/ndimage/_interpolation.py", 640, "zoom"),
-                ):
-                    b.wait(100)
-                    with b.event(
-                        "<built-in method zoom_shift of PyCapsule object at 0x7f0>", "python_function"
-                    ):
-                        b.wait(250)
-            with b.op("aten::mm", us=10):
-                b.launch(300)
-            b.sync()
-    return b
-
-
-def _pipeline(*times: float, inputs: int = 5) -> RunBuilder:
-    """Each chunk of an input is preprocessed by itself, in so many us, one after another; without, no function is seen."""
-    b = RunBuilder(stacks=True)
-    for n in range(5):
-        with b.step():
-            with (
-                b.annotation("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"),
-                b.python("transformers/pipelines/pt_utils.py", 266, "__next__"),
-                b.python("transformers/pipelines/detection.py", 164 if n < inputs else 176, "preprocess")
-                if times
-                else nullcontext(),
-                b.python("transformers/image_processing_utils.py", 40, "__call__")
-                if times
-                else nullcontext(),
-            ):
-                b.wait(times[n] if times else 400)
-            with b.op("aten::mm", us=10):
-                b.launch(300)
-            b.sync()
-    return b
-
-
-_SCRIPT = """from torch.utils.data import DataLoader
-loader = DataLoader(dataset, batch_size=32, shuffle=True)
-for batch in loader:
-    train(batch)
-"""
-_PATCHED = """from torch.utils.data import DataLoader
-loader = DataLoader(
-    dataset,
-    batch_size=32,
-    shuffle=True,
-    num_workers=2,
-    pin_memory=True,
-    persistent_workers=True,
-)
-for batch in loader:
-    train(batch)
-"""
 
 
 class DataLoaderStarvation(TimeRule):
@@ -266,91 +146,91 @@ class DataLoaderStarvation(TimeRule):
     )
 
     VALID = [
-        Valid("loader hidden behind GPU work", lambda: _training(200, gpu_us=2000)),
-        Valid("hidden, but for the first wait of the profile", lambda: _training(1500, gpu_us=2000)),
-        Valid("workers deliver in time", lambda: _training(3, workers=4)),
-        Valid("workers hand over to short steps", lambda: _training(90, gpu_us=80, workers=2, steps=8)),
-        Valid("short waits of workers in few steps", lambda: _training(500, workers=2, steps=4)),
-        Valid("short waits of workers, a tenth of each step", lambda: _training(200, gpu_us=1600, workers=2)),
-        Valid("little to be had", lambda: _training(400), thresholds={"min_saving": 0.9}),
-        Valid("a small part", lambda: _training(400), thresholds={"min_share": 0.7}),
-        Valid("too small a part for workers", lambda: _training(600, workers=2, steps=8), thresholds={"min_worker_share": 0.9}),
-        Valid("short waits of workers in every third step", lambda: _training(2400, workers=2, steps=12, every=3)),
-        Valid("workers share a CPU with training", lambda: _training(600, workers=2, steps=8, gpu=False)),
-        Valid("workers hand over to a CPU", lambda: _training(2000, gpu_us=28_000, workers=2, gpu=False)),
-        Valid("CPU-only on one core", lambda: _training(400, gpu=False), options={"extra": {"cpu_count": 1}}),
-        Valid("no loader that is known by its name", _named_loader, skipped="data loader"),
+        Valid("loader hidden behind GPU work", lambda: cases.training(200, gpu_us=2000)),
+        Valid("hidden, but for the first wait of the profile", lambda: cases.training(1500, gpu_us=2000)),
+        Valid("workers deliver in time", lambda: cases.training(3, workers=4)),
+        Valid("workers hand over to short steps", lambda: cases.training(90, gpu_us=80, workers=2, steps=8)),
+        Valid("short waits of workers in few steps", lambda: cases.training(500, workers=2, steps=4)),
+        Valid("short waits of workers, a tenth of each step", lambda: cases.training(200, gpu_us=1600, workers=2)),
+        Valid("little to be had", lambda: cases.training(400), thresholds={"min_saving": 0.9}),
+        Valid("a small part", lambda: cases.training(400), thresholds={"min_share": 0.7}),
+        Valid("too small a part for workers", lambda: cases.training(600, workers=2, steps=8), thresholds={"min_worker_share": 0.9}),
+        Valid("short waits of workers in every third step", lambda: cases.training(2400, workers=2, steps=12, every=3)),
+        Valid("workers share a CPU with training", lambda: cases.training(600, workers=2, steps=8, gpu=False)),
+        Valid("workers hand over to a CPU", lambda: cases.training(2000, gpu_us=28_000, workers=2, gpu=False)),
+        Valid("CPU-only on one core", lambda: cases.training(400, gpu=False), options={"extra": {"cpu_count": 1}}),
+        Valid("no loader that is known by its name", cases.named_loader, skipped="data loader"),
     ]  # fmt: skip
     INVALID = [
         Invalid(
             "400 us a step in the training process",
-            lambda: _training(400),
+            lambda: cases.training(400),
             saving_us=220,
             message="per step for the next batch",
             fixes=("num_workers=2", "TrainingArguments", "DataModule", "IterableDataset"),
             confidence="high",
             codemod="dataloader-args",
-            before=_SCRIPT,
-            after=_PATCHED,
+            before=cases.SCRIPT,
+            after=cases.PATCHED,
         ),
-        Invalid("functions in the loader", _transforms, shown="scipy/ndimage/_interpolation.py(640): zoom | 350.0 | 0.87"),
+        Invalid("functions in the loader", cases.transforms, shown="scipy/ndimage/_interpolation.py(640): zoom | 350.0 | 0.87"),
         Invalid(
             "workers and launches that wait for a core",
-            lambda: _training(6000, workers=2, launch_us=3000),
+            lambda: cases.training(6000, workers=2, launch_us=3000),
             message="Kernel launches stall as well: threads likely outnumber the cores.",
             fixes=("Give the job more cores",),
         ),
-        Invalid("the same in one step", lambda: _training(6000, workers=2, launch_us=3000, steps=1), fixes=("Add workers",)),
-        Invalid("the preprocessing of a pipeline", _pipeline, fixes=("Call processor and model",)),
+        Invalid("the same in one step", lambda: cases.training(6000, workers=2, launch_us=3000, steps=1), fixes=("Add workers",)),
+        Invalid("the preprocessing of a pipeline", cases.pipeline, fixes=("Call processor and model",)),
         Invalid(
             "one input preprocessed for each of its chunks",
-            lambda: _pipeline(400, 410, 400, 390, 400, inputs=1),
+            lambda: cases.pipeline(400, 410, 400, 390, 400, inputs=1),
             message="__call__() (transformers/image_processing_utils.py:40) runs 5 times for 1 input: likely on the same data.",
             shown="without the repeated calls",
             saving_us=320,
             fixes=("Preprocess each input once",),
         ),
-        Invalid("chunks that take as long as they are large", lambda: _pipeline(400, 900, 300, 500, 400, inputs=1), fixes=("Call processor and model",)),
-        Invalid("five inputs of one chunk", lambda: _pipeline(400, 400, 400, 400, 400), fixes=("Call processor and model",)),
+        Invalid("chunks that take as long as they are large", lambda: cases.pipeline(400, 900, 300, 500, 400, inputs=1), fixes=("Call processor and model",)),
+        Invalid("five inputs of one chunk", lambda: cases.pipeline(400, 400, 400, 400, 400), fixes=("Call processor and model",)),
         Invalid(
             "workers that do not keep up",
-            lambda: _training(6000, workers=2),
+            lambda: cases.training(6000, workers=2),
             message="the workers are too slow",
             confidence="high",
             fixes=("Add workers",),
         ),
         Invalid(
             "short steps, and workers that do not keep up",
-            lambda: _training(600, workers=2, steps=8),
+            lambda: cases.training(600, workers=2, steps=8),
             message="handover",
             confidence="medium",
         ),
         Invalid(
             "batches that cost less than handing them over",
-            lambda: _training(60, gpu_us=80),
+            lambda: cases.training(60, gpu_us=80),
             severity="info",
             message="Workers would take as long to hand over a batch",
             fixes=("Increase the batch size",),
         ),
-        Invalid("the same on a CPU", lambda: _training(60, gpu_us=80, gpu=False), severity="info", message="The main thread waits 0.0600 ms per step"),
-        Invalid("the same in half of the steps", lambda: _training(1200, workers=2, steps=12, every=2), message="handover"),
-        Invalid("more loading than eight workers do", lambda: _training(4000), fixes=("num_workers=8", "", "", "")),
-        Invalid("on three cores", lambda: _training(4000), fixes=("num_workers=3", "", "", ""), options={"extra": {"cpu_count": 3}}),
-        Invalid("a queue that stands still", lambda: _training(400, stall=700), severity="info", message="does not reproduce"),
-        Invalid("for a moment", lambda: _training(400, steps=30, stall=150), confidence="medium", thresholds={"max_unattributed": 1e-4}),
-        Invalid("two batches", lambda: _training(500, steps=2), confidence="high"),
-        Invalid("one batch only", lambda: _training(500, steps=1), confidence="low", severity="info"),
-        Invalid("one slow batch of ten", _alternating, confidence="medium"),
-        Invalid("the same on a CPU", lambda: _alternating(gpu=False), confidence="low", severity="info"),
+        Invalid("the same on a CPU", lambda: cases.training(60, gpu_us=80, gpu=False), severity="info", message="The main thread waits 0.0600 ms per step"),
+        Invalid("the same in half of the steps", lambda: cases.training(1200, workers=2, steps=12, every=2), message="handover"),
+        Invalid("more loading than eight workers do", lambda: cases.training(4000), fixes=("num_workers=8", "", "", "")),
+        Invalid("on three cores", lambda: cases.training(4000), fixes=("num_workers=3", "", "", ""), options={"extra": {"cpu_count": 3}}),
+        Invalid("a queue that stands still", lambda: cases.training(400, stall=700), severity="info", message="does not reproduce"),
+        Invalid("for a moment", lambda: cases.training(400, steps=30, stall=150), confidence="medium", thresholds={"max_unattributed": 1e-4}),
+        Invalid("two batches", lambda: cases.training(500, steps=2), confidence="high"),
+        Invalid("one batch only", lambda: cases.training(500, steps=1), confidence="low", severity="info"),
+        Invalid("one slow batch of ten", cases.alternating, confidence="medium"),
+        Invalid("the same on a CPU", lambda: cases.alternating(gpu=False), confidence="low", severity="info"),
         Invalid(
             "workers of a CPU, a tenth of each step",
-            lambda: _training(4000, gpu_us=36_000, workers=2, gpu=False),
+            lambda: cases.training(4000, gpu_us=36_000, workers=2, gpu=False),
             confidence="low",
             severity="info",
         ),
-        Invalid("workers of a CPU that do not keep up", lambda: _training(12_000, gpu_us=28_000, workers=2, gpu=False), confidence="medium"),
-        Invalid("a loader named in the settings", _named_loader, options={"loader_annotations": ("dali_next",)}, fixes=("Prefetch batches",)),
-        Invalid("CPU-only", lambda: _training(400, gpu=False), saving_us=400, message="The main thread", confidence="medium"),
+        Invalid("workers of a CPU that do not keep up", lambda: cases.training(12_000, gpu_us=28_000, workers=2, gpu=False), confidence="medium"),
+        Invalid("a loader named in the settings", cases.named_loader, options={"loader_annotations": ("dali_next",)}, fixes=("Prefetch batches",)),
+        Invalid("CPU-only", lambda: cases.training(400, gpu=False), saving_us=400, message="The main thread", confidence="medium"),
     ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:

@@ -49,8 +49,7 @@ def _training(
             if n == 1:
                 b.stall(stall)
             for _ in range(40):
-                with b.op("aten::mm", us=20):
-                    b.launch(gpu_us / 40)
+                b.run_op("aten::mm", gpu_us / 40, host_us=20)
     return b
 
 
@@ -64,16 +63,14 @@ def _without_sizes(of: int = 6) -> RunBuilder:
 def _beside_pinned() -> RunBuilder:
     """Each step copies 4 MB more from pinned memory, twice as fast, and does not wait for it."""
     b = RunBuilder()
-    for _ in range(6):
-        with b.step():
-            for us, kind in ((400, "HtoD (Pageable -> Device)"), (200, _PINNED)):
-                with b.op("aten::to"), b.op("aten::_to_copy"), b.op("aten::copy_"):
-                    b.copy(us, kind, bytes=4 << 20)
-                    if kind != _PINNED:
-                        b.sync()
-            for _ in range(40):
-                with b.op("aten::mm", us=20):
-                    b.launch(50)
+    for _ in b.steps(6):
+        for us, kind in ((400, "HtoD (Pageable -> Device)"), (200, _PINNED)):
+            with b.op("aten::to"), b.op("aten::_to_copy"), b.op("aten::copy_"):
+                b.copy(us, kind, bytes=4 << 20)
+                if kind != _PINNED:
+                    b.sync()
+        for _ in range(40):
+            b.run_op("aten::mm", 50, host_us=20)
     return b
 
 
@@ -97,16 +94,13 @@ def _kinds_in_arguments(kind: str | int) -> RunBuilder:
 def _made_on_the_host(us: float = 50) -> RunBuilder:
     """4 MB are copied after something of the host's was filled for so long."""
     b = RunBuilder()
-    for _ in range(6):
-        with b.step():
-            with b.op("aten::zeros", us=us):
-                pass
-            with b.op("aten::to"), b.op("aten::_to_copy"), b.op("aten::copy_"):
-                b.copy(400, bytes=4 << 20)
-                b.sync()
-            for _ in range(40):
-                with b.op("aten::mm", us=20):
-                    b.launch(50)
+    for _ in b.steps(6):
+        b.run_op("aten::zeros", host_us=us)
+        with b.op("aten::to"), b.op("aten::_to_copy"), b.op("aten::copy_"):
+            b.copy(400, bytes=4 << 20)
+            b.sync()
+        for _ in range(40):
+            b.run_op("aten::mm", 50, host_us=20)
     return b
 
 

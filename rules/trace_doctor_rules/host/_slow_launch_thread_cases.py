@@ -51,46 +51,39 @@ def training(
 def loads_inside() -> RunBuilder:
     """An annotation of 6 ms, of which the loader takes 5 ms."""
     b = RunBuilder()
-    for _ in range(6):
-        with b.step():
-            with b.annotation("## copy_batch_to_gpu ##"):
-                b.loader(5000)
-                b.wait(1000)
-            for _ in range(20):
-                with b.op("aten::mm", us=10):
-                    b.launch(50)
-            b.sync()
+    for _ in b.steps(6):
+        with b.annotation("## copy_batch_to_gpu ##"):
+            b.loader(5000)
+            b.wait(1000)
+        for _ in range(20):
+            b.run_op("aten::mm", 50, host_us=10)
+        b.sync()
     return b
 
 
 def optimizer_on_the_host(us: float = 5000) -> RunBuilder:
     """An optimizer that computes on the host for so long before it launches its update."""
     b = RunBuilder()
-    for _ in range(6):
-        with b.step():
-            for _ in range(20):
-                with b.op("aten::mm", us=10):
-                    b.launch(50)
-            with b.optimizer_step("Shampoo"):
-                b.wait(us)
-                with b.op("aten::add_", us=10):
-                    b.launch(50)
+    for _ in b.steps(6):
+        for _ in range(20):
+            b.run_op("aten::mm", 50, host_us=10)
+        with b.optimizer_step("Shampoo"):
+            b.wait(us)
+            b.run_op("aten::add_", 50, host_us=10)
     return b
 
 
 def captures_a_graph() -> RunBuilder:
     """In each step what is launched is written into a graph for 5 ms."""
     b = RunBuilder()
-    for _ in range(6):
-        with b.step():
-            for name in ("aten::mm", "aten::add"):
-                with b.op(name, us=10):
-                    b.launch(1000)
-                if name == "aten::mm":
-                    b.runtime("cudaStreamBeginCapture", 5)
-                    b.wait(5000)
-                    b.runtime("cudaStreamEndCapture", 5)
-                    b.runtime("cudaGraphInstantiate", 1500)
+    for _ in b.steps(6):
+        for name in ("aten::mm", "aten::add"):
+            b.run_op(name, 1000, host_us=10)
+            if name == "aten::mm":
+                b.runtime("cudaStreamBeginCapture", 5)
+                b.wait(5000)
+                b.runtime("cudaStreamEndCapture", 5)
+                b.runtime("cudaGraphInstantiate", 1500)
     return b
 
 
@@ -106,13 +99,12 @@ def taken_out() -> RunBuilder:
 def in_an_operator(*, once: bool = False, name: str = "aten::conv2d") -> RunBuilder:
     """The host is in an operator all the time: at its first call, or at each."""
     b = RunBuilder()
-    for n in range(6):
-        with b.step():
-            with b.op(name):
-                b.launch(1000)
-                b.wait(5000 if n == 1 or not once else 10)
-                b.launch(1000)
-            b.sync()
+    for n in b.steps(6):
+        with b.op(name):
+            b.launch(1000)
+            b.wait(5000 if n == 1 or not once else 10)
+            b.launch(1000)
+        b.sync()
     return b
 
 
@@ -121,41 +113,33 @@ def in_many_places(*, stacks: bool = False) -> RunBuilder:
     b = RunBuilder(stacks=stacks)
     for _ in range(6):
         with b.step(), b.python("train.py", 10, "train"):
-            with b.op("aten::mm"):
-                b.launch(60_000)
+            b.run_op("aten::mm", 60_000)
             b.sync()
             for n in range(10):
-                with b.op(f"aten::op{n}"):
-                    b.launch(10)
+                b.run_op(f"aten::op{n}", 10)
                 b.wait(1200)
     return b
 
 
 def in_one_step() -> RunBuilder:
     b = RunBuilder()
-    for n in range(6):
-        with b.step():
-            for _ in range(20):
-                with b.op("aten::mm", us=10):
-                    b.launch(50)
-            for _ in range(3 if n == 4 else 0):
-                b.wait(3000)
-                with b.op("aten::mul"):
-                    b.launch(5)
-            b.sync()
+    for n in b.steps(6):
+        for _ in range(20):
+            b.run_op("aten::mm", 50, host_us=10)
+        for _ in range(3 if n == 4 else 0):
+            b.wait(3000)
+            b.run_op("aten::mul", 5)
+        b.sync()
     return b
 
 
 def in_no_function() -> RunBuilder:
     """On a CPU, with stacks: what waits in each step is no function of the script's."""
     b = RunBuilder(gpu=None, stacks=True)
-    for _ in range(6):
-        with b.step():
-            with b.op("aten::mm", us=1000):
-                pass
-            b.wait(5000)
-            with b.op("aten::mul", us=100):
-                pass
+    for _ in b.steps(6):
+        b.run_op("aten::mm", host_us=1000)
+        b.wait(5000)
+        b.run_op("aten::mul", host_us=100)
     with b.python("train.py", 90, "report"):
         b.wait(10)
     return b
@@ -164,27 +148,22 @@ def in_no_function() -> RunBuilder:
 def model_that_waits() -> RunBuilder:
     """Without a GPU; an annotation of which operators take most, and something else the rest."""
     b = RunBuilder(gpu=None)
-    for _ in range(6):
-        with b.step():
-            with b.annotation("encode"):
-                with b.op("aten::mm", us=4000):
-                    pass
-                b.wait(900)
-            with b.op("aten::mul", us=100):
-                pass
+    for _ in b.steps(6):
+        with b.annotation("encode"):
+            b.run_op("aten::mm", host_us=4000)
+            b.wait(900)
+        b.run_op("aten::mul", host_us=100)
     return b
 
 
 def between_gradients() -> RunBuilder:
     """The main thread is in `backward()`, where no code of the user's runs."""
     b = RunBuilder()
-    for _ in range(6):
-        with b.step():
-            for name in ("MmBackward0", "TanhBackward0"):
-                with b.op(f"autograd::engine::evaluate_function: {name}"):
-                    b.launch(1000)
-                b.wait(5000 if name == "MmBackward0" else 100)
-            b.sync()
+    for _ in b.steps(6):
+        for name in ("MmBackward0", "TanhBackward0"):
+            b.run_op(f"autograd::engine::evaluate_function: {name}", 1000)
+            b.wait(5000 if name == "MmBackward0" else 100)
+        b.sync()
     return b
 
 
@@ -193,8 +172,7 @@ def held_up() -> RunBuilder:
     b = RunBuilder(gpu=None, stacks=True)
     for n in range(6):
         with b.step(), b.python("train.py", 10, "train"), b.python("train.py", 30, "forward"):
-            with b.op("aten::mm", us=4000):
-                pass
+            b.run_op("aten::mm", host_us=4000)
             if n % 3 == 2:
                 b.wait(60_000)
     return b
@@ -205,8 +183,7 @@ def held_up_anywhere() -> RunBuilder:
     b = RunBuilder(gpu=None, stacks=True)
     for n in range(6):
         with b.step(), b.python("train.py", 10, "train"):
-            with b.op("aten::mm", us=60_000):
-                pass
+            b.run_op("aten::mm", host_us=60_000)
             with b.python("torch/nn/utils/clip_grad.py", 184, "clip_grad_norm_"):
                 b.wait(500)
                 for callee in range(4):
@@ -220,11 +197,9 @@ def waits_on_a_cpu(*us: float) -> RunBuilder:
     b = RunBuilder(gpu=None)
     for each in us:
         with b.step():
-            with b.op("aten::mm", us=60_000):
-                pass
+            b.run_op("aten::mm", host_us=60_000)
             b.wait(each)
-            with b.op("aten::mul", us=100):
-                pass
+            b.run_op("aten::mul", host_us=100)
     return b
 
 
@@ -234,11 +209,9 @@ def meets_other_ranks() -> RunBuilder:
     for _ in range(6):
         with b.step(), b.python("train.py", 10, "train"):
             with b.python("torch/nn/parallel/distributed.py", 1744, "_pre_forward"):
-                with b.op("c10d::broadcast_", us=50):
-                    pass
+                b.run_op("c10d::broadcast_", host_us=50)
                 b.wait(20_000)
-            with b.op("aten::mm", us=60_000):
-                pass
+            b.run_op("aten::mm", host_us=60_000)
     return b
 
 
@@ -246,12 +219,10 @@ def most_of_the_step() -> RunBuilder:
     """Without a GPU; the loop, too, runs next to no operators beside its garbage collection."""
     b = RunBuilder(gpu=None, stacks=True)
     with b.python("train.py", 1, "<module>"):
-        for _ in range(6):
-            with b.step():
-                with b.op("aten::mm", us=4000):
-                    pass
-                with b.python("train.py", 3, "tidy"):
-                    b.wait(60_000)
+        for _ in b.steps(6):
+            b.run_op("aten::mm", host_us=4000)
+            with b.python("train.py", 3, "tidy"):
+                b.wait(60_000)
     return b
 
 
@@ -261,8 +232,7 @@ def decorated() -> RunBuilder:
     for _ in range(6):
         with b.step(), b.python("train.py", 10, "train"):
             for _ in range(20):
-                with b.op("aten::mm", us=10):
-                    b.launch(50)
+                b.run_op("aten::mm", 50, host_us=10)
             decorator = b.python("torch/utils/_contextlib.py", 117, "decorate_context")
             with decorator, b.python("train.py", 30, "count_tokens"):
                 b.wait(5000)

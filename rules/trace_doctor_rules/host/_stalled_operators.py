@@ -19,13 +19,9 @@ def _stands_still(
 ) -> RunBuilder:
     """Without a GPU; steps of four products of 1 ms, of which one takes long: once, or in each step."""
     b = RunBuilder(gpu=None, shapes=shapes)
-    for n in range(12):
-        with b.step():
-            for m in range(4):
-                with b.op(
-                    "aten::mm", us=us if 4 * n + m == at or (every and m == 2) else 1000, dims=[[8, 8]]
-                ):
-                    pass
+    for n in b.steps(12):
+        for m in range(4):
+            b.run_op("aten::mm", host_us=us if 4 * n + m == at or (every and m == 2) else 1000, dims=[[8, 8]])
     return b
 
 

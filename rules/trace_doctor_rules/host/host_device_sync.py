@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 
 from trace_doctor import NOTE_FROM, Cell, Claim, Confidence, Context, Fix, NotCaptured, Table, threshold
 from trace_doctor.evidence.durations import milliseconds
@@ -15,190 +14,11 @@ from trace_doctor.evidence.trace.gpu_timeline import GpuTimeline
 from trace_doctor.evidence.trace.recorded_operators import RecordedOperators
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
-from trace_doctor.testing import Invalid, RunBuilder, Valid, without_gpu
+from trace_doctor.testing import Invalid, Valid, without_gpu
 from trace_doctor_rules import techniques
 from trace_doctor_rules._shared import TimeRule
+from trace_doctor_rules.host import _host_device_sync_cases as cases
 from trace_doctor_rules.host._host_device_sync_evidence import SyncSite, SyncSites
-
-
-def _training(
-    *,
-    sync: str = "item",
-    per_step: int = 1,
-    every: int = 1,
-    gpu_us: float = 400.0,
-    stacks: bool = False,
-    marked: bool = True,
-    missing: int = -1,
-    steps: int = 6,
-    stall: float = 0,
-) -> RunBuilder:
-    """Steps with as much host work as GPU work, which would overlap if nothing waited."""
-    b = RunBuilder(stacks=stacks)
-    for n in range(steps):
-        with b.step() if marked else nullcontext(), b.python("train.py", 12, "train_step"):
-            if n == 1:
-                b.stall(stall)
-            for _ in range(per_step):
-                for _ in range(10):
-                    with b.op("aten::mm", us=30):
-                        b.launch(gpu_us / 10)
-                if n % every == 0 and n != missing:
-                    _wait(b, sync)
-                b.wait(100)
-    return b
-
-
-def _wait(b: RunBuilder, sync: str) -> None:
-    if sync == "item":
-        b.item()
-    elif sync == "nonzero":
-        with b.op("aten::nonzero"):
-            b.copy(1.5, "DtoH (Device -> Pageable)", bytes=8)
-            b.sync()
-    elif sync == "cpu":
-        with b.op("aten::to"), b.op("aten::_to_copy"), b.op("aten::copy_"):
-            b.copy(3, "DtoH (Device -> Pageable)", bytes=1 << 12)
-            b.sync()
-    elif sync == "much":
-        with b.op("aten::to"), b.op("aten::_to_copy"), b.op("aten::copy_"):
-            b.copy(2000, "DtoH (Device -> Pageable)", bytes=16 << 20)
-            b.sync()
-    elif sync == "synchronize":
-        b.sync("cudaDeviceSynchronize")
-    elif sync == "to_device":
-        with b.op("aten::to"), b.op("aten::_to_copy"), b.op("aten::copy_"):
-            b.copy(3, "HtoD (Pageable -> Device)", bytes=1 << 20)
-            b.sync()
-    elif sync == "both":
-        b.item()
-        with b.op("aten::mul", us=2):
-            b.launch(2)
-        _wait(b, "to_device")
-    elif sync == "one after the other":
-        b.item()
-        _wait(b, "nonzero")
-    elif sync == "three":
-        _wait(b, "one after the other")
-        _wait(b, "cpu")
-    elif sync == "capture":
-        b.runtime("cudaStreamBeginCapture", 5)
-        b.item()
-        b.runtime("cudaStreamEndCapture", 5)
-    elif sync == "compile":
-        with b.op("_compile.compile_inner (dynamo_timed)"):
-            b.item()
-
-
-def _constant_of_the_model() -> RunBuilder:
-    """The model copies a tensor of its own to the device in each forward, behind its kernels; the result is read after it."""
-    b = RunBuilder(stacks=True)
-    for _ in range(6):
-        with b.step(), b.python("train.py", 12, "train_step"):
-            with b.event("nn.Module: Detector_0", "python_function"):
-                for _ in range(10):
-                    with b.op("aten::mm", us=30):
-                        b.launch(60)
-                with (
-                    b.python("transformers/models/detector.py", 1421, "box_predictor"),
-                    b.python("torch/utils/_device.py", 100, "__torch_function__"),
-                ):
-                    _wait(b, "to_device")
-                with b.op("aten::add", us=5):
-                    b.launch(3)
-            b.item()
-            b.wait(100)
-    return b
-
-
-def _alone_and_together() -> RunBuilder:
-    """A wait that costs time by itself, and behind other work two of which each hides the other."""
-    b = RunBuilder()
-    for _ in range(6):
-        with b.step():
-            for part in ("synchronize", "one after the other"):
-                for _ in range(10):
-                    with b.op("aten::mm", us=30):
-                        b.launch(40)
-                _wait(b, part)
-                b.wait(100)
-    return b
-
-
-def _copies_missing() -> RunBuilder:
-    b = _training(per_step=3)
-    b.events[:] = [e for e in b.events if e.get("cat") != "gpu_memcpy"]
-    return b
-
-
-def _between_copies() -> RunBuilder:
-    """The wait for a copy to the host keeps one to the device, on another stream, from running beside it."""
-    b = RunBuilder()
-    for _ in range(6):
-        with b.step():
-            with b.op("aten::copy_", us=10):
-                b.copy(5000, "DtoH (Device -> Pinned)")
-            b.item()
-            with b.op("aten::copy_", us=10):
-                b.copy(8000, "HtoD (Pinned -> Device)", stream=20)
-            b.sync("cudaDeviceSynchronize")
-    return b
-
-
-def _gpu_bound() -> RunBuilder:
-    """The host waits long, but the GPU never runs dry: a deep queue stands behind every wait."""
-    b = RunBuilder()
-    for _ in range(6):
-        with b.step():
-            for _ in range(10):
-                with b.op("aten::mm", us=2):
-                    b.launch(300, stream=7)
-            with b.op("aten::mm", us=2):
-                b.launch(9000, stream=20)
-            b.item(stream=7)
-    return b
-
-
-def _waits_at_its_end() -> RunBuilder:
-    """One step, whose end reads a result while the GPU still works."""
-    b = RunBuilder()
-    with b.step():
-        for _ in range(10):
-            with b.op("aten::mm", us=2):
-                b.launch(300)
-        b.item()
-    return b
-
-
-def _results() -> RunBuilder:
-    """No steps and no stacks: many copies to the host that wait for nothing, and two of results, which are worked on there."""
-    b = RunBuilder()
-    for _ in range(2):
-        for _ in range(20):
-            with b.op("aten::mm", us=30):
-                b.launch(2)
-            b.wait(50)
-            _wait(b, "cpu")
-        with b.op("aten::mm", us=30):
-            b.launch(5000)
-        _wait(b, "cpu")
-        b.wait(5000)
-    return b
-
-
-_SCRIPT = """for i, batch in enumerate(loader):
-    loss = model(batch).mean()
-    loss.backward()
-    optimizer.step()
-    print(i, loss.item())
-"""
-_PATCHED = """for i, batch in enumerate(loader):
-    loss = model(batch).mean()
-    loss.backward()
-    optimizer.step()
-    if i % 10 == 0:
-        print(i, loss.item())
-"""
 
 
 class HostDeviceSync(TimeRule):
@@ -283,84 +103,84 @@ class HostDeviceSync(TimeRule):
     )
 
     VALID = [
-        Valid("nothing waits", lambda: _training(sync="")),
-        Valid("waits behind a full queue", _gpu_bound),
-        Valid("read once in six steps", lambda: _training(every=6)),
-        Valid("waits for copies to the device", lambda: _training(sync="to_device")),
-        Valid("inside compilation", lambda: _training(sync="compile")),
-        Valid("read twice in six steps", lambda: _training(every=3)),
-        Valid("read once, without marks of steps", lambda: _training(every=6, marked=False)),
-        Valid("read twice, without marks of steps", lambda: _training(every=3, marked=False), skipped="no steps that"),
-        Valid("inside the capture of a graph", lambda: _training(sync="capture")),
-        Valid("little to be had", _training, thresholds={"min_saving": 0.9}),
-        Valid("little to be had with copies", lambda: _training(sync="both", gpu_us=600), thresholds={"min_with_copies": 0.9}),
-        Valid("a few times in the only step", lambda: _training(per_step=3, steps=1), skipped="one step"),
-        Valid("once in the only step", lambda: _training(steps=1), skipped="one step"),
-        Valid("few of them cost time, and no steps", _results, skipped="no steps"),
-        Valid("at the end of the only step", _waits_at_its_end, skipped="shows in the next one"),
-        Valid("copies to the device alone, in the only step", lambda: _training(steps=1, sync="to_device")),
-        Valid("the GPU's side of the copies is missing", _copies_missing, skipped="calls that copy did on the GPU"),
+        Valid("nothing waits", lambda: cases.training(sync="")),
+        Valid("waits behind a full queue", cases.gpu_bound),
+        Valid("read once in six steps", lambda: cases.training(every=6)),
+        Valid("waits for copies to the device", lambda: cases.training(sync="to_device")),
+        Valid("inside compilation", lambda: cases.training(sync="compile")),
+        Valid("read twice in six steps", lambda: cases.training(every=3)),
+        Valid("read once, without marks of steps", lambda: cases.training(every=6, marked=False)),
+        Valid("read twice, without marks of steps", lambda: cases.training(every=3, marked=False), skipped="no steps that"),
+        Valid("inside the capture of a graph", lambda: cases.training(sync="capture")),
+        Valid("little to be had", cases.training, thresholds={"min_saving": 0.9}),
+        Valid("little to be had with copies", lambda: cases.training(sync="both", gpu_us=600), thresholds={"min_with_copies": 0.9}),
+        Valid("a few times in the only step", lambda: cases.training(per_step=3, steps=1), skipped="one step"),
+        Valid("once in the only step", lambda: cases.training(steps=1), skipped="one step"),
+        Valid("few of them cost time, and no steps", cases.results, skipped="no steps"),
+        Valid("at the end of the only step", cases.waits_at_its_end, skipped="shows in the next one"),
+        Valid("copies to the device alone, in the only step", lambda: cases.training(steps=1, sync="to_device")),
+        Valid("the GPU's side of the copies is missing", cases.copies_missing, skipped="calls that copy did on the GPU"),
         Valid("no GPU", lambda: without_gpu("aten::item", 200), skipped="no GPU work"),
     ]  # fmt: skip
     INVALID = [
         Invalid(
             "loss.item() in every step",
-            lambda: _training(stacks=True),
+            lambda: cases.training(stacks=True),
             message="aten::item",
             file="train.py",
             confidence="high",
             codemod="every-n-guard",
-            before=_SCRIPT,
-            after=_PATCHED,
+            before=cases.SCRIPT,
+            after=cases.PATCHED,
         ),
         Invalid(
             "several times a step, without stacks",
-            lambda: _training(per_step=3),
+            lambda: cases.training(per_step=3),
             message="3 times per step",
             confidence="medium",
             thresholds={"min_times": 18},
         ),
-        Invalid("without marks of steps", lambda: _training(per_step=3, stacks=True, marked=False), confidence="medium"),
+        Invalid("without marks of steps", lambda: cases.training(per_step=3, stacks=True, marked=False), confidence="medium"),
         Invalid(
             "a queue that stands still for a moment",
-            lambda: _training(stacks=True, stall=200, steps=40),
+            lambda: cases.training(stacks=True, stall=200, steps=40),
             confidence="medium",
             thresholds={"max_unattributed": 1e-4},
         ),
-        Invalid("for longer than the replay explains", lambda: _training(stacks=True, stall=300, steps=40), severity="info"),
+        Invalid("for longer than the replay explains", lambda: cases.training(stacks=True, stall=300, steps=40), severity="info"),
         Invalid(
             "a queue that stands still for long",
-            lambda: _training(stacks=True, stall=3000),
+            lambda: cases.training(stacks=True, stall=3000),
             severity="info",
             confidence="low",
             message="something that was not recorded",
         ),
-        Invalid("in the only step", lambda: _training(per_step=30, stacks=True, steps=1), confidence="medium"),
-        Invalid("in all steps but one", lambda: _training(missing=3), message="5 times in 6 steps"),
-        Invalid("one after the other", lambda: _training(sync="one after the other"), message="and 1 more call site block the host"),
-        Invalid("one alone, and two that hide each other", _alone_and_together, message="and 2 more call sites block the host"),
-        Invalid("three in a row", lambda: _training(sync="three"), message="and 2 more call sites block the host"),
-        Invalid("each hides the next", lambda: _training(sync="three"), message="The saving is of all together: one call site alone saves up to 0", shown="together | "),
-        Invalid("in a run of 200 steps", lambda: _training(stacks=True, steps=200), fixes=("every 50 steps", "")),
+        Invalid("in the only step", lambda: cases.training(per_step=30, stacks=True, steps=1), confidence="medium"),
+        Invalid("in all steps but one", lambda: cases.training(missing=3), message="5 times in 6 steps"),
+        Invalid("one after the other", lambda: cases.training(sync="one after the other"), message="and 1 more call site block the host"),
+        Invalid("one alone, and two that hide each other", cases.alone_and_together, message="and 2 more call sites block the host"),
+        Invalid("three in a row", lambda: cases.training(sync="three"), message="and 2 more call sites block the host"),
+        Invalid("each hides the next", lambda: cases.training(sync="three"), message="The saving is of all together: one call site alone saves up to 0", shown="together | "),
+        Invalid("in a run of 200 steps", lambda: cases.training(stacks=True, steps=200), fixes=("every 50 steps", "")),
         Invalid(
             "copies to the device wait as well",
-            lambda: _training(sync="both", gpu_us=600),
+            lambda: cases.training(sync="both", gpu_us=600),
             message="at 1 more call site",
             shown="together | ",
             fixes=("Read", "Accumulate", "pin_memory", "Keep the tensor"),
         ),
         Invalid(
             "a tensor of the model is copied to the device behind its kernels",
-            _constant_of_the_model,
+            cases.constant_of_the_model,
             message="Host-to-device aten::to → aten::copy_ in train_step() (train.py) through box_predictor() "
             "(transformers/models/detector.py:1421) blocks the host once per step",
             fixes=("Keep the tensor on the GPU", "pin_memory", "Read", "Accumulate"),
         ),
-        Invalid("between copies to the host and to the device", _between_copies, claims=2, message="blocks the host"),
-        Invalid("nonzero", lambda: _training(sync="nonzero"), message="aten::nonzero"),
-        Invalid(".cpu()", lambda: _training(sync="cpu"), message="aten::to → aten::copy_ blocks the host once per step", fixes=("Batch copies", "Copy asynchronously")),
-        Invalid(".cpu() of much", lambda: _training(sync="much"), fixes=("Copy asynchronously", "Batch copies")),
-        Invalid("torch.cuda.synchronize()", lambda: _training(sync="synchronize"), message="cudaDeviceSynchronize", codemod="remove-call"),
+        Invalid("between copies to the host and to the device", cases.between_copies, claims=2, message="blocks the host"),
+        Invalid("nonzero", lambda: cases.training(sync="nonzero"), message="aten::nonzero"),
+        Invalid(".cpu()", lambda: cases.training(sync="cpu"), message="aten::to → aten::copy_ blocks the host once per step", fixes=("Batch copies", "Copy asynchronously")),
+        Invalid(".cpu() of much", lambda: cases.training(sync="much"), fixes=("Copy asynchronously", "Batch copies")),
+        Invalid("torch.cuda.synchronize()", lambda: cases.training(sync="synchronize"), message="cudaDeviceSynchronize", codemod="remove-call"),
     ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:

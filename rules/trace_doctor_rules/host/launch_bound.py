@@ -61,22 +61,18 @@ def _blocking(held: float = 1.0, *, kernel_us: float = 100, marked: bool = True)
     for _ in range(6):
         with b.step() if marked else nullcontext():
             for n in range(40):
-                with b.op("aten::mm", us=40):
-                    b.launch(kernel_us, held=n < 40 * held)
+                b.run_op("aten::mm", kernel_us, host_us=40, held=n < 40 * held)
     return b
 
 
 def _splitting(op: str) -> RunBuilder:
     """A few kernels a step, and one operator after the other that launches nothing."""
     b = RunBuilder()
-    for _ in range(6):
-        with b.step():
-            for _ in range(20):
-                with b.op("aten::add", us=5):
-                    b.launch(5)
-            for _ in range(60):
-                with b.op(op, us=50):
-                    pass
+    for _ in b.steps(6):
+        for _ in range(20):
+            b.run_op("aten::add", 5, host_us=5)
+        for _ in range(60):
+            b.run_op(op, host_us=50)
     return b
 
 

@@ -39,26 +39,21 @@ def _training(
     for n in range(5):
         with b.step(), b.python("train.py", 8, "train"):
             for _ in range(4):
-                with b.op("aten::mm", us=10):
-                    b.compute(30)
+                b.run_op("aten::mm", 30, host_us=10)
             with b.python("train.py", 3, "pairwise"):
                 if unbound:
-                    with b.op("aten::unbind", us=3):
-                        pass
+                    b.run_op("aten::unbind", host_us=3)
                 for i in range(repeats if n < steps else 0):
                     with b.python("train.py", 20, "one") if each else nullcontext():
                         if indexing:
-                            with b.op("aten::select", us=3):
-                                pass
+                            b.run_op("aten::select", host_us=3)
                         with b.python("nn.py", 5 + i, calls) if calls else b.op("aten::mul", us=body_us):
                             b.compute(2)
                     if branches and i * i % 7 < 3:
-                        with b.op("aten::flip", us=3):
-                            pass
+                        b.run_op("aten::flip", host_us=3)
                     b.wait(2 + held_up_us * (i == 7))
             for node in backward * repeats:
-                with b.op(f"autograd::engine::evaluate_function: {node}", us=20):
-                    pass
+                b.run_op(f"autograd::engine::evaluate_function: {node}", host_us=20)
     return b
 
 
@@ -70,8 +65,7 @@ def _layers(*, stacks: bool) -> RunBuilder:
             for n in range(12):
                 with b.python(f"nn.Module: Block_{n}", 1, "x"), b.python("model.py", 30, "block"):
                     for name in ("linear", "slice", "mul"):
-                        with b.op(f"aten::{name}", us=20):
-                            b.launch(5)
+                        b.run_op(f"aten::{name}", 5, host_us=20)
     return b
 
 

@@ -102,8 +102,8 @@ def with_sources(shown: Table, kernels: Kernels, mask: Bool, sites: KernelSites 
     return replace(shown, columns=[*shown.columns, Column("source", "location")], rows=added)
 
 
-def longest_of(kernels: Kernels, mask: Bool, most: int = 10) -> list[tuple[int, int]]:
-    """When the longest of these kernels ran, (start, end) ns, by start."""
+def longest_of(kernels: Kernels, mask: Bool) -> list[tuple[int, int]]:
+    """When the ten longest of these kernels ran, (start, end) ns, by start."""
     rows = kernels.rows[mask]
-    rows = np.sort(rows[np.argsort(-kernels.run.dur[rows], kind="stable")[:most]])
+    rows = np.sort(rows[np.argsort(-kernels.run.dur[rows], kind="stable")[:10]])
     return list(zip(kernels.run.ts[rows].tolist(), kernels.run.end[rows].tolist(), strict=True))

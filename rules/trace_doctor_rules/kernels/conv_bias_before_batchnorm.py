@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from trace_doctor import Claim, Context, Fix, Rule, Saving, Table, threshold
+from trace_doctor import Claim, Context, Rule, Saving, Table, threshold
 from trace_doctor.evidence.compute.kernels import Kernels
 from trace_doctor.evidence.replay.what_if import Replay
 from trace_doctor.evidence.trace.call_sites import CallSites, Site, location
@@ -17,7 +17,7 @@ from trace_doctor.evidence.trace.recorded_operators import OperatorsOfWork, Reco
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
-from trace_doctor_rules._shared import table
+from trace_doctor_rules._shared import advice, table
 from trace_doctor_rules.kernels._shared import by_model
 
 Rows = npt.NDArray[np.int64]
@@ -44,34 +44,28 @@ def _training(
 ) -> RunBuilder:
     b = RunBuilder(gpu="NVIDIA H100 80GB HBM3" if gpu else None, shapes=shapes, stacks=stacks)
     image, weight = [8, 32, 56, 56], [64, 32, 3, 3]
-    for _ in range(4):
-        with b.step():
-            for n in range(layers):
-                dims = [image, weight, [64] if bias else [], [], [], [], []]
-                with (
-                    b.python("model.py", 30 + n % places, "forward"),
-                    b.op(conv, dims=dims, types=["float"] * 3),
-                ):
-                    _convolve(b, bias and added)
-                if between:
-                    with b.op(between, us=5):
-                        b.compute(10, "relu")
-                with b.op(
-                    _NORM, us=5, dims=[[8, channels, 56, 56], [channels], [channels]], types=["float"] * 3
-                ):
-                    b.compute(30, "bn_fw_tr_1C11_kernel_NCHW")
-            if head:
-                with b.op(conv, dims=[image, weight, [64]], types=["float"] * 3):
-                    _convolve(b, True)
+    for _ in b.steps(4):
+        for n in range(layers):
+            dims = [image, weight, [64] if bias else [], [], [], [], []]
+            with (
+                b.python("model.py", 30 + n % places, "forward"),
+                b.op(conv, dims=dims, types=["float"] * 3),
+            ):
+                _convolve(b, bias and added)
+            if between:
+                b.run_op(between, 10, "relu", host_us=5)
+            with b.op(_NORM, us=5, dims=[[8, channels, 56, 56], [channels], [channels]], types=["float"] * 3):
+                b.compute(30, "bn_fw_tr_1C11_kernel_NCHW")
+        if head:
+            with b.op(conv, dims=[image, weight, [64]], types=["float"] * 3):
+                _convolve(b, True)
     return b
 
 
 def _convolve(b: RunBuilder, adds: bool) -> None:
-    with b.op("aten::cudnn_convolution", us=5):
-        b.compute(200, "sm80_xmma_fprop_implicit_gemm_tf32f32")
+    b.run_op("aten::cudnn_convolution", 200, "sm80_xmma_fprop_implicit_gemm_tf32f32", host_us=5)
     if adds:
-        with b.op("aten::add_", us=5):
-            b.compute(10, _ADD)
+        b.run_op("aten::add_", 10, _ADD, host_us=5)
 
 
 class ConvBiasBeforeBatchnorm(Rule):
@@ -235,10 +229,8 @@ def _table(convolutions: list[Inputs]) -> Table:
     )
 
 
-_FIX = Fix(
+_FIX = advice(
     title="Set bias=False",
-    kind="advice",
-    safety="display",
     text="nn.Conv2d(in_channels, out_channels, kernel_size, bias=False)   # where nn.BatchNorm2d follows",
     verify="Record the same steps again: the convolutions have no bias and TD307 is gone.",
     risk="parameters are initialized with other random numbers from there on; checkpoints lose the bias",

@@ -41,23 +41,20 @@ def _training(
 ) -> RunBuilder:
     """Steps of 1 ms of kernels, of which `share` are these products."""
     b = RunBuilder(gpu=gpu, compute_capability=cc)
-    for _ in range(5):
-        with b.step():
-            for _ in range(10):
-                with b.op("aten::addmm", us=2):
-                    b.launch(100 * share, products)
-                with b.op("aten::gelu", us=2):
-                    b.launch(100 * (1 - share))
+    for _ in b.steps(5):
+        for _ in range(10):
+            with b.op("aten::addmm", us=2):
+                b.launch(100 * share, products)
+            with b.op("aten::gelu", us=2):
+                b.launch(100 * (1 - share))
     return b
 
 
 def _host_bound() -> RunBuilder:
     b = RunBuilder(gpu="NVIDIA A100-SXM4-40GB", compute_capability=(8, 0))
-    for _ in range(5):
-        with b.step():
-            for _ in range(10):
-                with b.op("aten::addmm", us=300):
-                    b.launch(20, "ampere_sgemm_128x64_tn")
+    for _ in b.steps(5):
+        for _ in range(10):
+            b.run_op("aten::addmm", 20, "ampere_sgemm_128x64_tn", host_us=300)
     return b
 
 

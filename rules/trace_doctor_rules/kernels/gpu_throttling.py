@@ -46,8 +46,7 @@ def _training(
                     b.counter(POWER, 698.0 if mhz < _FAST else 640.0)
                     b.counter(TEMPERATURE, 86.0 if mhz < _FAST else 71.0)
                 for n in range(5):
-                    with b.op("aten::mm"):
-                        b.launch(100 * (1 + slower * (_FAST / mhz - 1)), f"gemm_{n % 2}")
+                    b.run_op("aten::mm", 100 * (1 + slower * (_FAST / mhz - 1)), f"gemm_{n % 2}")
                 b.sync()
     return b
 

@@ -23,9 +23,10 @@ from trace_doctor.evidence.trace.operator_inputs import OperatorInputs
 from trace_doctor.evidence.trace.recorded_operators import OperatorsOfWork, RecordedOperators
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
-from trace_doctor.testing import Invalid, RunBuilder, Valid
+from trace_doctor.testing import Invalid, Valid
 from trace_doctor_rules import techniques
 from trace_doctor_rules._shared import table, target
+from trace_doctor_rules.kernels import _many_small_gemms_cases as cases
 from trace_doctor_rules.kernels._shared import by_model, cost, negligible, noun
 
 Rows = npt.NDArray[np.int64]
@@ -41,91 +42,6 @@ _ROUTING = frozenset(
 _JOINS = ("aten::stack", "aten::cat")
 _ATTENTION = ("aten::_softmax", "aten::bmm", "aten::baddbmm", "aten::scaled_dot_product_attention")
 _PICKS = ("aten::slice", "aten::select", "aten::narrow", "aten::index_select")
-_GEMM = "ampere_bf16_s16816gemm_bf16_64x64_sliced1x2_ldg8_f2f_stages_64x6_tn"
-
-
-def _training(
-    kind: str = "experts",
-    *,
-    experts: int = 8,
-    us: float = 12.0,
-    other: float = 400.0,
-    shapes: bool = True,
-    stacks: bool = False,
-    tokens: int = 64,
-    gpu: bool = True,
-    hidden: int = 512,
-    depth: int = 2,
-    stacked: int = 8,
-    before: int = 0,
-    training: bool = False,
-) -> RunBuilder:
-    b = (
-        RunBuilder(shapes=shapes, stacks=stacks)
-        if gpu
-        else RunBuilder(gpu=None, shapes=shapes, stacks=stacks)
-    )
-    for _ in range(4):
-        with b.step(), b.python("moe.py", 30, "forward"):
-            for expert in range(experts):
-                with b.python("moe.py", 12, "expert"):
-                    _iteration(b, kind, tokens + expert, us, hidden, depth)
-            for n in range(before):
-                _product(b, 8, 512, 8 + n, us)
-            if kind == "stacked":
-                with b.op(
-                    "aten::stack", us=2, dims=[[[tokens, 512]] * stacked, []], types=["TensorList", "Scalar"]
-                ):
-                    b.compute(5)
-            _product(b, 4096, 512, 512, other)
-            if training:
-                with b.op("autograd::engine::evaluate_function: MmBackward0"):
-                    for expert in range(experts):
-                        _product(b, hidden, tokens + expert, 4 * hidden, us)
-                    _product(b, 512, 4096, 512, other)
-    return b
-
-
-def _replayed() -> RunBuilder:
-    """Most of the work is one launch of a graph."""
-    b = _training("layers")
-    calls = [e["args"]["correlation"] for e in b.events if e["cat"] == "kernel"]
-    for event in b.events:
-        if event["args"].get("correlation") in calls:
-            event["args"]["correlation"] = calls[0]
-            event["name"] = event["name"].replace("cudaLaunchKernel", "cudaGraphLaunch")
-    return b
-
-
-def _iteration(b: RunBuilder, kind: str, tokens: int, us: float, hidden: int, depth: int) -> None:
-    if kind == "experts":
-        _small(b, "aten::index")
-    if kind == "weighted":
-        with b.op("aten::slice", us=2, dims=[[64, 8], [], []], types=["c10::BFloat16", "Scalar", "Scalar"]):
-            pass
-    if kind == "attention":
-        _small(b, "aten::index")
-        for _ in range(2):
-            _product(b, tokens, hidden, hidden, us)
-        _small(b, "aten::_softmax")
-    _product(b, tokens, hidden, 4 * hidden, us)
-    _small(b, "aten::gelu")
-    for _ in range(depth - 2):
-        _product(b, tokens, 4 * hidden, 4 * hidden, us)
-    _product(b, tokens, 4 * hidden, hidden, us)
-    if kind == "experts":
-        _small(b, "aten::index_add_")
-
-
-def _product(b: RunBuilder, rows: int, inner: int, columns: int, us: float) -> None:
-    dims = [[rows, inner], [inner, columns]]
-    with b.op("aten::linear"), b.op("aten::mm", us=2, dims=dims, types=["c10::BFloat16"] * 2):
-        b.compute(us, _GEMM)
-
-
-def _small(b: RunBuilder, name: str) -> None:
-    with b.op(name, us=2, dims=[[64, 512]], types=["c10::BFloat16"]):
-        b.compute(3)
 
 
 class ManySmallGemms(Rule):
@@ -223,33 +139,33 @@ class ManySmallGemms(Rule):
     )
 
     VALID = [
-        Valid("layers that build on each other", lambda: _training("layers")),
-        Valid("layers with attention between", lambda: _training("attention")),
-        Valid("two experts", lambda: _training(experts=2)),
-        Valid("products that fill the GPU", lambda: _training(us=400)),
-        Valid("five products of each expert", lambda: _training(depth=5)),
-        Valid("four products of each branch", lambda: _training("weighted", depth=4)),
-        Valid("a stack of other tensors", lambda: _training("stacked", stacked=6)),
-        Valid("four products before the stack", lambda: _training("stacked", before=4)),
-        Valid("layers, whatever their share", lambda: _training("layers", gpu=False), thresholds={"min_share": 0.0}),
-        Valid("little time", lambda: _training(us=2, other=4000)),
-        Valid("in CUDA graphs", _replayed, skipped="in CUDA graphs, whose operators"),
-        Valid("no shapes", lambda: _training(shapes=False), skipped="shapes"),
-        Valid("layers on a CPU", lambda: _training("layers", gpu=False)),
-        Valid("large products on a CPU", lambda: _training(gpu=False)),
+        Valid("layers that build on each other", lambda: cases.training("layers")),
+        Valid("layers with attention between", lambda: cases.training("attention")),
+        Valid("two experts", lambda: cases.training(experts=2)),
+        Valid("products that fill the GPU", lambda: cases.training(us=400)),
+        Valid("five products of each expert", lambda: cases.training(depth=5)),
+        Valid("four products of each branch", lambda: cases.training("weighted", depth=4)),
+        Valid("a stack of other tensors", lambda: cases.training("stacked", stacked=6)),
+        Valid("four products before the stack", lambda: cases.training("stacked", before=4)),
+        Valid("layers, whatever their share", lambda: cases.training("layers", gpu=False), thresholds={"min_share": 0.0}),
+        Valid("little time", lambda: cases.training(us=2, other=4000)),
+        Valid("in CUDA graphs", cases.replayed, skipped="in CUDA graphs, whose operators"),
+        Valid("no shapes", lambda: cases.training(shapes=False), skipped="shapes"),
+        Valid("layers on a CPU", lambda: cases.training("layers", gpu=False)),
+        Valid("large products on a CPU", lambda: cases.training(gpu=False)),
     ]  # fmt: skip
     INVALID = [
-        Invalid("experts", _training, message="16 forward GEMMs per step run one by one in 2 loops over same-shape weights. They take 192 µs per step, 29% of kernel time (mean kernel 12 µs).", saving_us=96, tolerance=0.1, confidence="low"),
-        Invalid("at the borders", lambda: _training(experts=4), message="8 forward GEMMs", thresholds={"max_us": 12.0, "max_between": 1, "min_shown": 1.0}),
-        Invalid("branches at the borders", lambda: _training("weighted"), message="16 forward GEMMs", thresholds={"max_beside": 1, "min_shown": 1.0}),
-        Invalid("a stack at the borders", lambda: _training("stacked", experts=4, stacked=4), message="8 forward GEMMs", thresholds={"max_beside": 1}),
-        Invalid("of which the last product alone is stacked", lambda: _training("stacked", depth=4), message="in 1 loop over same-shape"),
-        Invalid("with its backward", lambda: _training(training=True), message="With backward they take", saving_us=144),
-        Invalid("results that are weighted and added up", lambda: _training("weighted"), message="16 forward GEMMs"),
-        Invalid("results that are stacked", lambda: _training("stacked"), message="16 forward GEMMs"),
-        Invalid("many experts", lambda: _training(experts=40, stacks=True), message="80 forward GEMMs"),
-        Invalid("with stacks", lambda: _training(stacks=True), file="moe.py", message="GEMMs per step in forward() (moe.py) run"),
-        Invalid("on a CPU", lambda: _training(gpu=False, hidden=64), message="of operator time (mean operator", severity="info"),
+        Invalid("experts", cases.training, message="16 forward GEMMs per step run one by one in 2 loops over same-shape weights. They take 192 µs per step, 29% of kernel time (mean kernel 12 µs).", saving_us=96, tolerance=0.1, confidence="low"),
+        Invalid("at the borders", lambda: cases.training(experts=4), message="8 forward GEMMs", thresholds={"max_us": 12.0, "max_between": 1, "min_shown": 1.0}),
+        Invalid("branches at the borders", lambda: cases.training("weighted"), message="16 forward GEMMs", thresholds={"max_beside": 1, "min_shown": 1.0}),
+        Invalid("a stack at the borders", lambda: cases.training("stacked", experts=4, stacked=4), message="8 forward GEMMs", thresholds={"max_beside": 1}),
+        Invalid("of which the last product alone is stacked", lambda: cases.training("stacked", depth=4), message="in 1 loop over same-shape"),
+        Invalid("with its backward", lambda: cases.training(training=True), message="With backward they take", saving_us=144),
+        Invalid("results that are weighted and added up", lambda: cases.training("weighted"), message="16 forward GEMMs"),
+        Invalid("results that are stacked", lambda: cases.training("stacked"), message="16 forward GEMMs"),
+        Invalid("many experts", lambda: cases.training(experts=40, stacks=True), message="80 forward GEMMs"),
+        Invalid("with stacks", lambda: cases.training(stacks=True), file="moe.py", message="GEMMs per step in forward() (moe.py) run"),
+        Invalid("on a CPU", lambda: cases.training(gpu=False, hidden=64), message="of operator time (mean operator", severity="info"),
     ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:

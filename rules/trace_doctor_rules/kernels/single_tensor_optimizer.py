@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -22,9 +21,10 @@ from trace_doctor.evidence.trace.call_sites import CallSites, Site, location
 from trace_doctor.evidence.trace.recorded_operators import OperatorsOfWork, RecordedOperators
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
-from trace_doctor.testing import Invalid, RunBuilder, Valid
+from trace_doctor.testing import Invalid, Valid
 from trace_doctor_rules import techniques
 from trace_doctor_rules._shared import site_of, table, target
+from trace_doctor_rules.kernels import _single_tensor_optimizer_cases as cases
 from trace_doctor_rules.kernels._updates import (
     Rows,
     Update,
@@ -34,127 +34,6 @@ from trace_doctor_rules.kernels._updates import (
     removal_on_cpu,
     removal_on_gpu,
 )
-
-_PARTS = (
-    "aten::lerp_",
-    "aten::mul_",
-    "aten::addcmul_",
-    "aten::sqrt",
-    "aten::div_",
-    "aten::add_",
-    "aten::addcdiv_",
-)
-
-
-def _training(
-    kind: str = "single",
-    *,
-    parameters: int = 40,
-    optimizer: str = "AdamW",
-    gpu_us: float = 100.0,
-    gpu: bool = True,
-    us: float = 3.0,
-    stacks: bool = False,
-    offloaded: bool = False,
-    skipped: int = -1,
-    stall: float = 0,
-) -> RunBuilder:
-    """`skipped`: a step whose update ends after the first operator, as a scaler has it."""
-    b = RunBuilder(gpu="NVIDIA A100-SXM4-40GB" if gpu else None, stacks=stacks)
-    for n in range(6):
-        with b.step(), b.python("train.py", 12, "train"):
-            b.stall(stall)
-            for _ in range(10):
-                with b.op("aten::mm", us=10):
-                    if gpu:
-                        b.launch(gpu_us, "ampere_bf16_s16816gemm_bf16_128x128")
-            with b.optimizer_step(optimizer):
-                _update(b, kind, parameters, gpu and not offloaded, us, 1 if n == skipped else None)
-    return b
-
-
-def _update(b: RunBuilder, kind: str, parameters: int, gpu: bool, us: float, most: int | None) -> None:
-    names = {
-        "single": _PARTS * parameters,
-        "foreach": tuple(f"aten::_foreach_{p.removeprefix('aten::')}" for p in _PARTS),
-        "fused": ("aten::_fused_adamw_",),
-        "compiled": ("Torch-Compiled Region: 0/0", *("aten::call",) * 40),
-        "kernels of a compiler": ("aten::call",) * 40,
-        "apex": _PARTS * 8,
-    }[kind]
-    for name in names[:most]:
-        with b.op(name, us=us):
-            if gpu:
-                b.launch(
-                    2.0 if kind == "single" else 40.0,
-                    {"apex": "multi_tensor_apply_kernel", "kernels of a compiler": "triton_for_fused_0"}.get(
-                        kind, "elementwise_kernel"
-                    ),
-                )
-
-
-def _by_hand(
-    names: tuple[str, ...] = ("aten::mul_", "aten::add_"),
-    *,
-    optimizer: str = "",
-    backward: bool = True,
-    shapes: tuple[int, ...] = (64, 128),
-    tensors: int = 40,
-    gradients: int = 40,
-    between: str = "",
-    gpu: bool = True,
-    us: float = 6.0,
-    cold: bool = False,
-) -> RunBuilder:
-    """Training whose loop over all tensors is the user's own: of one shape after the other. `cold`: its first step."""
-    b = RunBuilder(gpu="NVIDIA A100-SXM4-40GB" if gpu else None, shapes=bool(shapes))
-    for _ in range(1 if cold else 6):
-        with b.step():
-            for _ in range(10):
-                with b.op("aten::mm", us=10):
-                    if gpu:
-                        b.launch(100, "ampere_bf16_s16816gemm_bf16_128x128")
-            if backward:
-                with b.thread(2):
-                    for _ in range(gradients):
-                        with b.op("torch::autograd::AccumulateGrad"):
-                            pass
-            with b.optimizer_step(optimizer) if optimizer else nullcontext():
-                for i in range(tensors):
-                    dims = [[shapes[i % len(shapes)]]] if shapes else []
-                    for name in names:
-                        with b.op(name, us=us, dims=dims):
-                            if gpu:
-                                b.launch(2.0, f"{name}_kernel", call_us=5000 if cold and i == 0 else None)
-                    if between:
-                        with b.op(between, us=6):
-                            b.launch(2.0)
-    return b
-
-
-_SCRIPT = """import torch
-
-model = torch.nn.Linear(1024, 1024).cuda()
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=False)
-for batch in loader:
-    loss = model(batch).mean()
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-"""
-_PATCHED = """import torch
-
-model = torch.nn.Linear(1024, 1024).cuda()
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-for batch in loader:
-    loss = model(batch).mean()
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-"""
-
-
-_NO_STEP = "no step of an optimizer"
 
 
 class SingleTensorOptimizer(Rule):
@@ -236,53 +115,53 @@ class SingleTensorOptimizer(Rule):
     )
 
     VALID = [
-        Valid("foreach", lambda: _training("foreach"), thresholds={"min_operators": 1}),
-        Valid("fused", lambda: _training("fused"), thresholds={"min_operators": 1}),
-        Valid("compiled", lambda: _training("compiled"), thresholds={"min_operators": 1}),
-        Valid("kernels of a compiler", lambda: _training("kernels of a compiler"), thresholds={"min_operators": 1}),
-        Valid("offloaded to the CPU beside a GPU", lambda: _training(offloaded=True, gpu_us=10)),
-        Valid("another library's fused optimizer", lambda: _training("apex", parameters=1)),
-        Valid("a class without a foreach form", lambda: _training(optimizer="LBFGS")),
-        Valid("few parameters", lambda: _training(parameters=4)),
-        Valid("hidden behind GPU work", lambda: _training(gpu_us=20_000)),
-        Valid("a loop of one shape, in a simulation", lambda: _by_hand(shapes=(64,), gradients=7), skipped=_NO_STEP),
-        Valid("several shapes, and no training", lambda: _by_hand(backward=False), skipped=_NO_STEP),
-        Valid("neither shapes nor gradients tell", lambda: _by_hand(shapes=(), gradients=7), skipped=_NO_STEP),
-        Valid("products between, as Muon has them", lambda: _by_hand(optimizer="Muon", between="aten::mm")),
-        Valid("gradients filled with zeros", lambda: _by_hand(("aten::zero_",)), skipped=_NO_STEP),
-        Valid("tensors that are only moved", lambda: _by_hand(("aten::copy_",)), skipped=_NO_STEP),
-        Valid("an average of few tensors", lambda: _by_hand(tensors=8), skipped=_NO_STEP),
-        Valid("CPU, fused", lambda: _training("fused", gpu=False)),
-        Valid("CPU, less than asked for", lambda: _training(gpu=False), thresholds={"min_saving_on_cpu": 0.9}),
-        Valid("CPU, large tensors: SGD gains little", lambda: _training(optimizer="SGD", gpu=False, us=50)),
-        Valid("CPU, by hand, of two operators for each large tensor", lambda: _by_hand(optimizer="MyEma", gpu=False, us=50)),
-        Valid("CPU, an average of large tensors", lambda: _by_hand(gpu=False, us=50), skipped=_NO_STEP),
+        Valid("foreach", lambda: cases.training("foreach"), thresholds={"min_operators": 1}),
+        Valid("fused", lambda: cases.training("fused"), thresholds={"min_operators": 1}),
+        Valid("compiled", lambda: cases.training("compiled"), thresholds={"min_operators": 1}),
+        Valid("kernels of a compiler", lambda: cases.training("kernels of a compiler"), thresholds={"min_operators": 1}),
+        Valid("offloaded to the CPU beside a GPU", lambda: cases.training(offloaded=True, gpu_us=10)),
+        Valid("another library's fused optimizer", lambda: cases.training("apex", parameters=1)),
+        Valid("a class without a foreach form", lambda: cases.training(optimizer="LBFGS")),
+        Valid("few parameters", lambda: cases.training(parameters=4)),
+        Valid("hidden behind GPU work", lambda: cases.training(gpu_us=20_000)),
+        Valid("a loop of one shape, in a simulation", lambda: cases.by_hand(shapes=(64,), gradients=7), skipped=cases.NO_STEP),
+        Valid("several shapes, and no training", lambda: cases.by_hand(backward=False), skipped=cases.NO_STEP),
+        Valid("neither shapes nor gradients tell", lambda: cases.by_hand(shapes=(), gradients=7), skipped=cases.NO_STEP),
+        Valid("products between, as Muon has them", lambda: cases.by_hand(optimizer="Muon", between="aten::mm")),
+        Valid("gradients filled with zeros", lambda: cases.by_hand(("aten::zero_",)), skipped=cases.NO_STEP),
+        Valid("tensors that are only moved", lambda: cases.by_hand(("aten::copy_",)), skipped=cases.NO_STEP),
+        Valid("an average of few tensors", lambda: cases.by_hand(tensors=8), skipped=cases.NO_STEP),
+        Valid("CPU, fused", lambda: cases.training("fused", gpu=False)),
+        Valid("CPU, less than asked for", lambda: cases.training(gpu=False), thresholds={"min_saving_on_cpu": 0.9}),
+        Valid("CPU, large tensors: SGD gains little", lambda: cases.training(optimizer="SGD", gpu=False, us=50)),
+        Valid("CPU, by hand, of two operators for each large tensor", lambda: cases.by_hand(optimizer="MyEma", gpu=False, us=50)),
+        Valid("CPU, an average of large tensors", lambda: cases.by_hand(gpu=False, us=50), skipped=cases.NO_STEP),
     ]  # fmt: skip
     INVALID = [
         Invalid(
-            "AdamW with foreach=False", _training, message="AdamW.step() updates parameters one by one. Its 280 operators per step take 1.96 ms on the host.", confidence="medium", thresholds={"min_operators": 280},
-            codemod="optimizer-args", before=_SCRIPT, after=_PATCHED,
+            "AdamW with foreach=False", cases.training, message="AdamW.step() updates parameters one by one. Its 280 operators per step take 1.96 ms on the host.", confidence="medium", thresholds={"min_operators": 280},
+            codemod="optimizer-args", before=cases.SCRIPT, after=cases.PATCHED,
         ),
-        Invalid("NAdam has no fused form", lambda: _training(optimizer="NAdam"), codemod="optimizer-args", message="NAdam"),
-        Invalid("Adagrad, of which most GPUs' torch has no fused form", lambda: _training(optimizer="Adagrad"), message="Adagrad", fixes=("foreach=True",)),
-        Invalid("one update is skipped", lambda: _training(skipped=3), message="234 operators"),
-        Invalid("a queue that stands still", lambda: _training(stall=500), confidence="low"),
-        Invalid("with stacks", lambda: _training(stacks=True), file="train.py", confidence="low"),
-        Invalid("Adam written by hand", lambda: _by_hand(_PARTS, optimizer="MyAdam"), message="MyAdam.step()"),
+        Invalid("NAdam has no fused form", lambda: cases.training(optimizer="NAdam"), codemod="optimizer-args", message="NAdam"),
+        Invalid("Adagrad, of which most GPUs' torch has no fused form", lambda: cases.training(optimizer="Adagrad"), message="Adagrad", fixes=("foreach=True",)),
+        Invalid("one update is skipped", lambda: cases.training(skipped=3), message="234 operators"),
+        Invalid("a queue that stands still", lambda: cases.training(stall=500), confidence="low"),
+        Invalid("with stacks", lambda: cases.training(stacks=True), file="train.py", confidence="low"),
+        Invalid("Adam written by hand", lambda: cases.by_hand(cases.PARTS, optimizer="MyAdam"), message="MyAdam.step()"),
         Invalid(
             "the same in its first step",
-            lambda: _by_hand(_PARTS, optimizer="MyAdam", cold=True),
+            lambda: cases.by_hand(cases.PARTS, optimizer="MyAdam", cold=True),
             confidence="low",
             severity="info",
             message="lazy loading",
         ),
-        Invalid("an average of the weights", _by_hand, message="A loop", confidence="low", fixes=("_foreach_",)),
-        Invalid("an average that is written back", lambda: _by_hand(("aten::mul", "aten::mul", "aten::add", "aten::copy_")), message="A loop"),
-        Invalid("views and reads between", lambda: _by_hand((*_PARTS, "aten::view", "aten::item")), message="A loop"),
-        Invalid("as many tensors as gradients", lambda: _by_hand(shapes=()), message="A loop"),
-        Invalid("CPU", lambda: _training(gpu=False, us=50), severity="info", message="A fused version for CPUs exists.", codemod="optimizer-args"),
-        Invalid("CPU, NAdam of small tensors", lambda: _training(optimizer="NAdam", gpu=False), severity="info", message="on the host.", thresholds={"small_us": 3.0}),
-        Invalid("CPU, by hand", lambda: _by_hand(_PARTS, optimizer="MyAdam", gpu=False, us=50), severity="info"),
+        Invalid("an average of the weights", cases.by_hand, message="A loop", confidence="low", fixes=("_foreach_",)),
+        Invalid("an average that is written back", lambda: cases.by_hand(("aten::mul", "aten::mul", "aten::add", "aten::copy_")), message="A loop"),
+        Invalid("views and reads between", lambda: cases.by_hand((*cases.PARTS, "aten::view", "aten::item")), message="A loop"),
+        Invalid("as many tensors as gradients", lambda: cases.by_hand(shapes=()), message="A loop"),
+        Invalid("CPU", lambda: cases.training(gpu=False, us=50), severity="info", message="A fused version for CPUs exists.", codemod="optimizer-args"),
+        Invalid("CPU, NAdam of small tensors", lambda: cases.training(optimizer="NAdam", gpu=False), severity="info", message="on the host.", thresholds={"small_us": 3.0}),
+        Invalid("CPU, by hand", lambda: cases.by_hand(cases.PARTS, optimizer="MyAdam", gpu=False, us=50), severity="info"),
     ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:

@@ -21,7 +21,7 @@ from trace_doctor.evidence.trace.recorded_operators import OperatorsOfWork, Reco
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid, without_gpu
-from trace_doctor_rules._shared import table, target
+from trace_doctor_rules._shared import advice, table, target
 from trace_doctor_rules.kernels._shared import by_model, cost, kernel_table, longest_of, negligible
 
 _GEMM = "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_bf16_128x128_32x3_tn_align8>"
@@ -67,12 +67,11 @@ def _training(
 def _alone(kernel: str, size: int = 4097, inner: int = 4097, bias: bool = False) -> RunBuilder:
     """Nothing but products of as many rows as columns."""
     b = RunBuilder(shapes=True)
-    for _ in range(4):
-        with b.step():
-            dims = [*[[size]] * bias, [size, inner], [inner, size]]
-            with b.op("aten::addmm" if bias else "aten::mm", us=2, dims=dims, types=["c10::BFloat16"] * 3):
-                b.launch(400, kernel)
-            b.wait(20)
+    for _ in b.steps(4):
+        dims = [*[[size]] * bias, [size, inner], [inner, size]]
+        with b.op("aten::addmm" if bias else "aten::mm", us=2, dims=dims, types=["c10::BFloat16"] * 3):
+            b.launch(400, kernel)
+        b.wait(20)
     return b
 
 
@@ -80,18 +79,15 @@ def _batched(align: int, *, shapes: bool = True, of: str = _GEMM) -> RunBuilder:
     """Batched products of 90 x 77 matrices, whose kernel names the width of its loads."""
     kernel = of.replace("align8", f"align{align}")
     b = RunBuilder(shapes=shapes)
-    for _ in range(4):
-        with b.step():
-            dims = [[64, 90, 64], [64, 64, 77]]
-            with b.op("aten::bmm", us=2, dims=dims, types=["c10::BFloat16"] * 2):
-                b.launch(400, kernel)
-            b.wait(20)
+    for _ in b.steps(4):
+        dims = [[64, 90, 64], [64, 64, 77]]
+        b.run_op("aten::bmm", 400, kernel, host_us=2, dims=dims, types=["c10::BFloat16"] * 2)
+        b.wait(20)
     return b
 
 
 def _mm(b: RunBuilder, a: Sequence[int], w: Sequence[int], dtype: str, us: float) -> None:
-    with b.op("aten::mm", us=2, dims=[list(a), list(w)], types=[dtype] * 2):
-        b.launch(us, _GEMM)
+    b.run_op("aten::mm", us, _GEMM, host_us=2, dims=[list(a), list(w)], types=[dtype] * 2)
 
 
 class UnalignedDims(Rule):
@@ -374,10 +370,8 @@ def _table(bad: Sequence[Product], per_step: float) -> Table:
 
 
 def _any_fix(multiple: int) -> Fix:
-    return Fix(
+    return advice(
         title=f"Pad the dimensions to a multiple of {multiple}",
-        kind="advice",
-        safety="display",
         text=f"the last dimension of each operand, and where it is transposed the one before: a multiple of {multiple} numbers\n"
         "# sequence lengths: DataCollatorWithPadding(tokenizer, pad_to_multiple_of=8); an attention mask hides what is padded\n"
         "# views that begin at an odd offset: .contiguous() copies them to an aligned one",
@@ -388,10 +382,8 @@ def _any_fix(multiple: int) -> Fix:
 
 def _fix(size: int, multiple: int, site: Site | None) -> Fix:
     padded = -(-size // 64) * 64
-    return Fix(
+    return advice(
         title=f"Pad {size} to {padded}",
-        kind="advice",
-        safety="display",
         target=target(site),
         text=(
             f"a layer with {size} inputs or outputs: use {padded} (a multiple of {multiple}, better of 64)\n"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import nullcontext
 
 import numpy as np
 
@@ -17,250 +16,14 @@ from trace_doctor.evidence.trace.call_sites import CallSites, Site, location
 from trace_doctor.evidence.trace.kernel_sites import KernelSites
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
-from trace_doctor.testing import Invalid, RunBuilder, Valid, without_gpu
+from trace_doctor.testing import Invalid, Valid, without_gpu
 from trace_doctor_rules import techniques
 from trace_doctor_rules._shared import site_of, table, target
+from trace_doctor_rules.kernels import _unfused_attention_cases as cases
 from trace_doctor_rules.kernels._shared import by_model, cost, kernel_table, longest_of, negligible
-from trace_doctor_rules.kernels._unfused_attention_evidence import MATH, SDPA, AttentionForm
+from trace_doctor_rules.kernels._unfused_attention_evidence import AttentionForm
 
 _DROPOUT = re.compile(r"aten::(?:\w*dropout\w*|bernoulli_?)")
-_SOFTMAX = (
-    "void (anonymous namespace)::softmax_warp_forward<c10::BFloat16, c10::BFloat16, float, 10, false, false>"
-)
-_SOFTMAX_BACKWARD = (
-    "void (anonymous namespace)::softmax_warp_backward<c10::BFloat16, c10::BFloat16, float, 10, false>"
-)
-_GEMM = "ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_64x3_tn"
-_FLASH = (
-    "void pytorch_flash::flash_fwd_kernel<pytorch_flash::Flash_fwd_kernel_traits<64, 128, 128, 4, false>>"
-)
-_SHAPE = (64, 512, 64)
-_SCORES = (64, 512, 512)
-
-
-def _attention(
-    b: RunBuilder,
-    us: float,
-    training: bool,
-    mask: bool,
-    scores: tuple[int, ...] = _SCORES,
-    dropout: bool = False,
-    inner: tuple[tuple[int, ...], ...] = (),
-) -> None:
-    """`inner`: operands of a product between the softmax and the second batched one."""
-    keys = [64, 64, 512]
-    with b.op("aten::bmm", us=2, dims=[list(_SHAPE), keys], types=["c10::BFloat16"] * 2):
-        b.compute(us, _GEMM)
-    for name in ("aten::mul", "aten::masked_fill") if mask else ("aten::mul",):
-        with b.op(name, us=2, dims=[list(_SCORES)], types=["c10::BFloat16"]):
-            b.compute(us)
-    with b.op("aten::softmax"), b.op("aten::_softmax", us=2, dims=[list(scores)], types=["c10::BFloat16"]):
-        b.compute(us, _SOFTMAX)
-    if dropout:
-        with b.op("aten::dropout"), b.op("aten::bernoulli_", us=2):
-            b.compute(us)
-    _inner(b, us, inner)
-    with b.op("aten::bmm", us=2, dims=[list(_SCORES), list(_SHAPE)], types=["c10::BFloat16"] * 2):
-        b.compute(us, _GEMM)
-    if not training:
-        return
-    for _ in range(2):
-        with b.op("aten::bmm", us=2, dims=[list(_SCORES), list(_SHAPE)], types=["c10::BFloat16"] * 2):
-            b.compute(us, _GEMM)
-    if inner:  # the gradients of its weight and of its input
-        made = (inner[0][0], inner[1][-1])
-        _inner(b, us, (inner[0][::-1], made))
-        _inner(b, us, (made, inner[1][::-1]))
-    with b.op(
-        "aten::_softmax_backward_data", us=2, dims=[list(scores), list(scores)], types=["c10::BFloat16"] * 2
-    ):
-        b.compute(us, _SOFTMAX_BACKWARD)
-    for _ in range(2):
-        with b.op("aten::bmm", us=2, dims=[list(_SCORES), list(_SHAPE)], types=["c10::BFloat16"] * 2):
-            b.compute(us, _GEMM)
-
-
-def _inner(b: RunBuilder, us: float, operands: tuple[tuple[int, ...], ...]) -> None:
-    if operands:
-        convolution = len(operands[0]) == 4
-        name = "aten::cudnn_convolution" if convolution else "aten::mm"
-        with b.op(name, us=2, dims=[list(o) for o in operands], types=["c10::BFloat16"] * 2):
-            b.compute(us, _GEMM)
-
-
-def _training(
-    kind: str = "written out",
-    *,
-    us: float = 50.0,
-    other: float = 400.0,
-    training: bool = False,
-    mask: bool = True,
-    shapes: bool = True,
-    stacks: bool = False,
-    dtype: str = "c10::BFloat16",
-    query: tuple[int, ...] = (4, 16, 512, 64),
-    dropout: bool = False,
-    gpu: bool = True,
-    inner: tuple[tuple[int, ...], ...] = (),
-) -> RunBuilder:
-    """Four layers a step: attention, and a linear layer of `other` us."""
-    b = RunBuilder(gpu="NVIDIA H100 80GB HBM3" if gpu else None, shapes=shapes, stacks=stacks)
-    for _ in range(5):
-        with b.step(), b.python("model.py", 40, "forward"):
-            for _ in range(4):
-                if kind == "written out":
-                    _attention(b, us, training, mask, dropout=dropout, inner=inner)
-                elif kind in ("softmax by hand", "exponentials"):
-                    _by_hand(b, us, divided=kind == "softmax by hand")
-                elif kind in ("graph", "router in a graph", "graph without grids"):
-                    _in_a_graph(
-                        b, us, heads=64 if kind == "graph" else 1, grids=kind != "graph without grids"
-                    )
-                elif kind == "templates":
-                    with b.region(0):
-                        for name in ("tem_fused_bmm_3", "red_fused__softmax_div_4", "tem_fused_bmm_5"):
-                            b.launch(us, f"triton_{name}")
-                elif kind == "another softmax":
-                    _attention(b, us, training, mask, scores=(64, 512))
-                elif kind == "module":
-                    with b.op("aten::_native_multi_head_attention"):
-                        _attention(b, us, training, mask)
-                elif kind == "without heads":
-                    with b.op("aten::matmul", dims=[list(_SHAPE), [64, 64, 512]], types=[dtype] * 2):
-                        _attention(b, us, training, mask)
-                elif kind == "math":
-                    dims = [list(query)] * 3 + [[512, 512]] * mask
-                    with b.op(SDPA, dims=dims, types=[dtype] * 4), b.op(MATH):
-                        _attention(b, us, training, mask)
-                elif kind == "flash":
-                    with b.op(SDPA), b.op("aten::_flash_attention_forward", us=2):
-                        b.compute(4 * us, _FLASH)
-                elif kind == "classifier":
-                    _linear(b, us)
-                    with b.op("aten::_log_softmax", us=2):
-                        b.compute(us, "softmax_warp_forward<float, float, float, 10, true, false>")
-                    _linear(b, us)
-                _linear(b, other)
-    return b
-
-
-def _in_two_functions() -> RunBuilder:
-    """An encoder's attention and a decoder's, of which the second takes twice as long."""
-    b = RunBuilder(shapes=True, stacks=True)
-    for _ in range(5):
-        with b.step():
-            for name, us in (("encode", 50), ("decode", 100)):
-                with b.python(f"{name}r.py", 40, name):
-                    _attention(b, us, False, True)
-                _linear(b, 400)
-    return b
-
-
-def _in_math_form(layers: int) -> RunBuilder:
-    """So many layers of four that are scaled_dot_product_attention, the others are written out."""
-    b = RunBuilder(shapes=True)
-    for _ in range(5):
-        with b.step():
-            for n in range(4):
-                with b.op(SDPA) if n < layers else nullcontext(), b.op(MATH) if n < layers else nullcontext():
-                    _attention(b, 50, False, True)
-                _linear(b, 400)
-    return b
-
-
-def _in_module(name: str) -> RunBuilder:
-    """What looks like attention, by a softmax layer of this module."""
-    b = RunBuilder(shapes=True, stacks=True)
-    for _ in range(5):
-        with b.step(), b.event(f"nn.Module: {name}_0", "python_function"):
-            _attention(b, 50, False, True)
-    return b
-
-
-def _by_hand(b: RunBuilder, us: float, *, divided: bool) -> None:
-    """`exp(x - max) / sum`; other things use exponentials and sums, too."""
-    with b.op("aten::bmm", us=2, dims=[list(_SHAPE), [64, 64, 512]], types=["float"] * 2):
-        b.compute(us, _GEMM)
-    for name in ("amax", "sub", "exp", "sum", "div" if divided else "mul"):
-        with b.op(f"aten::{name}", us=2, dims=[list(_SCORES)], types=["float"]):
-            b.compute(us)
-    with b.op("aten::bmm", us=2, dims=[list(_SCORES), list(_SHAPE)], types=["float"] * 2):
-        b.compute(us, _GEMM)
-
-
-def _in_a_graph(b: RunBuilder, us: float, *, heads: int, grids: bool = True) -> None:
-    """Kernels of one launch, with no operators of their own."""
-    with b.region(0):
-        b.launch(us, _GEMM, call="cudaGraphLaunch", grid=[4, 4, heads] if grids else None)
-        b.launch(us, _SOFTMAX, call="cudaGraphLaunch")
-        b.launch(us, _GEMM, call="cudaGraphLaunch", grid=[4, 1, heads] if grids else None)
-
-
-def _without_any_operator() -> RunBuilder:
-    """What the host does is one launch."""
-    b = _training("graph")
-    b.events = [e for e in b.events if e["cat"] != "cpu_op"]
-    return b
-
-
-def _ends_in_a_softmax() -> RunBuilder:
-    """Attention in CUDA graphs, the last of them with a softmax of its output behind it."""
-    b = RunBuilder()
-    for n in range(5):
-        with b.step():
-            _in_a_graph(b, 50, heads=64)
-            if n == 4:
-                b.launch(50, _SOFTMAX, call="cudaGraphLaunch")
-    return b
-
-
-def _linear(b: RunBuilder, us: float) -> None:
-    with b.op("aten::addmm", us=2):
-        b.compute(us, _GEMM)
-
-
-def _without_operators() -> RunBuilder:
-    b = _training()
-    b.events = [e for e in b.events if e["cat"] not in ("cpu_op", "cuda_runtime")]
-    return b
-
-
-_VALUES = ((2048, 512), (512, 1024))
-"""operands of the product that makes the values"""
-_POINTWISE = ((4, 1024, 16, 32), (1024, 1024, 1, 1))
-"""of one that makes them as a convolution, of pictures"""
-_OF_HEADS = ((64 * 512 * 512 // 16, 16), (16, 16))
-"""of one that mixes the scores of heads"""
-_SCRIPT = """import math
-
-import torch
-from torch import nn
-
-
-class Attention(nn.Module):
-    def forward(self, q, k, v):
-        scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
-        weights = scores.softmax(dim=-1)
-        return weights @ v
-"""
-_PATCHED = """import torch
-from torch import nn
-
-
-class Attention(nn.Module):
-    def forward(self, q, k, v):
-        return nn.functional.scaled_dot_product_attention(q, k, v)
-"""
-_PATCHED_WITHOUT_HEADS = """import torch
-from torch import nn
-
-
-class Attention(nn.Module):
-    def forward(self, q, k, v):
-        return nn.functional.scaled_dot_product_attention(
-            q.unsqueeze(-3), k.unsqueeze(-3), v.unsqueeze(-3)
-        ).squeeze(-3)
-"""
 
 
 class UnfusedAttention(Rule):
@@ -335,68 +98,69 @@ class UnfusedAttention(Rule):
     )
 
     VALID = [
-        Valid("a fused kernel", lambda: _training("flash"), thresholds={"min_share": 0.0}),
-        Valid("the softmax of a classifier", lambda: _training("classifier")),
-        Valid("a softmax over something else", lambda: _training("another softmax")),
-        Valid("exponentials and sums that are no softmax", lambda: _training("exponentials")),
+        Valid("a fused kernel", lambda: cases.training("flash"), thresholds={"min_share": 0.0}),
+        Valid("the softmax of a classifier", lambda: cases.training("classifier")),
+        Valid("a softmax over something else", lambda: cases.training("another softmax")),
+        Valid("exponentials and sums that are no softmax", lambda: cases.training("exponentials")),
         Valid(
             "a CUDA graph of which no grid was recorded",
-            lambda: _training("graph without grids"),
+            lambda: cases.training("graph without grids"),
             skipped="nor grids tell",
         ),
-        Valid("a router in a CUDA graph", lambda: _training("router in a graph")),
-        Valid("a router over experts", lambda: _in_module("TopKRouter")),
-        Valid("a feed-forward block", lambda: _in_module("SparseMoeBlock")),
-        Valid("scores that a product changes", lambda: _training(inner=_OF_HEADS)),
+        Valid("a router in a CUDA graph", lambda: cases.training("router in a graph")),
+        Valid("a router over experts", lambda: cases.in_module("TopKRouter")),
+        Valid("a feed-forward block", lambda: cases.in_module("SparseMoeBlock")),
+        Valid("scores that a product changes", lambda: cases.training(inner=cases.OF_HEADS)),
         Valid(
             "scores that a product changes, with its backward",
-            lambda: _training(training=True, inner=_OF_HEADS),
+            lambda: cases.training(training=True, inner=cases.OF_HEADS),
         ),
         Valid(
-            "a product between of which no shape was recorded", lambda: _training(inner=_VALUES, shapes=False)
+            "a product between of which no shape was recorded",
+            lambda: cases.training(inner=cases.VALUES, shapes=False),
         ),
-        Valid("a product between of another size", lambda: _training(inner=((2048, 512), (512, 512)))),
-        Valid("little time", lambda: _training(us=2, other=2000)),
-        Valid("GPU rows only", _without_operators, skipped="operator"),
+        Valid("a product between of another size", lambda: cases.training(inner=((2048, 512), (512, 512)))),
+        Valid("little time", lambda: cases.training(us=2, other=2000)),
+        Valid("GPU rows only", cases.without_operators, skipped="operator"),
         Valid("products on a CPU", lambda: without_gpu("aten::bmm")),
-        Valid("on a CPU with dropout", lambda: _training(gpu=False, dropout=True)),
-        Valid("on a CPU, fused", lambda: _training("flash", gpu=False)),
+        Valid("on a CPU with dropout", lambda: cases.training(gpu=False, dropout=True)),
+        Valid("on a CPU, fused", lambda: cases.training("flash", gpu=False)),
     ]
     INVALID = [
         Invalid(
-            "written out", _training, message="matmul, softmax, matmul 4 times per step. It takes 1 ms per step, 38% of kernel time.", saving_us=500, tolerance=0.1, confidence="low",
-            codemod="use-sdpa", before=_SCRIPT, after=_PATCHED,
+            "written out", cases.training, message="matmul, softmax, matmul 4 times per step. It takes 1 ms per step, 38% of kernel time.", saving_us=500, tolerance=0.1, confidence="low",
+            codemod="use-sdpa", before=cases.SCRIPT, after=cases.PATCHED,
         ),
-        Invalid("of tensors without heads", lambda: _training("without heads"), codemod="use-sdpa", before=_SCRIPT, after=_PATCHED_WITHOUT_HEADS),
-        Invalid("values computed after the softmax", lambda: _training(inner=_VALUES), message="4 times per step", saving_us=500, tolerance=0.1),
-        Invalid("values computed by a convolution", lambda: _training(inner=_POINTWISE), message="4 times per step", saving_us=500, tolerance=0.1),
-        Invalid("values computed after the softmax, with its backward", lambda: _training(training=True, inner=_VALUES), message="Forward and backward take", saving_us=800, tolerance=0.2),
-        Invalid("values computed after the softmax, on a CPU", lambda: _training(gpu=False, inner=_VALUES), message="4 times per step"),
-        Invalid("with its backward", lambda: _training(training=True), saving_bytes=4 * 64 * 512 * 512 * 2, message="Forward and backward take"),
-        Invalid("SDPA in its math backend", lambda: _training("math"), message="uses the math backend", codemod="sdpa-backend"),
-        Invalid("SDPA of heads that are too large", lambda: _training("math", query=(4, 16, 512, 320)), message="(head size 320 exceeds 256)"),
-        Invalid("SDPA of three dimensions", lambda: _training("math", query=(64, 512, 64)), message="3-D inputs"),
-        Invalid("SDPA of tensors whose shape is not in the file", lambda: _training("math", query=()), message="takes no mask"),
-        Invalid("SDPA without a mask", lambda: _training("math", mask=False, query=(4, 16, 512, 256)), message="math backend 4 times"),
-        Invalid("SDPA without shapes", lambda: _training("math", shapes=False), message="math backend 4 times"),
-        Invalid("SDPA on a CPU", lambda: _training("math", gpu=False, query=(4, 16, 512, 320)), message="math backend 4 times", fixes=("sdpa_kernel",)),
-        Invalid("SDPA of doubles on a CPU", lambda: _training("math", gpu=False, dtype="double"), message="math backend 4 times"),
-        Invalid("inside a module", lambda: _training("module"), fixes=("need_weights",)),
-        Invalid("most in SDPA's math backend", lambda: _in_math_form(3), codemod="sdpa-backend"),
-        Invalid("half in SDPA's math backend", lambda: _in_math_form(2), codemod="use-sdpa"),
-        Invalid("with dropout", lambda: _training(dropout=True), message="4 times per step"),
-        Invalid("SDPA of doubles", lambda: _training("math", dtype="double"), message="double"),
-        Invalid("without shapes", lambda: _training(shapes=False), codemod="use-sdpa"),
-        Invalid("a softmax written out as well", lambda: _training("softmax by hand"), message="4 times per step"),
-        Invalid("inside a CUDA graph", lambda: _training("graph"), message="4 times per step"),
-        Invalid("inside a CUDA graph, and no operator anywhere", _without_any_operator, message="4 times per step"),
-        Invalid("inside CUDA graphs that end in a softmax", _ends_in_a_softmax, message="once per step"),
-        Invalid("products of a compiler", lambda: _training("templates"), message="4 times per step"),
-        Invalid("on a CPU", lambda: _training(gpu=False), message="of operator time", saving_us=480, tolerance=0.05, codemod="use-sdpa"),
-        Invalid("on a CPU, with its backward", lambda: _training(gpu=False, training=True), saving_us=666, tolerance=0.05),
-        Invalid("a gated attention", lambda: _in_module("GatedAttention"), message="once per step"),
-        Invalid("in two functions", _in_two_functions, message="in decode() (decoder.py) and 1 more function runs", file="decoder.py", shown="encode() (encoder.py) | 250"),
-        Invalid("with stacks", lambda: _training(stacks=True), file="model.py"),
+        Invalid("of tensors without heads", lambda: cases.training("without heads"), codemod="use-sdpa", before=cases.SCRIPT, after=cases.PATCHED_WITHOUT_HEADS),
+        Invalid("values computed after the softmax", lambda: cases.training(inner=cases.VALUES), message="4 times per step", saving_us=500, tolerance=0.1),
+        Invalid("values computed by a convolution", lambda: cases.training(inner=cases.POINTWISE), message="4 times per step", saving_us=500, tolerance=0.1),
+        Invalid("values computed after the softmax, with its backward", lambda: cases.training(training=True, inner=cases.VALUES), message="Forward and backward take", saving_us=800, tolerance=0.2),
+        Invalid("values computed after the softmax, on a CPU", lambda: cases.training(gpu=False, inner=cases.VALUES), message="4 times per step"),
+        Invalid("with its backward", lambda: cases.training(training=True), saving_bytes=4 * 64 * 512 * 512 * 2, message="Forward and backward take"),
+        Invalid("SDPA in its math backend", lambda: cases.training("math"), message="uses the math backend", codemod="sdpa-backend"),
+        Invalid("SDPA of heads that are too large", lambda: cases.training("math", query=(4, 16, 512, 320)), message="(head size 320 exceeds 256)"),
+        Invalid("SDPA of three dimensions", lambda: cases.training("math", query=(64, 512, 64)), message="3-D inputs"),
+        Invalid("SDPA of tensors whose shape is not in the file", lambda: cases.training("math", query=()), message="takes no mask"),
+        Invalid("SDPA without a mask", lambda: cases.training("math", mask=False, query=(4, 16, 512, 256)), message="math backend 4 times"),
+        Invalid("SDPA without shapes", lambda: cases.training("math", shapes=False), message="math backend 4 times"),
+        Invalid("SDPA on a CPU", lambda: cases.training("math", gpu=False, query=(4, 16, 512, 320)), message="math backend 4 times", fixes=("sdpa_kernel",)),
+        Invalid("SDPA of doubles on a CPU", lambda: cases.training("math", gpu=False, dtype="double"), message="math backend 4 times"),
+        Invalid("inside a module", lambda: cases.training("module"), fixes=("need_weights",)),
+        Invalid("most in SDPA's math backend", lambda: cases.in_math_form(3), codemod="sdpa-backend"),
+        Invalid("half in SDPA's math backend", lambda: cases.in_math_form(2), codemod="use-sdpa"),
+        Invalid("with dropout", lambda: cases.training(dropout=True), message="4 times per step"),
+        Invalid("SDPA of doubles", lambda: cases.training("math", dtype="double"), message="double"),
+        Invalid("without shapes", lambda: cases.training(shapes=False), codemod="use-sdpa"),
+        Invalid("a softmax written out as well", lambda: cases.training("softmax by hand"), message="4 times per step"),
+        Invalid("inside a CUDA graph", lambda: cases.training("graph"), message="4 times per step"),
+        Invalid("inside a CUDA graph, and no operator anywhere", cases.without_any_operator, message="4 times per step"),
+        Invalid("inside CUDA graphs that end in a softmax", cases.ends_in_a_softmax, message="once per step"),
+        Invalid("products of a compiler", lambda: cases.training("templates"), message="4 times per step"),
+        Invalid("on a CPU", lambda: cases.training(gpu=False), message="of operator time", saving_us=480, tolerance=0.05, codemod="use-sdpa"),
+        Invalid("on a CPU, with its backward", lambda: cases.training(gpu=False, training=True), saving_us=666, tolerance=0.05),
+        Invalid("a gated attention", lambda: cases.in_module("GatedAttention"), message="once per step"),
+        Invalid("in two functions", cases.in_two_functions, message="in decode() (decoder.py) and 1 more function runs", file="decoder.py", shown="encode() (encoder.py) | 250"),
+        Invalid("with stacks", lambda: cases.training(stacks=True), file="model.py"),
     ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:

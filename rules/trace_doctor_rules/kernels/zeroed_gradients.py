@@ -17,7 +17,7 @@ from trace_doctor.evidence.trace.recorded_operators import OperatorsOfWork, Reco
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
-from trace_doctor_rules._shared import table, target
+from trace_doctor_rules._shared import patch, table, target
 from trace_doctor_rules.kernels._shared import negligible
 from trace_doctor_rules.kernels._zeroed_gradients_evidence import GradientFills
 
@@ -48,8 +48,7 @@ def _training(
                     if gpu:
                         b.launch(us, "ampere_bf16_s16816gemm_bf16_128x128")
             for _ in range(gradients):
-                with b.op("torch::autograd::AccumulateGrad", us=0.1):
-                    pass
+                b.run_op("torch::autograd::AccumulateGrad", host_us=0.1)
             with b.optimizer_step():
                 _operator(b, "aten::_fused_adamw_", 50)
             with b.annotation(mark):
@@ -261,9 +260,8 @@ def _table(fills: GradientFills, count: int) -> Table:
 
 
 def _fix(site: Site | None) -> Fix:
-    return Fix(
+    return patch(
         title="Use set_to_none=True",
-        kind="patch",
         codemod="zero-grad",
         params={"mode": "drop-set-to-none-false"},
         target=target(site),

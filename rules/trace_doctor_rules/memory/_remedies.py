@@ -13,6 +13,7 @@ from trace_doctor.evidence.memory.blocks import DeviceBlocks
 from trace_doctor.evidence.memory.stages import MemoryStacks, Stage
 from trace_doctor.snapshot import NO_STACK, StackFrame
 from trace_doctor_rules import techniques
+from trace_doctor_rules._shared import advice
 
 _LOSS = re.compile(r"cross_entropy|nll_loss|log_?softmax|NllLoss|LogSoftmax|CrossEntropy", re.IGNORECASE)
 _ATTENTION = re.compile(r"attention|attn|sdpa", re.IGNORECASE)
@@ -141,30 +142,24 @@ def _fix(kind: str, stacks: MemoryStacks, stack: int, target: Target | None) -> 
     if kind == OPTIMIZER:
         return _optimizer(stacks, stack, verify, target)
     if kind == SLICES:
-        return Fix(
+        return advice(
             title="Use split() or unbind() instead of slices",
-            kind="advice",
-            safety="display",
             target=target,
             text="the gradient of a slice, select, expand or cat is a full-size tensor of zeros for every piece; "
             "q, k, v = qkv.unbind(2) or x.chunk(n, dim) makes one gradient for all",
             verify=verify,
         )
     if kind == WORKSPACE:
-        return Fix(
+        return advice(
             title="Disable cudnn.benchmark",
-            kind="advice",
-            safety="display",
             target=target,
             text="torch.backends.cudnn.benchmark = False   # benchmarking allocates the workspace of every algorithm\n"
             "# or fewer input shapes, so that it runs once; memory_format=torch.channels_last needs less",
             verify=verify,
             risk="another algorithm may be slower",
         )
-    return Fix(
+    return advice(
         title=GENERAL,
-        kind="advice",
-        safety="display",
         target=target,
         text=_in_parts(stacks, stack),
         verify=verify,

@@ -10,9 +10,9 @@ from trace_doctor.digits import size as size
 from trace_doctor.digits import sizes_alike
 from trace_doctor.evidence.memory.blocks import DeviceBlocks, category_name
 from trace_doctor.evidence.memory.device_memory import DeviceMemory
-from trace_doctor_rules._shared import table
+from trace_doctor_rules._shared import patch, table
 
-KiB, MiB, GiB = 1 << 10, 1 << 20, 1 << 30
+MiB = 1 << 20
 NEARLY_FULL = 0.80
 """Peak, as a share of the device, from which a large part of the memory is a problem and not only a fact."""
 
@@ -56,9 +56,8 @@ def expandable_segments(settings: Mapping[str, Any]) -> list[Fix]:
     )
     risk = "Linux only; memory shared between processes and pluggable allocators do not work with it"
     return [
-        Fix(
+        patch(
             title="Enable expandable_segments",
-            kind="patch",
             safety="unsafe",
             codemod="allocator-setting",
             params={"key": "expandable_segments", "value": True},

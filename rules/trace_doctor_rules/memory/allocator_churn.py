@@ -108,8 +108,7 @@ def _calls(
                 if totals:
                     b.memory(MIB, reserved=(1000 + (100 * i if only_growth else 0)) * MIB)
             for _ in range(5):
-                with b.op("aten::mm"):
-                    b.launch(60)
+                b.run_op("aten::mm", 60)
             if not only_growth and not (in_turn and not i % 2):
                 b.runtime("cudaFree", 200)
             if totals:

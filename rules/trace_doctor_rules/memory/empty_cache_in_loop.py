@@ -83,8 +83,7 @@ def _steps(
                 with b.op("aten::empty"):
                     b.runtime("cudaMalloc", 150)
                 for _ in range(5):
-                    with b.op("aten::mm"):
-                        b.launch(60)
+                    b.run_op("aten::mm", 60)
                 if inside:
                     with b.op("aten::empty"):
                         b.runtime("cudaFree", 200)

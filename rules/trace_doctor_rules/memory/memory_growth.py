@@ -13,7 +13,7 @@ from trace_doctor.evidence.memory.timeline import CAPTURE_ADVICE
 from trace_doctor.evidence.trace.call_sites import Site, location
 from trace_doctor.evidence.trace.steps import COUNTED
 from trace_doctor.testing import GIB, MIB, Invalid, RunBuilder, SnapshotBuilder, Valid
-from trace_doctor_rules._shared import table
+from trace_doctor_rules._shared import patch, table
 from trace_doctor_rules.memory._memory_growth_evidence import Growth, explaining_frame, growth, own_frames
 from trace_doctor_rules.memory._shared import MiB, holders, peak_saving, size
 from trace_doctor_rules.memory._trace_growth_evidence import ADVICE as TRACE_ADVICE
@@ -325,9 +325,8 @@ def _table(g: Growth) -> Table:
 
 
 def _fix(site: Site | None) -> Fix:
-    return Fix(
+    return patch(
         title="Detach before storing",
-        kind="patch",
         safety="unsafe",
         codemod="detach-accumulation",
         target=None if site is None else Target(file=site.file, line=site.line, function=site.function),

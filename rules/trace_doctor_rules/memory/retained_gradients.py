@@ -12,7 +12,7 @@ from trace_doctor.evidence.memory.timeline import BEFORE, CAPTURE_ADVICE
 from trace_doctor.evidence.memory.whole_steps import OwnFrames, WholeSteps
 from trace_doctor.evidence.trace.call_sites import Site, location
 from trace_doctor.testing import MIB, Invalid, SnapshotBuilder, Valid
-from trace_doctor_rules._shared import table, target
+from trace_doctor_rules._shared import patch, table, target
 from trace_doctor_rules.memory._retained_gradients_evidence import Retention, peak_when_freed, retentions
 from trace_doctor_rules.memory._shared import MiB, breakdown, peak_saving, size
 
@@ -79,14 +79,13 @@ def _recorded_later(
     *,
     to_zero: bool = False,
     ends_in_forward: bool = False,
-    state: bool = True,
     micro_batches: int = 1,
 ) -> SnapshotBuilder:
     """A script without zero_grad(), recorded when it has trained for a while: parameters, gradients and state are there."""
     b = SnapshotBuilder()
     parameters = [64 * MIB, 32 * MIB]
     gradients: list[Any] = []
-    for of in range(4 if state else 2):
+    for of in range(4):
         blocks = [b.held(p, frames=_ENGINE if of == 1 else None) for p in parameters]
         gradients = blocks if of == 1 else gradients
     for step in range(steps * micro_batches):
@@ -328,9 +327,8 @@ def _fix(how: str, site: Site | None) -> Fix:
         "missing": "Call zero_grad() after step()",
     }
     modes = {"after_forward": "move", "to_zero": "drop-set-to-none-false", "missing": "add"}
-    return Fix(
+    return patch(
         title=titles[how],
-        kind="patch",
         safety="unsafe",
         codemod="zero-grad",
         params={"mode": modes[how]},

@@ -51,17 +51,17 @@ def _inference(
     return b
 
 
-def _deep(*, rounds: int, dropped: bool = False, layers: int = 12) -> SnapshotBuilder:
+def _deep(*, rounds: int, dropped: bool = False) -> SnapshotBuilder:
     """A model of many equal layers and large weights, called with the same input again and again, with gradients; the
     record begins when it has been called before."""
     b = SnapshotBuilder(annotate=False)
     b.held(4000 * MIB)
-    old = [b.held(20 * MIB) for _ in range(layers * 6)]
+    old = [b.held(20 * MIB) for _ in range(12 * 6)]
     for _ in range(rounds):
         new = []
         if dropped:
             b.free(*old)
-        for _ in range(layers):
+        for _ in range(12):
             for line in range(6):
                 with b.forward("/home/me/model.py", 30 + line):
                     new.append(b.alloc(20 * MIB))

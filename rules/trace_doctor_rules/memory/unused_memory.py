@@ -30,26 +30,24 @@ def _steps(
 ) -> RunBuilder:
     """Steps of 50 small kernels that the host launches one after another, on a device of 80 GiB."""
     b = RunBuilder(memory=True, devices=devices, gpu_bytes=size * GIB)
-    for _ in range(steps):
-        with b.step():
+    for _ in b.steps(steps):
+        b.memory(MIB, reserved=reserved * GIB)
+        if loader_us:
+            b.loader(loader_us)
+        for _ in range(50):
+            b.run_op("aten::mm", kernel_us, host_us=40)
+        if train == "optimizer":
+            with b.optimizer_step():
+                b.wait(5)
+        elif train == "backward":
+            with b.op("autograd::engine::evaluate_function: MmBackward0"):
+                b.wait(5)
+        for b.device in range(1, devices):
             b.memory(MIB, reserved=reserved * GIB)
-            if loader_us:
-                b.loader(loader_us)
-            for _ in range(50):
-                with b.op("aten::mm", us=40):
-                    b.launch(kernel_us)
-            if train == "optimizer":
-                with b.optimizer_step():
-                    b.wait(5)
-            elif train == "backward":
-                with b.op("autograd::engine::evaluate_function: MmBackward0"):
-                    b.wait(5)
-            for b.device in range(1, devices):
-                b.memory(MIB, reserved=reserved * GIB)
-                if both:
-                    b.launch(20)
-            b.device = 0
-            b.memory(-MIB, reserved=reserved * GIB)
+            if both:
+                b.launch(20)
+        b.device = 0
+        b.memory(-MIB, reserved=reserved * GIB)
     return b
 
 

@@ -80,8 +80,7 @@ def generate(
 
 def _eager(b: RunBuilder, kernels: int, kernel_us: float, host_us: float) -> None:
     for _ in range(kernels):
-        with b.op("aten::mm", us=host_us):
-            b.launch(kernel_us, "gemm")
+        b.run_op("aten::mm", kernel_us, "gemm", host_us=host_us)
 
 
 def _replay(b: RunBuilder, kernels: int, kernel_us: float, *, lost: bool) -> None:

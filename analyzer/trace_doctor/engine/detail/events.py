@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from trace_doctor.arrays import I64, Bool, at_rows
 from trace_doctor.evidence.base import Facts
-from trace_doctor.evidence.distributed.collectives import RankedCollectives
+from trace_doctor.evidence.distributed.ranked_collectives import RankedCollectives
 from trace_doctor.evidence.names.event_names import is_module
 from trace_doctor.evidence.rank_summary import RankSummary, ranks_of_jobs
 from trace_doctor.evidence.trace.gpu_timeline import COMM, COPY, work_kinds

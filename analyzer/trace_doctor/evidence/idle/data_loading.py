@@ -75,8 +75,6 @@ _ONE_BY_ONE = re.compile(r"(?!.*torch/utils/data/).*: __(?:iter|next)__")
 class RepeatedCalls(Struct, frozen=True):
     """A function that one input is given to several times, with the same calls below it and in about the same time."""
 
-    generator: Frame
-    """what calls it, once for each chunk"""
     function: Frame
     inputs: int
     spans: tuple[tuple[int, int], ...]
@@ -182,7 +180,7 @@ class DataLoading(Evidence, frozen=True):
         function = python_frame(run.text(int(called[0])))
         assert function is not None
         again = tuple((int(run.ts[r]), int(run.end[r])) for r in called[~first].tolist())
-        return RepeatedCalls(frames[0], function, int(first.sum()), again)
+        return RepeatedCalls(function, int(first.sum()), again)
 
     def _below(self, rows: I64, call: int) -> tuple[str, ...]:
         """The functions of one call, in order; what is built in differs by its address."""

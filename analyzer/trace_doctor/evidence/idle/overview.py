@@ -89,7 +89,7 @@ class Overview(Evidence, frozen=True):
             groups = (
                 self._host_collectives()
                 if timeline is None
-                else _comm_kernels(self._facts.run, timeline, device)
+                else _grouped(self._facts.run, timeline.rows(device, COMM), timeline.window)
             )
             for name, spans in groups:
                 alone = intersect(union(spans), comm) if timeline is None else subtract(union(spans), compute)
@@ -184,10 +184,6 @@ def _by_name(run: Run, timeline: GpuTimeline, device: int) -> list[tuple[str, in
         for kind in range(len(WORK))
         for name, spans in _grouped(run, timeline.rows(device, kind), timeline.window)
     ]
-
-
-def _comm_kernels(run: Run, timeline: GpuTimeline, device: int) -> list[tuple[str, I64]]:
-    return _grouped(run, timeline.rows(device, COMM), timeline.window)
 
 
 def _grouped(run: Run, rows: I64, window: tuple[int, int]) -> list[tuple[str, I64]]:

@@ -74,7 +74,7 @@ class BlockCopies(Evidence, frozen=True):
                 "copies, or what launched them, are not in the trace",
                 "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]",
             )
-        rows = run.named(_crosses, Cat.MEMCPY)
+        rows = run.named(lambda name: "HtoD" in name or "DtoH" in name, Cat.MEMCPY)
         rows = rows[run.device[rows] == engine.device]
         groups, rows = _groups(facts, rows, engine.place_of(launches.launched_at(rows)))
         if not groups:
@@ -90,10 +90,6 @@ class BlockCopies(Evidence, frozen=True):
         alone = intersect(alone, intervals(facts[Steps].on_device("steady")))
         waits = intersect(alone, union(np.concatenate([making, _held(facts, engine.device)])))
         return cls(groups, waits[waits[:, 1] - waits[:, 0] > _BETWEEN_KERNELS_NS])
-
-
-def _crosses(name: str) -> bool:
-    return "HtoD" in name or "DtoH" in name
 
 
 def _groups(facts: Facts, rows: I64, step: I64) -> tuple[tuple[BlockGroup, ...], I64]:

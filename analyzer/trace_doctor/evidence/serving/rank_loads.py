@@ -12,7 +12,8 @@ from msgspec import Struct
 from trace_doctor.arrays import I64
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
-from trace_doctor.evidence.distributed.collectives import Collectives, Match, RankedCollectives, kind_of
+from trace_doctor.evidence.distributed.collectives import Collectives, kind_of
+from trace_doctor.evidence.distributed.ranked_collectives import Match, RankedCollectives
 from trace_doctor.evidence.intervals import NOTHING, intersect, pairs, union
 from trace_doctor.evidence.rank_summary import JobEvidence, RankSummary
 from trace_doctor.evidence.serving.engine_steps import EngineStep, EngineSteps

@@ -58,13 +58,8 @@ class Nesting(Evidence, frozen=True):
         first, behind = self._first_child[row], self._first_child[row + 1]
         return self._by_parent[first:behind].astype(np.int64)
 
-    def open_at(self, thread: int, t_ns: int) -> list[int]:
-        """The events of a thread (index in `run.threads`) open at a moment, outer to inner."""
-        row = int(self.innermost(thread, np.array([t_ns], dtype=np.int64))[0])
-        return [*reversed(self.ancestors(row)), row] if row >= 0 else []
-
     def innermost(self, thread: int, moments: I64) -> I64:
-        """The innermost event of a thread that is open at each moment (ns), -1 where none is."""
+        """The innermost event of a thread (index in `run.threads`) that is open at each moment (ns), -1 where none is."""
         return self._climbed(thread, moments, moments + 1)
 
     def enclosing(self, thread: int, pieces: I64) -> I64:

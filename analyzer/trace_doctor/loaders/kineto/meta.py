@@ -92,7 +92,7 @@ def recorded(
     has_shapes = any(s in features for s in SHAPES)
 
     def known(flag: str, seen: bool, *, shows: bool = True) -> bool | None:
-        if seen or _true(meta.get(flag)):
+        if seen or meta.get(flag) in (1, True, "1", "true", "True"):
             return True
         if flag in meta or flagged:
             return False
@@ -105,10 +105,6 @@ def recorded(
         flops=known("with_flops", FLOPS in features, shows=False),
         modules=known("with_modules", MODULES in features, shows=False),
     )
-
-
-def _true(value: Any) -> bool:
-    return value in (1, True, "1", "true", "True")
 
 
 def torch_version(

@@ -20,7 +20,7 @@ def render(difference: Difference, options: Options) -> str:
     """At most a few KB: lists are cut, and say so."""
     parts = [
         f"## {md(difference.verdict)}",
-        _sides(difference),
+        f"Before: {_side(difference.before)}  \nAfter: {_side(difference.after)}",
         *_warnings(difference),
         *_summary(difference),
     ]
@@ -28,10 +28,6 @@ def render(difference: Difference, options: Options) -> str:
         parts += _block(block)
     parts += [*_findings(difference), *_rules(difference), *[md(limit) for limit in difference.limits]]
     return "\n\n".join(parts) + "\n"
-
-
-def _sides(difference: Difference) -> str:
-    return f"Before: {_side(difference.before)}  \nAfter: {_side(difference.after)}"
 
 
 def _side(side: Side) -> str:

@@ -80,7 +80,7 @@ def _of_capture(entries: list[WhatIf], result: Result, with_title: bool) -> Html
     claimed = {f.id: f.saving.basis for f in result.findings if f.saving}
     rows: list[Row] = [
         [
-            _name(w, identifiers),
+            el("span", links(w.fixes, identifiers, " + ") if w.fixes else "today"),
             mini_bar(w.step_us / longest, "accent" if w.fixes else "today"),
             w.step_us,
             _change(w.step_us, today),
@@ -95,10 +95,6 @@ def _of_capture(entries: list[WhatIf], result: Result, with_title: bool) -> Html
         path = result.inputs[capture].path if capture < len(result.inputs) else f"input {capture}"
         caption += f": rank {entries[0].rank}, {path}"
     return data_table(caption, columns, rows, hide_caption=not with_title, class_="what-if")
-
-
-def _name(entry: WhatIf, identifiers: frozenset[str]) -> Html:
-    return el("span", links(entry.fixes, identifiers, " + ") if entry.fixes else "today")
 
 
 def _basis(entry: WhatIf, claimed: Mapping[str, Basis]) -> Basis:

@@ -102,7 +102,7 @@ class Originals:
             visited.add(target)
             states: dict[str, Stamp] = {}
             with suppress(OSError):
-                states[_as_file(link, target)] = _of_folder(target)
+                states[f"{link} -> {target}"] = _of_folder(target)
             for name, state in self._below(Path(target), f"{link}/"):
                 states[name] = state
                 if len(states) > room:
@@ -166,10 +166,6 @@ def _state(entry: os.DirEntry[str]) -> Stamp:
 def _of_folder(path: str | Path) -> Stamp:
     """Who may do what with a folder, or a file that a link leads to, also by access lists. Raises OSError."""
     return hash((stamp(os.stat(path)), access_lists(path)))
-
-
-def _as_file(link: str, target: str) -> str:
-    return f"{link} -> {target}"
 
 
 def _lies_behind(name: str, link: str) -> bool:

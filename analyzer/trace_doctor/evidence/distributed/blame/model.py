@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from trace_doctor.arrays import I64, Bool
 from trace_doctor.evidence.distributed.blame.columns import F64, JobColumns, Rows, classes, medians, with_ends
-from trace_doctor.evidence.distributed.blame.gates import Gates, gates
+from trace_doctor.evidence.distributed.blame.gates import gates
 from trace_doctor.evidence.distributed.blame.nodes import Clocks, Nodes, clocks, nodes
 from trace_doctor.evidence.distributed.blame.retime import Graph, graph, path, retime, step_ends
 from trace_doctor.evidence.distributed.blame.roles import Own, own_times, roles, usual_transfer
@@ -25,7 +25,6 @@ class StepModel(Struct, frozen=True):
     index: int
     rows: Rows
     nodes: Nodes
-    gates: Gates
     graph: Graph
     own: Own
     usual_own: Own
@@ -156,7 +155,6 @@ def _step(job: JobColumns, index: int, rows: Rows, clock: Clocks, role: I64) -> 
         index=index,
         rows=rows,
         nodes=found,
-        gates=gate,
         graph=graph(rows, found, gate, len(job.ranks)),
         own=own,
         usual_own=usual_own,

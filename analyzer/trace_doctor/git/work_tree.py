@@ -1,4 +1,4 @@
-"""What git knows of a folder, asked so that nothing of the repository runs: no filter, hook, monitor, pager or transport.
+"""Whether a git work tree has uncommitted changes.
 
 `git status` runs the clean filters of files that were touched, so the state of a work tree is not asked of it: git lists
 the index and compares that with HEAD; the files are compared with the index here.
@@ -6,38 +6,19 @@ the index and compares that with HEAD; the files are compared with the index her
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import re
-import signal
 import stat
-import subprocess
-import sys
-import tempfile
-import threading
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from trace_doctor.errors import one_line
-from trace_doctor.isolation import program_in
+from trace_doctor.git import GitFailed, answer, git, top
 
-_SETTINGS = (
-    "core.fsmonitor=false", f"core.hooksPath={os.devnull}", "core.pager=cat", "core.untrackedCache=false",
-    "submodule.recurse=false", "protocol.allow=never", "credential.helper=", "core.quotePath=false",
-    "core.useReplaceRefs=false",  # a repository that sets it is not turned back by GIT_NO_REPLACE_OBJECTS
-    "core.commitGraph=false",  # says which tree a commit has, and is held against nothing
-)  # fmt: skip
-_ENVIRONMENT = {
-    "GIT_OPTIONAL_LOCKS": "0",
-    "GIT_NO_LAZY_FETCH": "1",
-    "GIT_NO_REPLACE_OBJECTS": "1",
-    "GIT_TERMINAL_PROMPT": "0",
-    "LC_ALL": "C",
-}
+_PIECE = 1 << 20
 _ENTRY = re.compile(
     rb"(\S) (\d{6}) ([0-9a-f]+) (\d)\t([^\0]+)\0(?:  ctime: (\d+):(\d+)\n  mtime: (\d+):(\d+)\n"
     rb"  dev: \d+\tino: (\d+)\n  uid: (\d+)\tgid: (\d+)\n  size: (\d+)\t.*\n)?"
@@ -46,123 +27,10 @@ _LINK, _SUBMODULE = 0o120000, 0o160000
 _CONVERSIONS = ("filter", "ident", "working-tree-encoding")
 """attributes by which git changes a file's content between the work tree and the index"""
 _YES = (b"true", b"yes", b"on", b"1", b"")
-_PATIENCE = 20.0
-"""Seconds in which git answers; it waits for ever where a FIFO lies in place of a file of its own"""
-_LONGEST_ANSWER = 512 << 20
-"""Bytes that are kept of an answer: the longest is the index, some 300 a file"""
-_PIECE = 1 << 20
 _MAX_TEXT = 256 << 20
 _MAX_COMPARED = 8 << 30
 """Bytes of all files whose content is compared"""
 _LOST = "git has lost what is committed of"
-
-
-_LONGEST_COMPLAINT = 1 << 10
-"""Bytes of what git says when it fails: its first line is passed on"""
-
-
-class GitFailed(Exception):
-    """git is not there, or does not answer."""
-
-
-class GitUnanswered(GitFailed):
-    """git does not answer in time, or does not come to an end."""
-
-
-def in_git(folder: Path) -> bool:
-    """Whether the folder lies in a git work tree, as its `.git` says."""
-    here = folder.resolve()
-    return any((up / ".git").exists() for up in (here, *here.parents))
-
-
-def is_git_folder(folder: Path) -> bool:
-    """Whether git keeps a repository or a work tree's state in the folder, whatever its name is: what git itself asks."""
-    kept = (folder / "objects").is_dir() and (folder / "refs").is_dir()
-    return os.path.lexists(folder / "HEAD") and (kept or (folder / "commondir").is_file())
-
-
-def git(folder: Path, *arguments: str, input_bytes: bytes = b"", timeout: float = _PATIENCE) -> bytes:
-    """What a git command says. Raises GitFailed."""
-    program = _program()
-    if program is None:
-        raise GitFailed("git is not installed")
-    command = [program, "--no-optional-locks", *(part for s in _SETTINGS for part in ("-c", s)), *arguments]
-    # a hook or a rebase that runs this has variables that point to its own repository
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")} | _ENVIRONMENT
-    with tempfile.TemporaryFile() as questions, tempfile.TemporaryFile() as complaints:
-        questions.write(input_bytes)
-        questions.seek(0)
-        try:
-            with subprocess.Popen(
-                command,
-                bufsize=0,
-                cwd=folder,
-                env=environment,
-                stdin=questions,
-                stdout=subprocess.PIPE,
-                stderr=complaints,
-                start_new_session=True,
-            ) as process:
-                try:
-                    output = _read(process, timeout)
-                except BaseException:  # Ctrl-C too, which does not reach another session
-                    _kill(process)
-                    raise
-        except (OSError, ValueError, subprocess.SubprocessError) as error:
-            raise GitFailed(str(error)) from None
-        if process.returncode != 0:
-            complaints.seek(0)
-            why = complaints.read(_LONGEST_COMPLAINT).decode("utf-8", "replace").strip().partition("\n")[0]
-            raise GitFailed(one_line(why) or f"git ended with {process.returncode}")
-    return output
-
-
-def _read(process: subprocess.Popen[bytes], timeout: float) -> bytes:
-    """What a process writes until it ends. Raises GitUnanswered where that takes too long, or is too much to be kept."""
-    pipe, pieces, end = process.stdout, list[bytes](), time.monotonic() + timeout
-    assert pipe is not None  # asked for above
-
-    def read() -> None:
-        size = 0
-        with contextlib.suppress(OSError, ValueError):  # the pipe was closed: it is not waited for any more
-            while size <= _LONGEST_ANSWER and (piece := pipe.read(_PIECE)):
-                pieces.append(piece)
-                size += len(piece)
-
-    reader = threading.Thread(target=read, daemon=True)
-    reader.start()
-    reader.join(timeout)
-    if not reader.is_alive() and sum(map(len, pieces)) > _LONGEST_ANSWER:
-        raise GitUnanswered(f"git answers with more than {_LONGEST_ANSWER >> 20} MB")
-    try:
-        process.wait(max(end - time.monotonic(), 0))
-    except subprocess.TimeoutExpired:
-        raise GitUnanswered(f"git does not answer within {timeout:.0f} s") from None
-    if reader.is_alive():
-        raise GitUnanswered(f"git does not answer within {timeout:.0f} s")
-    return b"".join(pieces)
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """With all that it has started and that could keep its pipes open."""
-    if sys.platform != "win32":
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    process.kill()
-
-
-def _program() -> str | None:
-    """git, but never one that lies in the folder it is asked about."""
-    return program_in(os.environ.get("PATH", os.defpath), "git.exe" if os.name == "nt" else "git")
-
-
-def top(folder: Path) -> Path:
-    """The top of the work tree that a folder lies in. Raises GitFailed outside of any, also where the repository around
-    the folder says that its work tree is elsewhere (`core.worktree`)."""
-    found = Path(os.fsdecode(git(folder, "rev-parse", "--show-toplevel").rstrip(b"\n")))
-    if not folder.resolve().is_relative_to(found.resolve()):
-        raise GitFailed(f"the work tree of the repository around {folder} is {found}")
-    return found
 
 
 def uncommitted(folder: Path, files: Sequence[Path]) -> str | None:
@@ -213,9 +81,8 @@ def _survey(root: Path, files: Sequence[Path]) -> tuple[list[str], list[Path]]:
                 own = [f for f in own if not f.is_relative_to(place)]
         tracked = {entry.path for entry in entries}
         names = {os.fsencode(f.relative_to(here).as_posix()): f for f in own}
-        work_tree = _WorkTree(
-            here, _index_written(here), _truth(here, "core.fileMode", unless_set=True), compared
-        )
+        modes = _setting(here, "core.fileMode")
+        work_tree = _WorkTree(here, _index_written(here), modes is None or modes in _YES, compared)
         turned = {entry.path for entry in entries if work_tree.is_turned(entry)}
         others = [entry for entry in entries if entry.path not in turned]
         changed = [entry for entry in others if not work_tree.same(entry, entry.path in names)]
@@ -250,22 +117,13 @@ def _above(path: bytes) -> Iterator[bytes]:
 
 def _is_kept(root: Path, digest: str, kind: bytes) -> bool:
     """Whether git has an object, and that is what its name says."""
-    try:
-        return _digest_of(git(root, "cat-file", kind.decode(), digest), digest, kind) == digest
-    except GitUnanswered:
-        raise
-    except GitFailed:
-        return False
+    content = answer(root, "cat-file", kind.decode(), digest)
+    return content is not None and _digest_of(content, digest, kind) == digest
 
 
 def _commit(root: Path) -> str:
     """What a work tree is at; empty where nothing is committed yet."""
-    try:
-        return git(root, "rev-parse", "--quiet", "--verify", "HEAD^{commit}").decode().strip()
-    except GitUnanswered:
-        raise
-    except GitFailed:
-        return ""
+    return (answer(root, "rev-parse", "--quiet", "--verify", "HEAD^{commit}") or b"").decode().strip()
 
 
 @dataclass(frozen=True)
@@ -484,18 +342,8 @@ def _line_ends(root: Path) -> tuple[bool, bool]:
 
 def _setting(root: Path, name: str) -> bytes | None:
     """A setting in small letters; None where it is not set."""
-    try:
-        return git(root, "config", "--get", name).strip().lower()
-    except GitUnanswered:
-        raise
-    except GitFailed:
-        return None
-
-
-def _truth(root: Path, setting: str, *, unless_set: bool) -> bool:
-    """A setting that is yes or no."""
-    value = _setting(root, setting)
-    return unless_set if value is None else value in _YES
+    value = answer(root, "config", "--get", name)
+    return None if value is None else value.strip().lower()
 
 
 def _gets_crlf(attributes: dict[str, str], automatic: bool, own: bool) -> bool:
