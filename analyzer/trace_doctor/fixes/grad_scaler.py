@@ -154,9 +154,7 @@ def _construct(
     name = dotted(optimizer)
     bindings = dataflow_of(script).bindings_of(optimizer)
     statements = [script.statement_of(b.value) for b in bindings]
-    if not statements or any(
-        not isinstance(s, cst.Assign) or name not in assigned_names(s) for s in statements
-    ):
+    if not statements or any(name not in assigned_names(s) for s in statements):
         raise refusal(
             script, optimizer, "where the optimizer is made, and a GradScaler with it, was not found"
         )

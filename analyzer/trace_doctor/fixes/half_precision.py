@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import libcst as cst
 
-from trace_doctor.program.dataflow import method_of
+from trace_doctor.program.dataflow import dataflow_of, method_of, parameters
 from trace_doctor.program.place import refusal
 from trace_doctor.program.project import Project
 from trace_doctor.program.queries.loops import method_calls, names_in
@@ -119,14 +119,14 @@ def _unfit(
         if _FILLS.fullmatch(method_name(call) or dotted(call.func) or ""):
             for arg in call.args:
                 value = number(program, script, arg.value)
-                if value is not None and _LARGEST_FP16 < abs(value) < float("inf"):
+                if value is not None and abs(value) > _LARGEST_FP16:
                     yield call, f"{script.code(arg.value)} is beyond the range of float16"
     for operation in script.all(cst.BinaryOperation, within=node):
         for side in (operation.left, operation.right):
             value = number(program, script, side)
             if not isinstance(value, float):
                 continue
-            if _LARGEST_FP16 < abs(value) < float("inf"):
+            if abs(value) > _LARGEST_FP16:
                 yield operation, f"{script.code(side)} is beyond the range of float16"
             if isinstance(operation.operator, cst.Add) and 0 < abs(value) < _SMALLEST_FP16:
                 yield operation, f"{script.code(side)} is 0 in float16"
@@ -159,7 +159,7 @@ def _widened(node: cst.BaseExpression) -> bool:
 def number(program: Project, script: Script, node: cst.BaseExpression) -> float | int | None:
     """The value of an expression of numbers, and of names that stand for one; None for any other."""
     value = literal(node)
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if isinstance(value, int | float):
         return value
     if isinstance(node, cst.UnaryOperation) and isinstance(node.operator, cst.Minus):
         inner = number(program, script, node.expression)
@@ -177,7 +177,7 @@ def number(program: Project, script: Script, node: cst.BaseExpression) -> float 
         origins = program.of(script, node)
         origin = origins[0][1] if len(origins) == 1 else node
         known = literal(origin) if origin is not node else None
-        return known if isinstance(known, int | float) and not isinstance(known, bool) else None
+        return known if isinstance(known, int | float) else None
     return None
 
 
@@ -191,7 +191,14 @@ def _numpy_reader(
     assignments = [a for line in run for a in script.all(cst.Assign, within=line)]
     names = {n for a in assignments if not _in_fp32(program, script, a.value) for n in bound_names(a)}
     function = script.function_of(home) or (home if isinstance(home, cst.FunctionDef) else None)
-    begin = min(script.span(line)[0] for line in run)
+    return _reader_in(program, script, function, names, min(script.span(line)[0] for line in run))
+
+
+def _reader_in(
+    program: Project, script: Script, function: cst.FunctionDef | None, names: set[str], begin: int = -1
+) -> tuple[Script, cst.CSTNode] | None:
+    """The call in a function, or at the level of the module, that gives NumPy one of these values, which names of it hold from
+    an offset on; or that hands one to a function that does (-1: this is that function)."""
     for _ in range(3):
         for assign in script.all(cst.Assign, within=function):
             later = script.span(assign)[0] > begin and not _in_fp32(program, script, assign.value)
@@ -206,14 +213,26 @@ def _numpy_reader(
     for call in script.all(cst.Call, within=function):
         if _to_numpy(script, call) and any(_reads(script, v, names) for v in _values(call)):
             return script, call
-        match = program.definition(script, call.func)
-        where, called = match if match is not None else (script, None)
-        if isinstance(called, cst.FunctionDef) and any(_reads(script, a.value, names) for a in call.args):
-            parameters = {p.name.value for p in called.params.params}
-            for inner in where.all(cst.Call, within=called):
-                if _to_numpy(where, inner) and any(_reads(where, v, parameters) for v in _values(inner)):
-                    return where, inner
+        where, called = (begin >= 0 and program.definition(script, call.func)) or (script, None)
+        if not isinstance(called, cst.FunctionDef):
+            continue
+        given = _given(script, call, where, called, names)
+        if given and (reader := _reader_in(program, where, called, given)) is not None:
+            return reader
     return None
+
+
+def _given(
+    script: Script, call: cst.Call, where: Script, called: cst.FunctionDef, names: set[str]
+) -> set[str]:
+    """The parameters of a function that a call passes one of these values; all where that cannot be told."""
+    values = [a.value for a in call.args if _reads(script, a.value, names)]
+    own = parameters(called)
+    if called.decorators or any(a.star for a in call.args):
+        return set(own) if values else set()
+    own = own[dataflow_of(where).owner(called) is not None :]
+    passed = [(name, argument(call, name, position)) for position, name in enumerate(own)]
+    return {name for name, arg in passed if arg is not None and arg.value in values}
 
 
 def _in_fp32(program: Project, script: Script, value: cst.BaseExpression) -> bool:
