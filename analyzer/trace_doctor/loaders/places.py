@@ -70,6 +70,7 @@ def meant(path: Path) -> list[Path]:
 
 
 def places_of(path: Path, is_recording: Callable[[Path], bool]) -> list[Place]:
+    """Where a path leads: its folder, its file, or what a pattern matches. Raises NothingRecorded for one that is not there."""
     if path.is_dir():
         return [_folder(path, path, named=True)]
     if _is_there(path):

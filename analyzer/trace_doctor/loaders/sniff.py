@@ -64,6 +64,7 @@ def within(path: Path, display: str) -> Refused | None:
 
 
 def look(path: Path, display: str) -> identify.Kind | Refused:
+    """What a file is by its first bytes, or why it is none that is read."""
     try:
         status = os.stat(path)
         if path.is_symlink() and leads_to_kernel(path):
@@ -124,6 +125,7 @@ def begins_as_capture(path: Path) -> bool:
 
 
 def is_sealed(path: Path) -> bool:
+    """Whether a file is packed in a way that is not read: what is in it is not known."""
     try:
         if not path.stat().st_size:
             return False
@@ -177,6 +179,7 @@ def _is_other(stream: ByteStream) -> bool:
 
 
 def leads_to_kernel(path: str | Path) -> bool:
+    """Whether a path leads into `/proc`, `/sys` or `/dev`, where reading may wait or act."""
     return _KERNEL.match(os.path.realpath(path)) is not None
 
 
