@@ -186,15 +186,10 @@ def _keeps_corner(script: Script, node: cst.Subscript) -> bool:
 
 def size_under_root(script: Script, node: cst.BaseExpression, *, inverse: bool) -> cst.BaseExpression | None:
     """`n` where an expression is sqrt(n), or with `inverse` 1 / sqrt(n); followed to where it was assigned."""
-    for _ in range(4):
-        root = _root(script, node, inverse=inverse)
-        if root is not None:
-            return root
-        origins = dataflow_of(script).of(node)
-        if len(origins) != 1 or origins[0] is node:
-            return None
-        node = origins[0]
-    return None
+    if (root := _root(script, node, inverse=inverse)) is not None:
+        return root
+    origins = dataflow_of(script).of(node)
+    return _root(script, origins[0], inverse=inverse) if len(origins) == 1 else None
 
 
 def _root(script: Script, node: cst.BaseExpression, *, inverse: bool) -> cst.BaseExpression | None:
@@ -226,8 +221,6 @@ def is_number(script: Script, node: cst.BaseExpression, *, computed: bool = Fals
     def again(inner: cst.BaseExpression, computed: bool = computed) -> bool:
         return is_number(script, inner, computed=computed, depth=depth + 1)
 
-    if isinstance(node, cst.UnaryOperation):
-        return again(node.expression)
     if isinstance(node, cst.BinaryOperation):
         return again(node.left, True) and again(node.right, True)
     if isinstance(node, cst.BooleanOperation):

@@ -12,7 +12,6 @@ from trace_doctor.fixes.grad_scaler import scale_loss
 from trace_doctor.fixes.half_precision import refuse_half_precision, refuse_own_precision
 from trace_doctor.fixes.literals import source_text
 from trace_doctor.model.parameters import Autocast, Parameters
-from trace_doctor.program.dataflow import dataflow_of
 from trace_doctor.program.edits import Change, Edit, Gathered, NoEdit, add_arguments, sketched, wrap
 from trace_doctor.program.place import Place, already, refusal, started_script
 from trace_doctor.program.queries.imports import end_of_imports, name_for
@@ -156,14 +155,12 @@ def _frozen(step: Step, calls: Sequence[cst.Call]) -> list[cst.Call]:
 
 def _device_type(step: Step, device: str) -> str:
     """What the script calls the kind of its device where it moves the batch or the model, else the device that ran."""
-    script, dataflow = step.script, dataflow_of(step.script)
+    script = step.script
     function = script.function_of(step.home) if isinstance(step.home, Loop) else step.home
     for call, _ in method_calls(script, "to", function):
         arg = argument(call, "device", 0)
         value = arg.value if arg is not None else None
         if not isinstance(value, cst.Name | cst.Attribute) or script.function_of(call) is not function:
-            continue
-        if not dataflow.bindings_of(value) and dataflow.parameter_of(value) is None:
             continue
         origins = step.program.of(script, value)
         if origins and all(s.callee(o) in _MAKE_DEVICES for s, o in origins):
