@@ -20,7 +20,7 @@ from trace_doctor.inputs.group_examination import SecondRequest
 from trace_doctor.inputs.groups import groups_of
 from trace_doctor.inputs.held import Held
 from trace_doctor.inputs.reading import AS_NEEDED, Reading, reading_of
-from trace_doctor.inputs.remote import remote
+from trace_doctor.inputs.remote import is_url, remote
 from trace_doctor.inputs.store import Shard, ShardDone, Store
 from trace_doctor.inputs.streamed import MANY, NO_PANELS, Streamed
 from trace_doctor.inputs.summaries import MergedShards
@@ -237,6 +237,7 @@ def analyze_shard(
 def merge(
     summaries: str | Path,
     *,
+    urls: Sequence[str] = (),
     source: str | Path | None = None,
     config: Config | None = None,
     rank: int | None = None,
@@ -249,12 +250,15 @@ def merge(
 ) -> Result:
     """The diagnosis of all shards of a folder of summaries, as `analyze` would make it of the captures. Rules and options are
     those that the shards were given. Raises UsageError where a shard is missing, unless `allow_partial` is set: its captures
-    are then listed as not read."""
+    are then listed as not read. `urls`: where the shards read, if what is looked at once more may be fetched from there; a folder of
+    summaries that names a URL is no leave to open a connection."""
     config = config or defaults()
+    if wrong := [url for url in urls if not is_url(url)]:
+        raise UsageError(f"{wrong[0]} is no URL")
     shards = MergedShards(Store(Path(summaries)), allow_partial=allow_partial)
-    with remote(shards.shards[0].paths) as there:
+    with remote(urls) as there:
         if there is not None:
-            there.list_again(shards.shards[0].paths)
+            there.list_again(urls)
             shards.remote = there
         reading = reading_of(config.settings, rank_timeout=rank_timeout, remote=there)
         reading = dataclasses.replace(reading, summaries=shards)

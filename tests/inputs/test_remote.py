@@ -123,13 +123,27 @@ def test_shards_of_a_url_put_together_are_one_analysis(bucket: Any, tmp_path: Pa
     for number in range(2):
         analyze_shard(URL, summaries=tmp_path / "store", shard=f"{number}/2")
     whole = analyze(URL)
-    assert whole.ownership and merge(tmp_path / "store") == whole
+    assert whole.ownership and merge(tmp_path / "store", urls=[URL]) == whole
     bucket.pipe("/bucket/job/rank5.pt.trace.json.gz", bucket.cat("/bucket/job/rank5.pt.trace.json.gz"))
-    assert any("could not be read again" in limit for limit in merge(tmp_path / "store").limits)
+    changed = merge(tmp_path / "store", urls=[URL])
+    assert any("could not be read again" in limit for limit in changed.limits)
     bucket.rm("/bucket/job", recursive=True)
-    gone = merge(tmp_path / "store")
+    gone = merge(tmp_path / "store", urls=[URL])
     assert [f.message for f in gone.findings] == [f.message for f in whole.findings]
     assert any("could not be read again" in limit for limit in gone.limits)
+
+
+def test_a_folder_of_summaries_opens_no_connection(
+    bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others may have written it, and the URL in it."""
+    for number in range(2):
+        analyze_shard(URL, summaries=tmp_path / "store", shard=f"{number}/2")
+    whole = analyze(URL)
+    monkeypatch.setattr("trace_doctor.inputs.remote._listed", lambda url: pytest.fail(f"connects to {url}"))
+    alone = merge(tmp_path / "store")
+    assert [f.message for f in alone.findings] == [f.message for f in whole.findings]
+    assert any("could not be read again" in limit for limit in alone.limits)
 
 
 def test_copies_are_told_from_equal_beginnings(bucket: Any, tmp_path: Path) -> None:

@@ -24,6 +24,14 @@ def merge(
     allow_partial: Annotated[
         bool, typer.Option("--allow-partial", help="List the captures of missing shards as not read.")
     ] = False,
+    url: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--url",
+            metavar="URL",
+            help="Where the shards read: what is looked at once more is fetched from there.",
+        ),
+    ] = None,
     source: o.Source = None,
     output: o.Output = None,
     rules: o.Rules,
@@ -48,7 +56,7 @@ def merge(
     spare(sinks, [store], config)
     with progress_on(console, loading) as progress:
         result = api_merge(
-            store, source=source, config=config, rank=rank, steps=o.parse_steps(steps), device=device,
+            store, urls=url or (), source=source, config=config, rank=rank, steps=o.parse_steps(steps), device=device,
             allow_partial=allow_partial, with_source_lines=not no_source, rank_timeout=rank_timeout,
             progress=progress,
         )  # fmt: skip
