@@ -139,7 +139,7 @@ _PASSES_WITHOUT = {
     *((code, "kernel") for code in ("TD002", "TD005")),
     # The profiler records annotations whenever it records operators: a trace without them is of a script that marks nothing.
     # It is judged as one step, of which TD001 says so, and torch marks its wrappers itself.
-    *((f"TD{n:03}", "user_annotation") for n in (4, 201, 202, 203, 309, 502, 603, 604)),
+    *((f"TD{n:03}", "user_annotation") for n in (4, 201, 202, 203, 309, 502, 603, 604, 606)),
     # Stacks are an option, and off by default: operators and annotations show all but the rarest forms.
     *((f"TD{n:03}", "python_function") for n in (3, 103, 204, 501, 603)),
 }

@@ -250,7 +250,7 @@ def merge(
 ) -> Result:
     """The diagnosis of all shards of a folder of summaries, as `analyze` would make it of the captures. Rules and options are
     those that the shards were given. Raises UsageError where a shard is missing, unless `allow_partial` is set: its captures
-    are then listed as not read. `urls`: where the shards read, if what is looked at once more may be fetched from there; a folder of
+    are then listed as not read. `urls`: where the shards read, if what is read once more may be fetched from there; a folder of
     summaries that names a URL is no leave to open a connection."""
     config = config or defaults()
     if wrong := [url for url in urls if not is_url(url)]:

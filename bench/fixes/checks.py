@@ -56,7 +56,7 @@ _WRITES: dict[str, set[str]] = {
                       "logging_steps", "log_every_n_steps"},
     "gradient-accumulation": {"enumerate", "step", "len", "gradient_accumulation_steps", "per_device_train_batch_size",
                               "accumulate_grad_batches"},
-    "save-every-n": set(),
+    "save-every-n": {"enumerate", "step"},
     "graph-break-line": {"pass", "compiler", "is_compiling", "_dynamo", "config", "capture_scalar_outputs"},
     "mark-dynamic": {"_dynamo", "mark_dynamic"},
     "matmul-precision": {"set_float32_matmul_precision", "backends", "cuda", "matmul", "fp32_precision", "tf32"},

@@ -117,7 +117,7 @@ pinned_copies = patched(
 """An edit of loader and copies together: either alone still waits."""
 
 
-def persistent_workers(verify: str, *, evaluation: bool) -> Fix:
+def persistent_workers(verify: str, *, evaluation: bool = False) -> Fix:
     """`evaluation`: the loader that evaluates between the epochs starts its workers anew, too."""
     return patch(
         "Set persistent_workers=True",

@@ -29,7 +29,7 @@ def merge(
         typer.Option(
             "--url",
             metavar="URL",
-            help="Where the shards read: what is looked at once more is fetched from there.",
+            help="Where the shards read: what is read once more is fetched from there.",
         ),
     ] = None,
     source: o.Source = None,

@@ -111,7 +111,7 @@ def every_n_guard(place: Place, params: EveryN) -> Change:
     return _with_others(place, script, statement, params.every)
 
 
-@codemod("save-every-n", EveryN, words=("torch.save(",))
+@codemod("save-every-n", EveryN, adds="enumerate step batch_index micro_step", words=("torch.save(",))
 def save_every_n(place: Place, params: EveryN) -> Change:
     """Runs a line that saves a checkpoint in each iteration of a loop only every N iterations."""
     saves = [(s, e) for s in place.scripts for e in s.all(cst.Expr) if _saves(s, e)]
