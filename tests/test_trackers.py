@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -124,5 +125,10 @@ def test_wandb_has_them_offline(tmp_path: Path, result: Result, monkeypatch: pyt
     finally:
         run.finish()
     [written] = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
-    data = written.read_bytes()
+    data = b""
+    for _ in range(300):  # a process of W&B's own writes it, and may end after finish() does
+        data = written.read_bytes()
+        if b"trace_doctor/step_ms" in data and b"trace-doctor-report" in data:
+            break
+        time.sleep(0.1)
     assert b"trace_doctor/step_ms" in data and b"trace-doctor-report" in data

@@ -36,7 +36,9 @@ def test_shards_of_a_bucket_put_together_are_the_folder(bucket: S3, job: Path, t
     for number in range(2):
         analyze_shard(URL, summaries=store, shard=f"{number}/2", config=config)
     assert sorted(bucket.whole) == sorted(bucket.objects)
-    assert merge(store, config=config) == analyze(job, config=config, summaries=tmp_path / "local")
+    assert merge(store, urls=[URL], config=config) == analyze(
+        job, config=config, summaries=tmp_path / "local"
+    )
 
 
 def test_objects_that_are_denied_or_change_cost_their_rank(bucket: S3) -> None:
