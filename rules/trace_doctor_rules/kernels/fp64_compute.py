@@ -16,7 +16,7 @@ from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules import techniques
-from trace_doctor_rules.kernels._shared import Bool, by_model, cost, kernel_table, longest_of
+from trace_doctor_rules.kernels._shared import Bool, by_model, cost, kernel_table, longest_of, negligible
 
 _DOUBLE = ("double", "c10::complex<double>")
 _VERIFY = "Record the same steps again: TD311 is gone and the step is shorter."
@@ -31,6 +31,7 @@ def _training(
     shapes: bool = True,
     index: str = "float",
     printed: bool = False,
+    host_us: float = 2,
 ) -> RunBuilder:
     """Steps of 1 ms, of which operators with inputs of this type take `share`."""
     b = RunBuilder(shapes=shapes, stacks=True) if gpu else RunBuilder(gpu=None, shapes=shapes, stacks=True)
@@ -43,7 +44,7 @@ def _training(
                     (share, kernel, [type_, type_]),
                     (1 - share, "relu", [index, "float"]),
                 ):
-                    with b.op("aten::addmm", dims=[[64, 64], [64, 64]], types=types, us=2):
+                    with b.op("aten::addmm", dims=[[64, 64], [64, 64]], types=types, us=host_us):
                         if gpu:
                             b.launch(100 * part, name)
                         else:
@@ -118,6 +119,7 @@ class Fp64Compute(Rule):
         Valid("a sum in float64", lambda: _training("float", index="double", share=0.995)),
         Valid("an optimizer's kernel, whose scalars are double", lambda: _training("float", "void multi_tensor_apply_kernel<FusedAdamMathFunctor<float, 4>, double, double>", shapes=False), skipped="types"),
         Valid("a tensor is printed in the step", lambda: _training("float", share=0.6, gpu=False, printed=True)),
+        Valid("a small fp64 matmul, and no types", lambda: _training(kernel="ampere_dgemm_128x64_tn", share=0.01, shapes=False), skipped="types"),
         Valid("no types, on a CPU", lambda: _training(gpu=False, shapes=False), skipped="types"),
     ]  # fmt: skip
     INVALID = [
@@ -136,6 +138,7 @@ class Fp64Compute(Rule):
             after=_PATCHED,
         ),
         Invalid("matmuls, without types of inputs", lambda: _training(kernel="ampere_dgemm_128x64_tn", shapes=False), message="fp64"),
+        Invalid("the host is the limit", lambda: _training(share=0.9, host_us=80), message="saving is negligible"),
         Invalid("on a CPU", lambda: _training(gpu=False), message="79% of operator time", saving_us=400, tolerance=0.15),
     ]  # fmt: skip
 
@@ -147,16 +150,16 @@ class Fp64Compute(Rule):
             mask = _with_double(shown, inputs)
         else:
             shown, mask = work, work.where(lambda c: c.kind in ("gemm", "conv") and c.precision == "fp64")
-            if not mask.any():
-                raise NotCaptured("types of operators' inputs were not recorded", RECORD_SHAPES)
         us, share = shown.us_per_step(mask), shown.share(mask)
         if us / 2 < self.min_saving * ctx[Steps].step_ns / 1e3:
+            if not by_type:
+                raise NotCaptured("types of operators' inputs were not recorded", RECORD_SHAPES)
             return
         double = np.isin(work.rows, shown.rows[mask])
         saving = by_model(work, ctx[Replay], double, 0.5, "float32 has half the bytes", one_step=by_type)
         what = "Operators with float64 inputs take" if by_type else "fp64 GEMMs and convolutions take"
         yield Claim(
-            message=f"{what} {cost(work, us, share)}. float32 takes half the bytes.",
+            message=f"{what} {cost(work, us, share)}. float32 takes half the bytes.{negligible(saving.share_of_step)}",
             confidence="medium",
             saving=saving,
             location=location(_main_site(work, double, ctx.get(CallSites))),
